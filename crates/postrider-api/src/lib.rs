@@ -1,0 +1,1 @@
+//! The HTTP server: one module per road.

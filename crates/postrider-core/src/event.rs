@@ -1,0 +1,115 @@
+//! Events as they were accepted: the publisher's bytes, and where in them the events are.
+
+use crate::ids::{Position, SubscriptionId, TopicId};
+use crate::time::Timestamp;
+use bytes::Bytes;
+
+/// The form events have on the way in or on the way out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Schema {
+    EventGrid,
+    CloudEvent,
+    Custom,
+}
+
+/// One publish request that was found good, with the subscriptions that each event matched.
+///
+/// Accepted and stored as a whole: all of its events become durable together or not at all.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Batch {
+    pub topic: TopicId,
+    pub schema: Schema,
+    pub received: Timestamp,
+    /// Who published: the kind of credential, for people to read. Never the credential itself.
+    pub publisher: Box<str>,
+    /// `traceparent` of the request, if it had one.
+    pub trace: Option<Box<str>>,
+    /// The JSON text of all events, as it came (a CloudEvent in binary mode is put together here).
+    pub body: Bytes,
+    pub events: Vec<EventRef>,
+    /// The distinct sets of matching subscriptions; `EventRef::matched` points in here.
+    pub matched: Vec<Box<[SubscriptionId]>>,
+}
+
+/// One event inside a [`Batch`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct EventRef {
+    /// The event's JSON object within the body.
+    pub object: Span,
+    /// Index into `Batch::matched`.
+    pub matched: u32,
+    /// The text of the string `dataVersion`, without quotes, within the body. Empty if absent.
+    pub data_version: Span,
+    /// The member `topic` with its name and value, within the body. Empty if absent.
+    pub topic: Span,
+    pub lacks: Lacks,
+}
+
+/// A stretch of bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Span {
+    pub start: u32,
+    pub len: u32,
+}
+
+impl Span {
+    pub fn new(start: usize, end: usize) -> Span {
+        Span {
+            start: start as u32,
+            len: (end - start) as u32,
+        }
+    }
+
+    pub fn is_empty(self) -> bool {
+        self.len == 0
+    }
+
+    pub fn range(self) -> std::ops::Range<usize> {
+        self.start as usize..self.start as usize + self.len as usize
+    }
+}
+
+/// Members that the publisher left out of an Event Grid event and that are stamped on delivery.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Lacks {
+    pub topic: bool,
+    pub data_version: bool,
+    pub metadata_version: bool,
+}
+
+impl Batch {
+    /// The text of one event.
+    pub fn object(&self, index: usize) -> &str {
+        self.slice(self.events[index].object)
+    }
+
+    /// Text at a span that was recorded when the body was parsed.
+    pub fn slice(&self, span: Span) -> &str {
+        std::str::from_utf8(&self.body[span.range()]).expect("the body was checked when it was accepted")
+    }
+
+    /// The subscriptions that one event matched.
+    pub fn matched(&self, index: usize) -> &[SubscriptionId] {
+        &self.matched[self.events[index].matched as usize]
+    }
+
+    /// How many deliveries follow from this request.
+    pub fn deliveries(&self) -> usize {
+        (0..self.events.len()).map(|i| self.matched(i).len()).sum()
+    }
+}
+
+/// The id by which Postrider itself knows an event: the same at every attempt, for every subscription
+/// and after a restart. Written like a GUID: the log's own random half, then the position.
+pub fn system_id(log: u64, position: Position) -> String {
+    let (a, b) = (log, position.0);
+    // The version (8: custom) and variant bits make it a well-formed UUID.
+    let third = ((a & 0x0fff) | 0x8000) as u16;
+    let fourth = (((b >> 48) as u16) & 0x3fff) | 0x8000;
+    format!(
+        "{:08x}-{:04x}-{third:04x}-{fourth:04x}-{:012x}",
+        (a >> 32) as u32,
+        (a >> 16) as u16,
+        b & 0xffff_ffff_ffff
+    )
+}

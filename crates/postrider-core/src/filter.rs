@@ -1,0 +1,3 @@
+//! Filters (being written).
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Filter {}

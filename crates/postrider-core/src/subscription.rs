@@ -1,0 +1,228 @@
+//! Topics and event subscriptions: the whole resource model, free of any API's spelling.
+
+use crate::event::Schema;
+use crate::filter::Filter;
+use crate::ids::{Secret, SubscriptionId, TopicId};
+use crate::time::Timestamp;
+use std::collections::BTreeMap;
+
+/// Whatever events are published to.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Topic {
+    pub id: TopicId,
+    pub name: String,
+    pub kind: TopicKind,
+    pub resource_group: String,
+    pub location: String,
+    pub tags: BTreeMap<String, String>,
+    pub input_schema: Schema,
+    pub mapping: Option<InputMapping>,
+    pub keys: [Secret; 2],
+    pub local_auth_disabled: bool,
+    pub public_network: bool,
+    pub inbound_ip_rules: Vec<String>,
+    /// A named profile for all subscriptions of the topic; the server's default without it.
+    pub profile: Option<String>,
+    pub created: Timestamp,
+    /// Properties that only an API echoes (identity, sku, …), as the text of a JSON object.
+    pub extras: Option<String>,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub enum TopicKind {
+    Custom,
+    Domain {
+        /// Make a domain topic with its first subscription.
+        auto_create: bool,
+        /// Delete a domain topic with its last subscription.
+        auto_delete: bool,
+    },
+    System {
+        source: String,
+        topic_type: String,
+    },
+}
+
+/// A topic inside a domain.
+#[derive(Clone, Debug, PartialEq)]
+pub struct DomainTopic {
+    pub domain: TopicId,
+    pub name: String,
+    pub created: Timestamp,
+}
+
+/// Where the envelope of a custom event comes from.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct InputMapping {
+    pub id: Mapped,
+    pub topic: Mapped,
+    pub event_time: Mapped,
+    pub event_type: Mapped,
+    pub subject: Mapped,
+    pub data_version: Mapped,
+}
+
+/// A field of the event, a value when the event lacks it, or both.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Mapped {
+    pub source_field: Option<String>,
+    pub default_value: Option<String>,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct Subscription {
+    pub id: SubscriptionId,
+    pub name: String,
+    pub topic: TopicId,
+    /// The domain topic it is attached to; none for the whole topic or domain.
+    pub domain_topic: Option<String>,
+    pub destination: Destination,
+    /// Set when the destination was given with a resource identity.
+    pub identity: Option<Identity>,
+    pub filter: Filter,
+    pub labels: Vec<String>,
+    pub expires: Option<Timestamp>,
+    pub delivery_schema: Schema,
+    /// What the subscription asked for; what it left out comes from its profile.
+    pub retry: RetryChoice,
+    pub dead_letter: Option<DeadLetterDestination>,
+    pub dead_letter_identity: Option<Identity>,
+    pub profile: Option<String>,
+    pub created: Timestamp,
+    pub origin: Origin,
+    /// Properties that only an API echoes, as the text of a JSON object.
+    pub extras: Option<String>,
+}
+
+/// Which road made a resource. It decides the spelling of events and limits, never the retry rules.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Origin {
+    Edge,
+    Config,
+    Azure,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Identity {
+    pub kind: String,
+    pub user_assigned: Option<String>,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RetryChoice {
+    pub attempts_max: Option<u32>,
+    pub time_to_live_minutes: Option<u32>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DeadLetterDestination {
+    /// The storage account's resource id or name, as it was given.
+    pub account: String,
+    pub container: String,
+}
+
+/// Where a subscription's events go.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Destination {
+    WebHook(WebHook),
+    /// The edge module's way up: another Event Grid's publish endpoint.
+    EventGrid {
+        url: String,
+        sas_key: Secret,
+        topic_name: Option<String>,
+        batching: Batching,
+    },
+    EdgeHub {
+        output: String,
+    },
+    AzureFunction {
+        resource: String,
+        batching: Batching,
+        attributes: Vec<DeliveryAttribute>,
+    },
+    StorageQueue {
+        resource: String,
+        queue: String,
+        message_ttl_secs: Option<i64>,
+    },
+    EventHub {
+        resource: Broker,
+        attributes: Vec<DeliveryAttribute>,
+    },
+    HybridConnection {
+        resource: Broker,
+        attributes: Vec<DeliveryAttribute>,
+    },
+    ServiceBusQueue {
+        resource: Broker,
+        attributes: Vec<DeliveryAttribute>,
+    },
+    ServiceBusTopic {
+        resource: Broker,
+        attributes: Vec<DeliveryAttribute>,
+    },
+}
+
+/// A broker's entity: the cloud names it by resource id, the edge module by connection string.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Broker {
+    Resource(String),
+    Connection(Secret),
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WebHook {
+    /// The full URL, its query string too. The query is a secret: it often carries a code.
+    pub url: Secret,
+    pub batching: Batching,
+    pub attributes: Vec<DeliveryAttribute>,
+    pub aad_tenant: Option<String>,
+    pub aad_application: Option<String>,
+}
+
+/// What was asked for about batches; either one turns batching on.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Batching {
+    pub events_max: Option<u32>,
+    pub preferred_kilobytes: Option<u32>,
+}
+
+/// A header (or message property) added to each delivery.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DeliveryAttribute {
+    pub name: String,
+    pub value: AttributeValue,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum AttributeValue {
+    Static { value: Secret, secret: bool },
+    /// Looked up in each event, like a filter's key.
+    Dynamic { source_field: String },
+}
+
+impl Destination {
+    pub fn attributes(&self) -> &[DeliveryAttribute] {
+        match self {
+            Destination::WebHook(hook) => &hook.attributes,
+            Destination::AzureFunction { attributes, .. }
+            | Destination::EventHub { attributes, .. }
+            | Destination::HybridConnection { attributes, .. }
+            | Destination::ServiceBusQueue { attributes, .. }
+            | Destination::ServiceBusTopic { attributes, .. } => attributes,
+            Destination::EventGrid { .. }
+            | Destination::EdgeHub { .. }
+            | Destination::StorageQueue { .. } => &[],
+        }
+    }
+
+    pub fn batching(&self) -> Batching {
+        match self {
+            Destination::WebHook(hook) => hook.batching,
+            Destination::AzureFunction { batching, .. } | Destination::EventGrid { batching, .. } => {
+                *batching
+            }
+            _ => Batching::default(),
+        }
+    }
+}

@@ -1,0 +1,1 @@
+//! The promise kept on local files: a segmented log and redb.

@@ -1,0 +1,73 @@
+//! One attempt: what is sent, what comes back.
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use http::{HeaderMap, Method, Uri};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// One HTTP request to a destination, ready to go.
+#[derive(Clone, Debug)]
+pub struct Request {
+    pub method: Method,
+    /// Absolute: scheme, authority, path and query.
+    pub url: Arc<Uri>,
+    /// Complete but for `host` and `content-length`, which the transport adds.
+    pub headers: HeaderMap,
+    pub body: Bytes,
+}
+
+/// What came back from one attempt. A delivery that fails is a value, not an error.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Reply {
+    Answered(Answer),
+    Failed(Failure),
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Answer {
+    pub status: u16,
+    /// All response headers the caller may look at.
+    pub headers: HeaderMap,
+    /// The start of the response body, up to the transport's cap.
+    pub body: Bytes,
+    pub timings: Timings,
+}
+
+/// Why no answer came.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Failure {
+    pub kind: FailureKind,
+    /// For people: names the host and the reason, never a query string.
+    pub detail: String,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FailureKind {
+    /// The name could not be resolved.
+    Resolution,
+    /// The egress policy forbids every address that the name resolved to, or the scheme.
+    Forbidden,
+    /// Connecting, TLS, sending or reading failed.
+    Socket,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Timings {
+    /// Zero when a pooled connection was used.
+    pub connect: Duration,
+    /// From the request's first byte out to the response head.
+    pub first_byte: Duration,
+    pub total: Duration,
+}
+
+/// Sends one request and waits for its answer.
+///
+/// Never follows redirects, never retries an attempt whose bytes may have reached the peer, has no
+/// response timeout of its own: the caller drops the future when it has waited long enough, which
+/// closes the connection. Once the response head has arrived the body is read up to a cap in bytes
+/// and in time, then the answer is returned whatever the body does.
+#[async_trait]
+pub trait Transport: Send + Sync {
+    async fn send(&self, request: Request) -> Reply;
+}

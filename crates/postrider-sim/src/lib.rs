@@ -1,0 +1,1 @@
+//! The real engine on simulated time, network and disk.

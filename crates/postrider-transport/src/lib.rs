@@ -1,0 +1,1 @@
+//! Delivery over HTTP(S): TLS, address checks, body caps.
