@@ -1,8 +1,19 @@
 //! The envelope of one event: the members that routing and rendering look at, as slices of its text.
 
 use crate::event::Schema;
-use crate::json::Raw;
-use crate::subscription::InputMapping;
+use crate::json::{Kind, Raw};
+use crate::subscription::{InputMapping, Mapped};
+use std::borrow::Cow;
+
+/// How the keys of filters and delivery attributes address a custom event.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum KeyStyle {
+    /// `data.<path>`, and the mapped envelope by its Event Grid names.
+    #[default]
+    Cloud,
+    /// Any path from the root of the event.
+    Edge,
+}
 
 /// One event seen through its schema. Absent members are none; JSON nulls are kept as they are.
 #[derive(Clone, Copy, Debug)]
@@ -28,7 +39,11 @@ pub struct Envelope<'a> {
 
 impl<'a> Envelope<'a> {
     /// Reads the envelope of an event that was accepted before.
-    pub fn read(schema: Schema, object: Raw<'a>, mapping: Option<&'a InputMapping>) -> Envelope<'a> {
+    pub fn read(
+        schema: Schema,
+        object: Raw<'a>,
+        mapping: Option<&'a InputMapping>,
+    ) -> Envelope<'a> {
         let mut envelope = Envelope {
             schema,
             object,
@@ -85,9 +100,248 @@ impl<'a> Envelope<'a> {
         }
         envelope
     }
+
+    /// Finds what a filter's key or a delivery attribute's source field addresses. `topic` is the
+    /// topic's name as delivered events carry it. A JSON null counts as absent.
+    pub fn lookup(&self, key: &str, keys: KeyStyle, topic: &'a str) -> Option<Field<'a>> {
+        if self.schema == Schema::Custom && keys == KeyStyle::Edge {
+            return Field::value(path(self.object, key));
+        }
+        let (head, rest) = match key.split_once('.') {
+            Some((head, rest)) => (head, Some(rest)),
+            None => (key, None),
+        };
+        let is = |name: &str| head.eq_ignore_ascii_case(name);
+        if is("data") {
+            let data = self.data?;
+            return Field::value(match rest {
+                Some(rest) => path(data, rest),
+                None => Some(data),
+            });
+        }
+        if self.schema == Schema::CloudEvent {
+            return match rest {
+                None if is("id") || is("eventid") => self.id_field(),
+                None if is("source") => Field::attribute(self.topic),
+                None if is("subject") => self.subject_field(),
+                None if is("type") || is("eventtype") => self.event_type_field(),
+                None if is("time") => self.time_field(),
+                None if is("dataschema") || is("eventtypeversion") => self.data_version_field(),
+                _ => Field::attribute(path(self.object, key)),
+            };
+        }
+        match rest {
+            Some(_) => None,
+            None if is("id") => self.id_field(),
+            None if is("topic") => Some(Field::Text(topic)),
+            None if is("subject") => self.subject_field(),
+            None if is("eventType") => self.event_type_field(),
+            None if is("eventTime") => self.time_field(),
+            None if is("dataVersion") => self.data_version_field(),
+            None if is("metadataVersion") => Some(Field::Text("1")),
+            None => None,
+        }
+    }
+
+    pub fn id_field(&self) -> Option<Field<'a>> {
+        self.field(self.id, |m| &m.id)
+    }
+
+    pub fn subject_field(&self) -> Option<Field<'a>> {
+        self.field(self.subject, |m| &m.subject)
+    }
+
+    pub fn event_type_field(&self) -> Option<Field<'a>> {
+        self.field(self.event_type, |m| &m.event_type)
+    }
+
+    pub fn time_field(&self) -> Option<Field<'a>> {
+        self.field(self.time, |m| &m.event_time)
+    }
+
+    /// An Event Grid event always has a data version; the empty one unless its publisher gave it.
+    pub fn data_version_field(&self) -> Option<Field<'a>> {
+        let found = self.field(self.data_version, |m| &m.data_version);
+        match self.schema {
+            Schema::CloudEvent => found,
+            Schema::EventGrid | Schema::Custom => found.or(Some(Field::Text(""))),
+        }
+    }
+
+    /// A member of the envelope; for a custom event its default if the event lacks a scalar there.
+    fn field(&self, found: Option<Raw<'a>>, of: fn(&InputMapping) -> &Mapped) -> Option<Field<'a>> {
+        match self.schema {
+            Schema::EventGrid => Field::value(found),
+            Schema::CloudEvent => Field::attribute(found),
+            Schema::Custom => found
+                .filter(|raw| !matches!(raw.kind(), Kind::Null | Kind::Array | Kind::Object))
+                .map(Field::Attribute)
+                .or_else(|| of(self.mapping?).default_value.as_deref().map(Field::Text)),
+        }
+    }
+}
+
+/// What a key addresses in an event.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Field<'a> {
+    /// A value with the type it has in the event. Never null.
+    Value(Raw<'a>),
+    /// An attribute of the envelope: a number or a boolean here also counts as the string of its
+    /// text. Never null.
+    Attribute(Raw<'a>),
+    /// A string that the event itself does not spell out: a stamped topic, a default.
+    Text(&'a str),
+}
+
+impl<'a> Field<'a> {
+    fn value(raw: Option<Raw<'a>>) -> Option<Field<'a>> {
+        raw.filter(|raw| !raw.is_null()).map(Field::Value)
+    }
+
+    fn attribute(raw: Option<Raw<'a>>) -> Option<Field<'a>> {
+        raw.filter(|raw| !raw.is_null()).map(Field::Attribute)
+    }
+
+    /// The value as it is written in the event; none for text that is not in the event.
+    pub fn raw(self) -> Option<Raw<'a>> {
+        match self {
+            Field::Value(raw) | Field::Attribute(raw) => Some(raw),
+            Field::Text(_) => None,
+        }
+    }
+
+    /// The string, if it is one or counts as one.
+    pub fn as_text(self) -> Option<Cow<'a, str>> {
+        match self {
+            Field::Value(raw) => raw.as_str(),
+            Field::Attribute(_) | Field::Text(_) => self.scalar_text(),
+        }
+    }
+
+    /// The string, or the text of a number or a boolean; none for arrays and objects.
+    pub fn scalar_text(self) -> Option<Cow<'a, str>> {
+        match self {
+            Field::Text(text) => Some(Cow::Borrowed(text)),
+            Field::Value(raw) | Field::Attribute(raw) => match raw.kind() {
+                Kind::String => raw.as_str(),
+                Kind::Number | Kind::Bool => Some(Cow::Borrowed(raw.text())),
+                Kind::Null | Kind::Array | Kind::Object => None,
+            },
+        }
+    }
 }
 
 /// Follows a dot path, each dot one object level; names compare exactly first, then without case.
 pub fn path<'a>(object: Raw<'a>, path: &str) -> Option<Raw<'a>> {
-    path.split('.').try_fold(object, |at, name| at.get_any_case(name))
+    path.split('.')
+        .try_fold(object, |at, name| at.get_any_case(name))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn mapping() -> InputMapping {
+        let field = |name: &str| Some(name.to_owned());
+        InputMapping {
+            id: Mapped {
+                source_field: field("key"),
+                default_value: None,
+            },
+            event_type: Mapped {
+                source_field: field("kind"),
+                default_value: field("Default.Type"),
+            },
+            subject: Mapped {
+                source_field: field("a.b"),
+                default_value: field("none"),
+            },
+            ..InputMapping::default()
+        }
+    }
+
+    #[test]
+    fn keys_address_what_the_reference_says() {
+        let mapping = mapping();
+        let check = |schema, keys, event: &str, key: &str, expected: Option<&str>| {
+            let envelope = Envelope::read(schema, Raw::parse(event).unwrap(), Some(&mapping));
+            let found = envelope
+                .lookup(key, keys, "the/topic")
+                .map(|field| match field {
+                    Field::Value(raw) => format!("value {}", raw.text()),
+                    Field::Attribute(raw) => format!("attribute {}", raw.text()),
+                    Field::Text(text) => format!("text {text}"),
+                });
+            assert_eq!(found.as_deref(), expected, "{schema:?} {key} in {event}");
+        };
+        use KeyStyle::{Cloud, Edge};
+
+        let event = r#"{"id":"1","topic":"x","subject":"s","eventType":"t","eventTime":"when",
+            "data":{"A":{"b":[1]},"a":2,"n":null,"d.e":1},"unknown":1}"#;
+        let grid = |key, expected| {
+            check(Schema::EventGrid, Cloud, event, key, expected);
+            check(Schema::EventGrid, Edge, event, key, expected);
+        };
+        grid("id", Some("value \"1\""));
+        grid("Id", Some("value \"1\""));
+        grid("topic", Some("text the/topic"));
+        grid("SUBJECT", Some("value \"s\""));
+        grid("eventtype", Some("value \"t\""));
+        grid("eventTime", Some("value \"when\""));
+        grid("dataVersion", Some("text "));
+        grid("metadataVersion", Some("text 1"));
+        grid("Data.A.b", Some("value [1]"));
+        grid("data.a", Some("value 2"));
+        grid("data.N", None);
+        grid("data.A.b.c", None);
+        grid("data.d.e", None);
+        grid("data.", None);
+        grid("unknown", None);
+        grid("a", None);
+        grid("", None);
+        check(
+            Schema::EventGrid,
+            Cloud,
+            r#"{"data":5,"dataVersion":"2"}"#,
+            "data",
+            Some("value 5"),
+        );
+        check(
+            Schema::EventGrid,
+            Cloud,
+            r#"{"data":5,"dataVersion":"2"}"#,
+            "dataVersion",
+            Some("value \"2\""),
+        );
+
+        let event = r##"{"id":"1","source":"/s","type":"t","dataschema":"#1","ext":51,"flag":true,"data":{"a":2}}"##;
+        let cloud = |key, expected| check(Schema::CloudEvent, Cloud, event, key, expected);
+        cloud("eventid", Some("attribute \"1\""));
+        cloud("id", Some("attribute \"1\""));
+        cloud("Source", Some("attribute \"/s\""));
+        cloud("eventtype", Some("attribute \"t\""));
+        cloud("type", Some("attribute \"t\""));
+        cloud("eventtypeversion", Some("attribute \"#1\""));
+        cloud("ext", Some("attribute 51"));
+        cloud("FLAG", Some("attribute true"));
+        cloud("data.a", Some("value 2"));
+        cloud("subject", None);
+        cloud("topic", None);
+
+        let event = r#"{"key":7,"kind":null,"a":{"b":true},"data":{"x":1}}"#;
+        let custom = |keys, key, expected| check(Schema::Custom, keys, event, key, expected);
+        custom(Cloud, "id", Some("attribute 7"));
+        custom(Cloud, "eventType", Some("text Default.Type"));
+        custom(Cloud, "subject", Some("attribute true"));
+        custom(Cloud, "topic", Some("text the/topic"));
+        custom(Cloud, "dataVersion", Some("text "));
+        custom(Cloud, "data.key", Some("value 7"));
+        custom(Cloud, "data.data.x", Some("value 1"));
+        custom(Cloud, "key", None);
+        custom(Cloud, "data.x", None);
+        custom(Edge, "key", Some("value 7"));
+        custom(Edge, "data.x", Some("value 1"));
+        custom(Edge, "A.B", Some("value true"));
+        custom(Edge, "subject", None);
+    }
 }

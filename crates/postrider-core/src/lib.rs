@@ -3,7 +3,12 @@
 pub mod ids;
 pub mod time;
 pub mod json;
+pub mod decimal;
 pub mod event;
 pub mod envelope;
 pub mod filter;
+pub mod render;
 pub mod subscription;
+pub mod outcome;
+pub mod profile;
+pub mod retry;

@@ -1,1 +1,782 @@
-//! The promise kept on local files: a segmented log and redb.
+//! The promise kept on local files: a segmented log for events, redb for everything small and ordered.
+
+pub mod disk;
+pub mod record;
+pub mod segment;
+mod queue;
+mod state;
+mod writer;
+mod settler;
+mod recover;
+mod catalog;
+
+pub use catalog::EmbeddedCatalog;
+
+use async_trait::async_trait;
+use disk::Disk;
+use postrider_core::event::Batch;
+use postrider_core::ids::{Position, SubscriptionId};
+use postrider_core::retry::Next;
+use postrider_core::time::Timestamp;
+use postrider_store::{Backlog, Claim, Entry, Error, EventLog, Health, Listener, Settled, Want};
+use queue::{DueRetry, HOT_BYTES_MAX, Queue, Ready};
+use record::Kind;
+use rustc_hash::FxHashMap;
+use segment::Segment;
+use settler::{Settler, ToSettler};
+use state::State;
+use std::collections::{BTreeMap, BTreeSet};
+use std::io;
+use std::path::Path;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, OnceLock, RwLock, mpsc};
+use std::thread::JoinHandle;
+use tokio::sync::{Semaphore, oneshot};
+use writer::{Append, Committed, ToWriter, Writer};
+
+/// Publish requests on their way to the disk, in bytes; beyond it publishers are told to come back.
+const APPENDING_BYTES_MAX: usize = 32 << 20;
+/// A lagging subscription reads about this much of the log at once …
+const LAG_BYTES: usize = 512 << 10;
+/// … from at most this many records.
+const LAG_RECORDS: usize = 1024;
+/// Retries that are due are brought into memory this many at a time.
+const DUE_MAX: usize = 256;
+/// Settled claims on their way to the state database.
+const SETTLING_MAX: usize = 1 << 16;
+/// Damaged places that are remembered with their position; all are counted and logged.
+const CORRUPT_REMEMBERED: usize = 64;
+
+struct Sub {
+    of: SubscriptionId,
+    queue: Mutex<Queue>,
+}
+
+struct Shared {
+    disk: Arc<dyn Disk>,
+    state: State,
+    identity: u64,
+    /// The position of the next event.
+    next: AtomicU64,
+    segments: RwLock<BTreeMap<u64, Arc<Segment>>>,
+    references: Mutex<FxHashMap<u64, u64>>,
+    subs: RwLock<FxHashMap<SubscriptionId, Arc<Sub>>>,
+    /// When each subscription's next retry comes due.
+    heads: Mutex<BTreeSet<(Timestamp, SubscriptionId)>>,
+    listed: Mutex<Vec<Arc<Sub>>>,
+    listed_rows: Mutex<Vec<Arc<Sub>>>,
+    hot_bytes: AtomicUsize,
+    appending_bytes: AtomicUsize,
+    refusing: Mutex<Option<String>>,
+    corrupt: Mutex<Vec<String>>,
+    corrupt_records: AtomicU64,
+    redelivered: AtomicU64,
+    writer: mpsc::Sender<ToWriter>,
+    listener: OnceLock<Arc<dyn Listener>>,
+}
+
+/// The event log on local files.
+pub struct EmbeddedLog {
+    shared: Arc<Shared>,
+    settler: mpsc::Sender<ToSettler>,
+    settling: Arc<Semaphore>,
+    threads: Mutex<Vec<JoinHandle<()>>>,
+    acknowledging: Mutex<Option<tokio::task::JoinHandle<()>>>,
+}
+
+impl EmbeddedLog {
+    /// Opens the log under `directory`, repairing what a crash left behind. `fresh_identity` becomes
+    /// the log's own number if it is new. Must be called within a tokio runtime.
+    pub async fn open(directory: &Path, fresh_identity: u64) -> Result<EmbeddedLog, Error> {
+        let unusable = |e: io::Error| Error::Unavailable(format!("{}: {e}", directory.display()));
+        let disk = disk::Directory::open(directory.join("log")).map_err(unusable)?;
+        EmbeddedLog::open_on(Arc::new(disk), &directory.join("state.redb"), fresh_identity).await
+    }
+
+    /// The same on a disk that is handed in.
+    pub async fn open_on(
+        disk: Arc<dyn Disk>,
+        state: &Path,
+        fresh_identity: u64,
+    ) -> Result<EmbeddedLog, Error> {
+        let (to_writer, writer_requests) = mpsc::channel();
+        let (to_settler, settler_requests) = mpsc::channel();
+        let (committed, commits) = tokio::sync::mpsc::unbounded_channel();
+        let state_path = state.to_owned();
+        let recovered = tokio::task::spawn_blocking(move || {
+            recover::recover(disk, &state_path, fresh_identity, to_writer)
+        });
+        let recovered = recovered.await.map_err(|_| Error::Closed)??;
+        let shared = recovered.shared;
+        let writer = Writer {
+            shared: shared.clone(),
+            requests: writer_requests,
+            committed,
+            settler: to_settler.clone(),
+            segment: recovered.segment,
+            offset: segment::FIRST_RECORD,
+            allocated: segment::FIRST_RECORD,
+            commit: recovered.commit,
+            next: Position(shared.next.load(Relaxed)),
+            spoiled: false,
+        };
+        let settler = Settler {
+            shared: shared.clone(),
+            requests: settler_requests,
+        };
+        let thread = |name: &str, work: Box<dyn FnOnce() + Send>| {
+            let builder = std::thread::Builder::new().name(name.to_owned());
+            builder
+                .spawn(work)
+                .map_err(|e| Error::Unavailable(format!("starting the {name} thread: {e}")))
+        };
+        let threads = vec![
+            thread("log-writer", Box::new(move || writer.run()))?,
+            thread("settler", Box::new(move || settler.run()))?,
+        ];
+        #[expect(clippy::disallowed_methods, reason = "joined by close()")]
+        let acknowledging = tokio::spawn(acknowledge(shared.clone(), commits));
+        Ok(EmbeddedLog {
+            shared,
+            settler: to_settler,
+            settling: Arc::new(Semaphore::new(SETTLING_MAX)),
+            threads: Mutex::new(threads),
+            acknowledging: Mutex::new(Some(acknowledging)),
+        })
+    }
+
+    /// Pending dead letters, all subscriptions together.
+    pub fn dead_letters(&self) -> Result<u64, Error> {
+        self.shared.state.dead_letters()
+    }
+}
+
+/// Hands each commit on: to the subscriptions first, then to the publishers that wait for it.
+async fn acknowledge(shared: Arc<Shared>, mut commits: tokio::sync::mpsc::UnboundedReceiver<Vec<Committed>>) {
+    while let Some(group) = commits.recv().await {
+        for committed in group {
+            shared.append_ended(committed.bytes);
+            shared.hand_out(&committed.entry);
+            // The publisher may have gone away; the events are stored all the same.
+            let _ = committed.done.send(Ok(committed.entry.first));
+        }
+    }
+}
+
+impl Shared {
+    fn sub(&self, of: SubscriptionId) -> Option<Arc<Sub>> {
+        self.subs.read().expect("no panic holds it").get(&of).cloned()
+    }
+
+    /// Puts a fresh entry before every subscription that it matched.
+    fn hand_out(&self, entry: &Arc<Entry>) {
+        let batch = &entry.batch;
+        for (set, ids) in batch.matched.iter().enumerate() {
+            for of in ids {
+                let Some(sub) = self.sub(*of) else {
+                    continue;
+                };
+                let mut count = 0;
+                let mut bytes = 0;
+                {
+                    let mut queue = sub.queue.lock().expect("no panic holds it");
+                    for (index, event) in batch.events.iter().enumerate() {
+                        if event.matched as usize == set && !queue.closed {
+                            let room = self.hot_bytes.load(Relaxed) + bytes < HOT_BYTES_MAX;
+                            let ready = Ready {
+                                entry: entry.clone(),
+                                index: index as u32,
+                            };
+                            bytes += queue.push(ready, room);
+                            count += 1;
+                        }
+                    }
+                }
+                self.hot_bytes.fetch_add(bytes, Relaxed);
+                self.tell_ready(*of, count);
+            }
+        }
+    }
+
+    fn tell_ready(&self, of: SubscriptionId, count: usize) {
+        if count > 0
+            && let Some(listener) = self.listener.get()
+        {
+            listener.ready(of, count);
+        }
+    }
+
+    fn append_ended(&self, bytes: usize) {
+        self.appending_bytes.fetch_sub(bytes, Relaxed);
+    }
+
+    fn refusing(&self) -> Option<String> {
+        self.refusing.lock().expect("no panic holds it").clone()
+    }
+
+    fn set_refusing(&self, reason: Option<String>) {
+        *self.refusing.lock().expect("no panic holds it") = reason;
+    }
+
+    fn add_segment(&self, segment: Arc<Segment>) {
+        let mut segments = self.segments.write().expect("no panic holds it");
+        segments.insert(segment.base.0, segment);
+    }
+
+    fn last_segment_base(&self) -> Position {
+        let segments = self.segments.read().expect("no panic holds it");
+        Position(segments.keys().next_back().copied().unwrap_or(0))
+    }
+
+    fn segment_of(&self, position: Position) -> Option<Arc<Segment>> {
+        let segments = self.segments.read().expect("no panic holds it");
+        let (_, segment) = segments.range(..=position.0).next_back()?;
+        Some(segment.clone())
+    }
+
+    fn note_references(&self, changed: FxHashMap<u64, u64>) {
+        let mut references = self.references.lock().expect("no panic holds it");
+        for (segment, count) in changed {
+            if count == 0 {
+                references.remove(&segment);
+            } else {
+                references.insert(segment, count);
+            }
+        }
+    }
+
+    fn note_corrupt(&self, place: String) {
+        tracing::error!(%place, "damaged record in the log; it is not served");
+        self.corrupt_records.fetch_add(1, Relaxed);
+        let mut corrupt = self.corrupt.lock().expect("no panic holds it");
+        if corrupt.len() < CORRUPT_REMEMBERED && !corrupt.contains(&place) {
+            corrupt.push(place);
+        }
+    }
+
+    /// Changes a queue after something was settled and sees to it that its progress gets written.
+    fn settled(&self, sub: &Arc<Sub>, change: impl FnOnce(&mut Queue)) {
+        let (list, list_row, heads) = {
+            let mut queue = sub.queue.lock().expect("no panic holds it");
+            let before = queue.retry_head;
+            change(&mut queue);
+            if queue.closed {
+                return;
+            }
+            let list = !std::mem::replace(&mut queue.listed, true);
+            let list_row = !std::mem::replace(&mut queue.listed_row, true);
+            (list, list_row, (before, queue.retry_head))
+        };
+        self.move_head(sub.of, heads.0, heads.1);
+        if list_row {
+            self.listed_rows.lock().expect("no panic holds it").push(sub.clone());
+        }
+        if list {
+            let mut listed = self.listed.lock().expect("no panic holds it");
+            listed.push(sub.clone());
+            if listed.len() == 1 {
+                // The writer may be asleep. It is told once per commit of progress.
+                let _ = self.writer.send(ToWriter::Progress);
+            }
+        }
+    }
+
+    fn move_head(&self, of: SubscriptionId, before: Option<Timestamp>, after: Option<Timestamp>) {
+        if before == after {
+            return;
+        }
+        let mut heads = self.heads.lock().expect("no panic holds it");
+        let earliest = heads.first().map(|head| head.0);
+        if let Some(before) = before {
+            heads.remove(&(before, of));
+        }
+        if let Some(after) = after {
+            heads.insert((after, of));
+        }
+        let changed = heads.first().map(|head| head.0) != earliest;
+        drop(heads);
+        if changed && let Some(listener) = self.listener.get() {
+            listener.due_changed();
+        }
+    }
+
+    /// The progress of everyone on the list, as the payload of a record.
+    fn take_progress(&self) -> Vec<u8> {
+        let listed = std::mem::take(&mut *self.listed.lock().expect("no panic holds it"));
+        let mut payload = Vec::new();
+        for sub in listed {
+            let mut queue = sub.queue.lock().expect("no panic holds it");
+            queue.listed = false;
+            if !queue.closed {
+                queue.progress(&Default::default()).encode(sub.of, &mut payload);
+            }
+        }
+        payload
+    }
+
+    fn take_rows(&self) -> Vec<Arc<Sub>> {
+        let rows = std::mem::take(&mut *self.listed_rows.lock().expect("no panic holds it"));
+        for sub in &rows {
+            sub.queue.lock().expect("no panic holds it").listed_row = false;
+        }
+        rows
+    }
+
+    /// Deletes segments that nobody needs any more, oldest first.
+    fn sweep(&self) {
+        let segments: Vec<Arc<Segment>> = {
+            let segments = self.segments.read().expect("no panic holds it");
+            let sealed = segments.len().saturating_sub(1);
+            segments.values().take(sealed).cloned().collect()
+        };
+        for segment in segments {
+            let referred = self.references.lock().expect("no panic holds it").contains_key(&segment.base.0);
+            if referred {
+                continue;
+            }
+            let needed = segment.find_subscription(|of, last| {
+                let Some(sub) = self.sub(of) else {
+                    return false;
+                };
+                sub.queue.lock().expect("no panic holds it").needs(last)
+            });
+            if needed.is_some() {
+                continue;
+            }
+            if let Err(e) = segment.remove(&*self.disk) {
+                tracing::warn!(?segment, error = %e, "cannot delete a segment that is done");
+                continue;
+            }
+            self.segments.write().expect("no panic holds it").remove(&segment.base.0);
+        }
+    }
+
+    /// Reads events of a lagging subscription from the log. Returns them and where to go on.
+    fn load(&self, sub: &Sub, from: Position) -> io::Result<(Vec<Ready>, Position)> {
+        let mut from = from;
+        loop {
+            let Some(segment) = self.segment_of_or_after(from) else {
+                return Ok((Vec::new(), Position(self.next.load(Relaxed).max(from.0))));
+            };
+            // Read before the index: what is appended meanwhile is found the next time.
+            let end = segment.end();
+            let entries = segment.entries(sub.of, from, LAG_RECORDS)?;
+            let offsets: Vec<u64> = entries.iter().map(|e| u64::from(e.offset)).collect();
+            let records = segment.read_many(&offsets, LAG_BYTES)?;
+            let mut ready = Vec::new();
+            let complete = records.len() == entries.len() && entries.len() < LAG_RECORDS;
+            let mut upto = from;
+            for ((offset, record), found) in records.into_iter().zip(&entries) {
+                let first = Position(segment.base.0 + u64::from(found.first));
+                let Some(entry) = record.and_then(|(header, payload)| self.entry(offset, &header, &payload)) else {
+                    self.note_corrupt(format!(
+                        "{} at byte {offset}, event {first} and following",
+                        segment::log_name(segment.base)
+                    ));
+                    self.drop_corrupt(sub, u64::from(found.matches), first);
+                    upto = upto.max(Position(first.0 + 1));
+                    continue;
+                };
+                let entry = Arc::new(entry);
+                let queue = sub.queue.lock().expect("no panic holds it");
+                for index in 0..entry.batch.events.len() {
+                    let one = Ready {
+                        entry: entry.clone(),
+                        index: index as u32,
+                    };
+                    let position = one.position();
+                    let matched = entry.batch.matched(index).contains(&sub.of);
+                    if matched && position >= from && queue.wants(position) {
+                        ready.push(one);
+                    }
+                }
+                upto = Position(entry.first.0 + entry.batch.events.len() as u64);
+            }
+            if complete {
+                upto = upto.max(end);
+            }
+            if !ready.is_empty() || upto.0 >= self.next.load(Relaxed) || upto == from {
+                return Ok((ready, upto));
+            }
+            from = upto;
+        }
+    }
+
+    /// Events of a damaged record cannot be delivered; they no longer wait.
+    fn drop_corrupt(&self, sub: &Sub, matches: u64, first: Position) {
+        let mut queue = sub.queue.lock().expect("no panic holds it");
+        queue.drop_corrupt(matches, first);
+    }
+
+    fn segment_of_or_after(&self, position: Position) -> Option<Arc<Segment>> {
+        let segments = self.segments.read().expect("no panic holds it");
+        let before = segments.range(..=position.0).next_back();
+        let fits = before.filter(|(base, s)| s.end() > position || segments.range(*base + 1..).next().is_none());
+        let found = fits.or_else(|| segments.range(position.0..).next())?;
+        Some(found.1.clone())
+    }
+
+    fn entry(&self, offset: u64, header: &record::Header, payload: &bytes::Bytes) -> Option<Entry> {
+        (header.kind == Kind::Batch).then_some(())?;
+        let batch = record::decode_batch(payload)?;
+        Some(Entry {
+            batch,
+            first: header.first,
+            place: offset,
+        })
+    }
+
+    /// Brings retries that are due into memory.
+    fn load_due(&self, sub: &Sub, now: Timestamp) -> Result<(Vec<DueRetry>, Option<Timestamp>), Error> {
+        let (entries, head) = {
+            let held = |due, position| {
+                let queue = sub.queue.lock().expect("no panic holds it");
+                queue.is_held(due, position)
+            };
+            self.state.due(sub.of, now, DUE_MAX, held)?
+        };
+        let mut loaded: Vec<DueRetry> = Vec::with_capacity(entries.len());
+        for retry in entries {
+            // Events of one publish request often fail together: their record is read once.
+            let known = loaded.last().filter(|last| last.ready.entry.place == u64::from(retry.offset) && last.retry.segment == retry.segment);
+            let entry = match known {
+                Some(last) => Some(last.ready.entry.clone()),
+                None => self.read_entry(&retry),
+            };
+            match entry {
+                Some(entry) => loaded.push(DueRetry {
+                    ready: Ready {
+                        entry,
+                        index: retry.index,
+                    },
+                    retry,
+                }),
+                None => {
+                    let place = segment::log_name(retry.segment);
+                    self.note_corrupt(format!("{place} at byte {}, event {}", retry.offset, retry.position));
+                    let write = state::Write::RemoveRetry(sub.of, retry.due, retry.position, retry.segment);
+                    let references = self.state.write(&[write])?;
+                    self.note_references(references);
+                    let mut queue = sub.queue.lock().expect("no panic holds it");
+                    queue.retrying = queue.retrying.saturating_sub(1);
+                }
+            }
+        }
+        Ok((loaded, head))
+    }
+
+    fn read_entry(&self, retry: &state::RetryEntry) -> Option<Arc<Entry>> {
+        let segment = self.segments.read().expect("no panic holds it").get(&retry.segment.0)?.clone();
+        let (header, payload) = segment.read(u64::from(retry.offset)).ok()?;
+        let entry = self.entry(u64::from(retry.offset), &header, &payload)?;
+        ((retry.index as usize) < entry.batch.events.len()).then(|| Arc::new(entry))
+    }
+}
+
+fn fresh_claim(ready: Ready) -> Claim {
+    Claim {
+        entry: ready.entry,
+        index: ready.index,
+        attempts_made: 0,
+        last_attempt: None,
+        due: None,
+    }
+}
+
+fn retry_claim(due: DueRetry) -> Claim {
+    Claim {
+        entry: due.ready.entry,
+        index: due.ready.index,
+        attempts_made: due.retry.attempts_made,
+        last_attempt: due.retry.last,
+        due: Some(due.retry.due),
+    }
+}
+
+impl EmbeddedLog {
+    /// Loads from the disk what claiming needs next. Returns false when there is nothing to load.
+    async fn load(&self, sub: &Arc<Sub>, now: Timestamp) -> Result<bool, Error> {
+        let (from, due) = {
+            let mut queue = sub.queue.lock().expect("no panic holds it");
+            if queue.closed {
+                return Ok(false);
+            }
+            let due = !queue.has_due() && !queue.loading_due && queue.retry_head.is_some_and(|head| head <= now);
+            let from = queue.must_load();
+            queue.loading_due |= due;
+            queue.loading |= from.is_some();
+            (from, due)
+        };
+        if from.is_none() && !due {
+            return Ok(false);
+        }
+        let (shared, sub) = (self.shared.clone(), sub.clone());
+        let work = tokio::task::spawn_blocking(move || {
+            let mut count = 0;
+            if due {
+                let loaded = shared.load_due(&sub, now);
+                let mut heads = (None, None);
+                {
+                    let mut queue = sub.queue.lock().expect("no panic holds it");
+                    queue.loading_due = false;
+                    if let Ok((retries, head)) = &loaded
+                        && !queue.closed
+                    {
+                        count += retries.len();
+                        heads = (queue.retry_head, *head);
+                        queue.retry_head = *head;
+                        for retry in retries {
+                            queue.hold_due(retry.clone());
+                        }
+                    }
+                }
+                shared.move_head(sub.of, heads.0, heads.1);
+                loaded?;
+            }
+            if let Some(from) = from {
+                let loaded = shared.load(&sub, from);
+                let mut queue = sub.queue.lock().expect("no panic holds it");
+                queue.loading = false;
+                let (ready, upto) = loaded.map_err(|e| Error::Unavailable(format!("reading the log: {e}")))?;
+                count += ready.len();
+                let bytes = queue.loaded(ready, upto);
+                shared.hot_bytes.fetch_add(bytes, Relaxed);
+            }
+            shared.tell_ready(sub.of, count);
+            Ok(())
+        });
+        work.await.map_err(|_| Error::Closed)??;
+        Ok(true)
+    }
+}
+
+#[async_trait]
+impl EventLog for EmbeddedLog {
+    async fn append(&self, batch: Batch) -> Result<Position, Error> {
+        if let Some(reason) = self.shared.refusing() {
+            return Err(Error::Unavailable(reason));
+        }
+        let head = record::encode_batch_head(&batch);
+        let mut crc = crc32fast::Hasher::new();
+        crc.update(&head);
+        crc.update(&batch.body);
+        let (done, on_disk) = oneshot::channel();
+        let append = Box::new(Append {
+            head,
+            payload_crc: crc.finalize(),
+            batch,
+            done,
+        });
+        let bytes = append.record_len();
+        if self.shared.appending_bytes.fetch_add(bytes, Relaxed) + bytes > APPENDING_BYTES_MAX {
+            self.shared.append_ended(bytes);
+            return Err(Error::Busy(format!(
+                "{} MiB of publishes are waiting for the disk",
+                APPENDING_BYTES_MAX >> 20
+            )));
+        }
+        if self.shared.writer.send(ToWriter::Append(append)).is_err() {
+            self.shared.append_ended(bytes);
+            return Err(Error::Closed);
+        }
+        on_disk.await.map_err(|_| Error::Closed)?
+    }
+
+    async fn claim(&self, of: SubscriptionId, now: Timestamp, want: Want) -> Result<Vec<Claim>, Error> {
+        let Some(sub) = self.shared.sub(of) else {
+            return Ok(Vec::new());
+        };
+        loop {
+            let (retries, fresh, freed, due_later) = {
+                let mut queue = sub.queue.lock().expect("no panic holds it");
+                // Retries that are due go first, if they are not in memory yet.
+                let due_later = !queue.has_due() && !queue.loading_due && queue.retry_head.is_some_and(|head| head <= now);
+                if due_later {
+                    (Vec::new(), Vec::new(), 0, true)
+                } else {
+                    let (retries, fresh, freed) = queue.claim(want);
+                    (retries, fresh, freed, false)
+                }
+            };
+            self.shared.hot_bytes.fetch_sub(freed, Relaxed);
+            if !retries.is_empty() || !fresh.is_empty() {
+                let retries = retries.into_iter().map(retry_claim);
+                return Ok(retries.chain(fresh.into_iter().map(fresh_claim)).collect());
+            }
+            if !self.load(&sub, now).await? && !due_later {
+                return Ok(Vec::new());
+            }
+        }
+    }
+
+    async fn settle(&self, of: SubscriptionId, settled: Vec<Settled>) -> Result<(), Error> {
+        let Some(sub) = self.shared.sub(of) else {
+            return Ok(());
+        };
+        let at_once = |s: &Settled| s.claim.due.is_none() && matches!(s.next, Next::Done | Next::Drop(_));
+        let mut recorded = Vec::new();
+        if settled.iter().any(at_once) {
+            self.shared.settled(&sub, |queue| {
+                for one in settled {
+                    if at_once(&one) {
+                        queue.complete(one.claim.position());
+                    } else {
+                        recorded.push(one);
+                    }
+                }
+            });
+        } else {
+            recorded = settled;
+        }
+        if recorded.is_empty() {
+            return Ok(());
+        }
+        let count = recorded.len().min(SETTLING_MAX) as u32;
+        let permit = self.settling.clone().acquire_many_owned(count).await;
+        let permit = permit.map_err(|_| Error::Closed)?;
+        let message = ToSettler::Settle(sub, recorded, permit);
+        self.settler.send(message).map_err(|_| Error::Closed)
+    }
+
+    fn release(&self, of: SubscriptionId, claims: Vec<Claim>) {
+        let Some(sub) = self.shared.sub(of) else {
+            return;
+        };
+        let mut fresh = Vec::new();
+        let mut queue = sub.queue.lock().expect("no panic holds it");
+        if queue.closed {
+            return;
+        }
+        for claim in claims.into_iter().rev() {
+            let ready = Ready {
+                entry: claim.entry,
+                index: claim.index,
+            };
+            match claim.due {
+                None => fresh.push(ready),
+                Some(due) => {
+                    let Some(segment) = self.shared.segment_of(ready.position()) else {
+                        continue;
+                    };
+                    let retry = state::RetryEntry {
+                        due,
+                        position: ready.position(),
+                        attempts_made: claim.attempts_made,
+                        last: claim.last_attempt,
+                        segment: segment.base,
+                        offset: ready.entry.place as u32,
+                        index: ready.index,
+                    };
+                    queue.release_due(DueRetry { ready, retry });
+                }
+            }
+        }
+        fresh.reverse();
+        let bytes = queue.release(fresh);
+        self.shared.hot_bytes.fetch_add(bytes, Relaxed);
+    }
+
+    fn next_due(&self) -> Option<Timestamp> {
+        let heads = self.shared.heads.lock().expect("no panic holds it");
+        heads.first().map(|head| head.0)
+    }
+
+    fn due(&self, now: Timestamp) -> Vec<SubscriptionId> {
+        let heads = self.shared.heads.lock().expect("no panic holds it");
+        heads.iter().take_while(|head| head.0 <= now).map(|head| head.1).collect()
+    }
+
+    async fn open_subscription(&self, of: SubscriptionId) -> Result<(), Error> {
+        let sub = {
+            let mut subs = self.shared.subs.write().expect("no panic holds it");
+            if subs.contains_key(&of) {
+                return Ok(());
+            }
+            let progress = record::Progress {
+                frontier: Position(self.shared.next.load(Relaxed)),
+                open: Vec::new(),
+            };
+            let sub = Arc::new(Sub {
+                of,
+                queue: Mutex::new(Queue::new(of, progress)),
+            });
+            subs.insert(of, sub.clone());
+            sub
+        };
+        let (reply, done) = oneshot::channel();
+        self.settler.send(ToSettler::Open(sub, reply)).map_err(|_| Error::Closed)?;
+        done.await.map_err(|_| Error::Closed)
+    }
+
+    async fn close_subscription(&self, of: SubscriptionId) -> Result<u64, Error> {
+        let Some(sub) = self.shared.subs.write().expect("no panic holds it").remove(&of) else {
+            return Ok(0);
+        };
+        let (dropped, bytes, head) = {
+            let mut queue = sub.queue.lock().expect("no panic holds it");
+            let head = queue.retry_head;
+            let (dropped, bytes) = queue.close();
+            (dropped, bytes, head)
+        };
+        self.shared.hot_bytes.fetch_sub(bytes, Relaxed);
+        self.shared.move_head(of, head, None);
+        let (reply, done) = oneshot::channel();
+        self.settler.send(ToSettler::Forget(sub, reply)).map_err(|_| Error::Closed)?;
+        done.await.map_err(|_| Error::Closed)?;
+        Ok(dropped)
+    }
+
+    fn subscriptions(&self) -> Vec<SubscriptionId> {
+        let subs = self.shared.subs.read().expect("no panic holds it");
+        subs.keys().copied().collect()
+    }
+
+    fn backlog(&self, of: SubscriptionId) -> Backlog {
+        self.shared.sub(of).map_or_else(Backlog::default, |sub| {
+            sub.queue.lock().expect("no panic holds it").backlog()
+        })
+    }
+
+    fn health(&self) -> Health {
+        let segments = self.shared.segments.read().expect("no panic holds it");
+        Health {
+            refusing: self.shared.refusing(),
+            corrupt: self.shared.corrupt.lock().expect("no panic holds it").clone(),
+            corrupt_records: self.shared.corrupt_records.load(Relaxed),
+            redelivered: self.shared.redelivered.load(Relaxed),
+            segments: segments.len() as u64,
+            bytes: segments.values().map(|s| s.bytes()).sum(),
+        }
+    }
+
+    fn identity(&self) -> u64 {
+        self.shared.identity
+    }
+
+    fn listen(&self, listener: Arc<dyn Listener>) {
+        if self.shared.listener.set(listener).is_err() {
+            tracing::warn!("the log has a listener already; the second one is ignored");
+        }
+    }
+
+    async fn close(&self) -> Result<(), Error> {
+        let (reply, done) = oneshot::channel();
+        if self.shared.writer.send(ToWriter::Close(reply)).is_ok() {
+            let _ = done.await;
+        }
+        let (reply, done) = oneshot::channel();
+        if self.settler.send(ToSettler::Close(reply)).is_ok() {
+            let _ = done.await;
+        }
+        let acknowledging = self.acknowledging.lock().expect("no panic holds it").take();
+        if let Some(task) = acknowledging {
+            let _ = task.await;
+        }
+        let threads = std::mem::take(&mut *self.threads.lock().expect("no panic holds it"));
+        let joined = tokio::task::spawn_blocking(move || threads.into_iter().try_for_each(|t| t.join().map_err(|_| ())));
+        match joined.await {
+            Ok(Ok(())) => Ok(()),
+            _ => Err(Error::Unavailable("a thread of the log panicked".into())),
+        }
+    }
+}

@@ -1,1 +1,258 @@
 //! Delivery over HTTP(S): TLS, address checks, body caps.
+//!
+//! [`HttpTransport`] speaks HTTP/1.1 and keeps connections for the next request. It spawns no tasks:
+//! all work on a connection is done by the future of the request that is using it.
+
+mod dial;
+pub mod egress;
+mod pool;
+pub mod resolve;
+mod target;
+mod tls;
+mod wire;
+
+pub use egress::EgressPolicy;
+pub use pool::{IDLE_PER_ORIGIN_MAX, IDLE_TIME_MAX, ORIGINS_MAX};
+pub use resolve::{Resolve, SystemResolver};
+pub use rustls::pki_types::CertificateDer;
+pub use wire::SNIPPET_MAX;
+
+use async_trait::async_trait;
+use dial::Dialler;
+use http::header::{CONTENT_LENGTH, HOST, TRANSFER_ENCODING, USER_AGENT};
+use http::{HeaderValue, Method, Uri};
+use http_body_util::Full;
+use pool::Pool;
+use postrider_core::time::Clock;
+use postrider_engine::deliver::{Answer, Failure, FailureKind, Reply, Request, Timings, Transport};
+use std::error::Error as StdError;
+use std::sync::Arc;
+use std::time::Duration;
+use target::Target;
+use tls::Tls;
+use tokio::time::Instant;
+use wire::{Message, Unanswered, Wire};
+
+#[derive(Clone, Debug)]
+pub struct Config {
+    pub egress: EgressPolicy,
+    /// Trusted besides the machine's own roots.
+    pub extra_roots: Vec<CertificateDer<'static>>,
+    /// Takes any certificate as proof of any name.
+    pub accept_invalid_certs: bool,
+    /// For resolving, connecting and TLS together.
+    pub connect_timeout: Duration,
+    /// A response body is read up to this many bytes...
+    pub body_cap: usize,
+    /// ...and for this long after its head, so that the connection can be used again.
+    pub body_time: Duration,
+    /// Sent with requests that do not bring their own.
+    pub user_agent: Option<String>,
+}
+
+impl Default for Config {
+    fn default() -> Config {
+        Config {
+            egress: EgressPolicy::default(),
+            extra_roots: Vec::new(),
+            accept_invalid_certs: false,
+            connect_timeout: Duration::from_secs(10),
+            body_cap: 64 * 1024,
+            body_time: Duration::from_secs(5),
+            user_agent: None,
+        }
+    }
+}
+
+/// What is wrong with a [`Config`].
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error("user agent {0:?} cannot be sent as a header")]
+    UserAgent(String),
+    #[error("extra root certificate number {} is not usable: {reason}", .position + 1)]
+    Root {
+        position: usize,
+        reason: rustls::Error,
+    },
+}
+
+/// [`Transport`] over HTTP/1.1.
+///
+/// Keeps up to [`IDLE_PER_ORIGIN_MAX`] idle connections for each of up to [`ORIGINS_MAX`] origins,
+/// for up to [`IDLE_TIME_MAX`]. Dropping the future that `send` returned closes its connection.
+pub struct HttpTransport {
+    dialler: Dialler,
+    pool: Pool<Box<Wire>>,
+    clock: Arc<dyn Clock>,
+    user_agent: Option<HeaderValue>,
+    body_cap: usize,
+    body_time: Duration,
+}
+
+impl HttpTransport {
+    /// A transport that asks the operating system for addresses.
+    pub fn new(config: Config, clock: Arc<dyn Clock>) -> Result<HttpTransport, Error> {
+        HttpTransport::with_resolver(config, clock, Arc::new(SystemResolver))
+    }
+
+    pub fn with_resolver(
+        config: Config,
+        clock: Arc<dyn Clock>,
+        resolver: Arc<dyn Resolve>,
+    ) -> Result<HttpTransport, Error> {
+        let user_agent = config
+            .user_agent
+            .map(|text| HeaderValue::from_str(&text).map_err(|_| Error::UserAgent(text)))
+            .transpose()?;
+        let dialler = Dialler {
+            egress: config.egress,
+            resolver,
+            tls: Tls::new(config.extra_roots, config.accept_invalid_certs)?,
+            timeout: config.connect_timeout,
+            clock: clock.clone(),
+        };
+        Ok(HttpTransport {
+            dialler,
+            pool: Pool::new(),
+            clock,
+            user_agent,
+            body_cap: config.body_cap,
+            body_time: config.body_time,
+        })
+    }
+
+    /// Closes connections that have been idle for too long. Traffic does so too, in passing; call
+    /// this now and then so that they also go when there is none.
+    pub fn sweep(&self) {
+        self.pool.sweep(self.clock.now());
+    }
+
+    /// How many idle connections are kept.
+    pub fn idle(&self) -> usize {
+        self.pool.len()
+    }
+
+    async fn attempt(&self, request: Request) -> Result<Answer, Failure> {
+        let started = Instant::now();
+        let url = request.url.clone();
+        let target = Target::of(&url)?;
+        let mut message = self.message(&target, request)?;
+
+        if let Some(wire) = self.checkout(&target) {
+            match self
+                .exchange(wire, &target, message, started, started)
+                .await
+            {
+                Err(Unanswered::NeverSent(unsent, _)) => message = *unsent,
+                Err(Unanswered::Broken(error)) => return Err(broken(&target, &error)),
+                Ok(answer) => return Ok(answer),
+            }
+        }
+        // Boxed, because it is large and most requests never come here.
+        let wire = Box::pin(self.dialler.dial(&target)).await?;
+        let connected = Instant::now();
+        match self
+            .exchange(Box::new(wire), &target, message, started, connected)
+            .await
+        {
+            Err(Unanswered::NeverSent(_, error) | Unanswered::Broken(error)) => {
+                Err(broken(&target, &error))
+            }
+            Ok(answer) => Ok(answer),
+        }
+    }
+
+    /// Uses the connection for one request, then keeps it if it is fit for another.
+    async fn exchange(
+        &self,
+        mut wire: Box<Wire>,
+        target: &Target<'_>,
+        message: Message,
+        started: Instant,
+        connected: Instant,
+    ) -> Result<Answer, Unanswered> {
+        let (head, body) = wire.request(message).await?.into_parts();
+        let first_byte = connected.elapsed();
+        let body = wire
+            .read(body, self.body_cap, self.body_time, &*self.clock)
+            .await;
+        if body.complete && wire.is_idle() {
+            self.pool
+                .put(target.scheme, target.authority, wire, self.clock.now());
+        }
+        Ok(Answer {
+            status: head.status.as_u16(),
+            headers: head.headers,
+            body: body.snippet,
+            timings: Timings {
+                connect: connected - started,
+                first_byte,
+                total: started.elapsed(),
+            },
+        })
+    }
+
+    /// An idle connection that the peer has not closed, as far as is known.
+    fn checkout(&self, target: &Target<'_>) -> Option<Box<Wire>> {
+        let now = self.clock.now();
+        loop {
+            let mut wire = self.pool.take(target.scheme, target.authority, now)?;
+            if wire.is_idle() {
+                return Some(wire);
+            }
+        }
+    }
+
+    fn message(&self, target: &Target<'_>, request: Request) -> Result<Message, Failure> {
+        let Request {
+            method,
+            url,
+            mut headers,
+            body,
+        } = request;
+        let host = HeaderValue::from_str(target.authority)
+            .map_err(|_| target.failed(FailureKind::Socket, "the url's host cannot be sent"))?;
+        headers.insert(HOST, host);
+        // Framing is ours alone: a header that contradicts the body would smuggle a second request.
+        headers.remove(TRANSFER_ENCODING);
+        headers.remove(CONTENT_LENGTH);
+        // hyper writes the length of a body that is there; these methods owe one in any case.
+        if body.is_empty() && [Method::POST, Method::PUT, Method::PATCH].contains(&method) {
+            headers.insert(CONTENT_LENGTH, HeaderValue::from_static("0"));
+        }
+        if let Some(agent) = &self.user_agent
+            && !headers.contains_key(USER_AGENT)
+        {
+            headers.insert(USER_AGENT, agent.clone());
+        }
+        let mut message = http::Request::new(Full::new(body));
+        *message.method_mut() = method;
+        *message.uri_mut() = origin_form(&url);
+        *message.headers_mut() = headers;
+        Ok(message)
+    }
+}
+
+#[async_trait]
+impl Transport for HttpTransport {
+    async fn send(&self, request: Request) -> Reply {
+        match self.attempt(request).await {
+            Ok(answer) => Reply::Answered(answer),
+            Err(failure) => Reply::Failed(failure),
+        }
+    }
+}
+
+/// Path and query only, as origin servers expect.
+fn origin_form(url: &Uri) -> Uri {
+    url.path_and_query()
+        .cloned()
+        .map_or_else(|| Uri::from_static("/"), Uri::from)
+}
+
+fn broken(target: &Target<'_>, error: &hyper::Error) -> Failure {
+    match error.source() {
+        Some(cause) => target.failed(FailureKind::Socket, format_args!("{error}: {cause}")),
+        None => target.failed(FailureKind::Socket, error),
+    }
+}

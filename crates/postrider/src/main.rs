@@ -1,1 +1,6 @@
+mod config;
+mod material;
+
+mod bench;
+mod receiver;
 fn main() {}

@@ -36,7 +36,9 @@ pub struct Machine {
 impl Machine {
     pub fn read() -> Machine {
         let read = |path| fs::read_to_string(path).unwrap_or_default();
-        let cpu = field(&read("/proc/cpuinfo"), "model name").unwrap_or("unknown").to_owned();
+        let cpu = field(&read("/proc/cpuinfo"), "model name")
+            .unwrap_or("unknown")
+            .to_owned();
         let memory = read("/proc/meminfo");
         let memory_kib = field(&memory, "MemTotal").and_then(kib).unwrap_or(0);
         Machine {
@@ -70,7 +72,9 @@ fn rss_peak_kib(status: &str) -> Option<u64> {
 
 fn field<'a>(text: &'a str, name: &str) -> Option<&'a str> {
     let mut lines = text.lines().filter_map(|line| line.split_once(':'));
-    lines.find(|(key, _)| key.trim() == name).map(|(_, value)| value.trim())
+    lines
+        .find(|(key, _)| key.trim() == name)
+        .map(|(_, value)| value.trim())
 }
 
 fn kib(value: &str) -> Option<u64> {
@@ -94,7 +98,9 @@ fn clock_ticks(vector: &[u8]) -> Option<u64> {
     let (words, _) = vector.as_chunks::<8>();
     let (entries, _) = words.as_chunks::<2>();
     let mut entries = entries.iter().map(|entry| entry.map(u64::from_ne_bytes));
-    entries.find(|[key, _]| *key == AT_CLKTCK).map(|[_, ticks]| ticks)
+    entries
+        .find(|[key, _]| *key == AT_CLKTCK)
+        .map(|[_, ticks]| ticks)
 }
 
 #[cfg(test)]
@@ -120,7 +126,10 @@ mod tests {
 
     #[test]
     fn peak_memory_is_read_from_the_status() {
-        assert_eq!(rss_peak_kib("Name:\tx\nVmHWM:\t   12345 kB\nVmRSS:\t 1 kB\n"), Some(12345));
+        assert_eq!(
+            rss_peak_kib("Name:\tx\nVmHWM:\t   12345 kB\nVmRSS:\t 1 kB\n"),
+            Some(12345)
+        );
         assert_eq!(rss_peak_kib("Name:\tx\n"), None);
     }
 

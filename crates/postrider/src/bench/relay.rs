@@ -76,7 +76,9 @@ pub(super) async fn serve(listener: TcpListener, args: RelayArgs) -> Result<()> 
 
     let relay = Rc::new(Relay {
         records,
-        endpoints: (0..args.fan_out).map(|index| Endpoint::new(args.sink, index)).collect(),
+        endpoints: (0..args.fan_out)
+            .map(|index| Endpoint::new(args.sink, index))
+            .collect(),
         batch_max: args.batch,
         room: Semaphore::new(DELIVERIES_OUTSTANDING_MAX),
         delivered,
@@ -119,11 +121,22 @@ async fn accept(relay: Rc<Relay>, mut publisher: Connection) -> Result<()> {
     while let Some(request) = publisher.request().await? {
         let events = split(&request.body);
         let deliveries = events.len() * relay.endpoints.len();
-        let deliveries = deliveries.min(DELIVERIES_OUTSTANDING_MAX) as u32;
-        relay.room.acquire_many(deliveries).await?.forget();
+        ensure!(
+            deliveries <= DELIVERIES_OUTSTANDING_MAX,
+            "too many events at once"
+        );
+        relay.room.acquire_many(deliveries as u32).await?.forget();
         let (durable, on_disk) = oneshot::channel();
-        let record = Record { body: request.body, durable };
-        relay.records.send(record).await.ok().context("the log has failed")?;
+        let record = Record {
+            body: request.body,
+            durable,
+        };
+        relay
+            .records
+            .send(record)
+            .await
+            .ok()
+            .context("the log has failed")?;
         on_disk.await?;
         for endpoint in &relay.endpoints {
             endpoint.push(&events, relay.batch_max);
@@ -196,7 +209,13 @@ impl Endpoint {
         );
         let waiting = RefCell::new(VecDeque::new());
         let (more, idle) = (Notify::new(), Cell::new(0));
-        Endpoint { address, head, waiting, more, idle }
+        Endpoint {
+            address,
+            head,
+            waiting,
+            more,
+            idle,
+        }
     }
 
     fn push(&self, events: &[Bytes], batch_max: usize) {
@@ -208,18 +227,14 @@ impl Endpoint {
 
     /// Waits for events and takes as many as a request may carry.
     async fn take(&self, batch_max: usize, into: &mut Vec<Bytes>) {
-        loop {
-            let mut waiting = self.waiting.borrow_mut();
-            if !waiting.is_empty() {
-                let count = waiting.len().min(batch_max);
-                into.extend(waiting.drain(..count));
-                return;
-            }
-            drop(waiting);
+        while self.waiting.borrow().is_empty() {
             self.idle.set(self.idle.get() + 1);
             self.more.notified().await;
             self.idle.set(self.idle.get() - 1);
         }
+        let mut waiting = self.waiting.borrow_mut();
+        let count = waiting.len().min(batch_max);
+        into.extend(waiting.drain(..count));
     }
 }
 
@@ -231,7 +246,10 @@ async fn forward(relay: Rc<Relay>, index: usize) -> Result<()> {
     loop {
         endpoint.take(relay.batch_max, &mut events).await;
         write_delivery(&endpoint.head, &events, &mut out);
-        while !deliver(&mut connection, endpoint.address, &out).await.unwrap_or(false) {
+        while !deliver(&mut connection, endpoint.address, &out)
+            .await
+            .unwrap_or(false)
+        {
             connection = None;
             pause(REFUSED_PAUSE).await;
         }

@@ -102,7 +102,9 @@ async fn answer(sink: Rc<RefCell<Sink>>, mut connection: Connection) -> Result<(
         } else if sink.borrow_mut().take(request.path(), &request.body) {
             connection.send(http::OK).await?;
         } else if let Some(body) = receiver::validation_response(&request.body) {
-            connection.send(response("200 OK", &body).as_bytes()).await?;
+            connection
+                .send(response("200 OK", &body).as_bytes())
+                .await?;
         } else {
             connection.send(http::OK).await?;
         }
@@ -112,7 +114,9 @@ async fn answer(sink: Rc<RefCell<Sink>>, mut connection: Connection) -> Result<(
 
 fn response(status: &str, body: &str) -> String {
     let len = body.len();
-    format!("HTTP/1.1 {status}\r\ncontent-type: application/json\r\ncontent-length: {len}\r\n\r\n{body}")
+    format!(
+        "HTTP/1.1 {status}\r\ncontent-type: application/json\r\ncontent-length: {len}\r\n\r\n{body}"
+    )
 }
 
 struct Sink {
@@ -151,7 +155,9 @@ impl Sink {
     fn take(&mut self, path: &str, body: &[u8]) -> bool {
         let now = now_nanos();
         self.requests += 1;
-        let index = path.strip_prefix("/hook/").and_then(|index| index.parse().ok());
+        let index = path
+            .strip_prefix("/hook/")
+            .and_then(|index| index.parse::<usize>().ok());
         let Some(index) = index.filter(|index| *index < ENDPOINTS_MAX) else {
             self.foreign += 1;
             return false;
@@ -202,7 +208,10 @@ impl Sink {
     }
 
     fn delivered(&self) -> u64 {
-        self.endpoints.iter().map(|endpoint| endpoint.delivered).sum()
+        self.endpoints
+            .iter()
+            .map(|endpoint| endpoint.delivered)
+            .sum()
     }
 
     fn stats(&self) -> Stats {
@@ -213,7 +222,11 @@ impl Sink {
             foreign: self.foreign,
             latency_ms: Percentiles::of(&self.latency),
             per_second: self.per_second.clone(),
-            per_endpoint: self.endpoints.iter().map(|endpoint| endpoint.delivered).collect(),
+            per_endpoint: self
+                .endpoints
+                .iter()
+                .map(|endpoint| endpoint.delivered)
+                .collect(),
         }
     }
 }
@@ -260,7 +273,11 @@ impl Control {
     async fn call(&mut self, method: &str, call: &str) -> Result<bytes::Bytes> {
         let head = format!("{method} /control/{call} HTTP/1.1\r\nhost: sink\r\n\r\n");
         self.connection.send(head.as_bytes()).await?;
-        let response = self.connection.response().await.context("asking the sink")?;
+        let response = self
+            .connection
+            .response()
+            .await
+            .context("asking the sink")?;
         ensure!(response.status == 200, "the sink refused {call}");
         Ok(response.body)
     }
@@ -275,7 +292,12 @@ mod tests {
         let mut out = Vec::new();
         for seq in seqs {
             let published = now_nanos();
-            Mark { run, seq: *seq, published }.write(&mut out);
+            Mark {
+                run,
+                seq: *seq,
+                published,
+            }
+            .write(&mut out);
         }
         out
     }

@@ -1,0 +1,263 @@
+//! Opening the log: what is on disk becomes what is known, and what a crash cut short is repaired.
+
+use crate::disk::Disk;
+use crate::queue::Queue;
+use crate::record::{self, Header, Kind, Progress, Reader};
+use crate::segment::{Segment, base_of, log_name};
+use crate::state::{State, Write};
+use crate::writer::ToWriter;
+use crate::{Shared, Sub};
+use bytes::Bytes;
+use postrider_core::ids::{Position, SubscriptionId};
+use postrider_store::Error;
+use rustc_hash::{FxHashMap, FxHashSet};
+use std::collections::{BTreeMap, BTreeSet};
+use std::io;
+use std::path::Path;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, OnceLock, RwLock, mpsc};
+
+pub struct Recovery {
+    pub shared: Arc<Shared>,
+    /// A new, empty segment to write to.
+    pub segment: Arc<Segment>,
+    pub commit: u64,
+}
+
+pub fn recover(
+    disk: Arc<dyn Disk>,
+    state: &Path,
+    fresh_identity: u64,
+    writer: mpsc::Sender<ToWriter>,
+) -> Result<Recovery, Error> {
+    let state = State::open(state, fresh_identity)?;
+    let known = state.recover()?;
+    let unreadable = |e: io::Error| Error::Unavailable(format!("reading the log: {e}"));
+    let mut progress: FxHashMap<SubscriptionId, Progress> = known.cursors.into_iter().collect();
+    let mut found = Found::default();
+    found.open_all(&*disk, known.replay_from, &mut progress).map_err(unreadable)?;
+
+    let frontier = progress.values().map(|p| p.frontier.0).max().unwrap_or(0);
+    let next = found.next.max(known.next.0).max(frontier);
+    let shared = Arc::new(Shared {
+        disk,
+        state,
+        identity: known.identity,
+        next: AtomicU64::new(next),
+        segments: RwLock::new(BTreeMap::new()),
+        references: Mutex::new(known.references),
+        subs: RwLock::new(FxHashMap::default()),
+        heads: Mutex::new(BTreeSet::new()),
+        listed: Mutex::new(Vec::new()),
+        listed_rows: Mutex::new(Vec::new()),
+        hot_bytes: AtomicUsize::new(0),
+        appending_bytes: AtomicUsize::new(0),
+        refusing: Mutex::new(None),
+        corrupt: Mutex::new(Vec::new()),
+        corrupt_records: AtomicU64::new(0),
+        redelivered: AtomicU64::new(0),
+        writer,
+        listener: OnceLock::new(),
+    });
+    for place in found.corrupt {
+        shared.note_corrupt(place);
+    }
+
+    // From here on the log's own progress records are no longer needed.
+    let mut writes: Vec<Write> = progress.iter().map(|(of, p)| Write::Cursor(*of, p.clone())).collect();
+    writes.push(Write::Facts {
+        next: Position(next),
+        replay_from: Position(next),
+    });
+    shared.state.write(&writes)?;
+
+    for segment in found.segments {
+        if segment.end() == segment.base {
+            // It never held an event, or none that can be read.
+            segment.remove(&*shared.disk).map_err(unreadable)?;
+        } else {
+            shared.add_segment(Arc::new(segment));
+        }
+    }
+    shared.restore(progress, &known.retries).map_err(unreadable)?;
+    let segment = shared.create_segment(&*shared.disk, Position(next));
+    let segment = Arc::new(segment.map_err(|e| Error::Unavailable(format!("making a segment: {e}")))?);
+    shared.add_segment(segment.clone());
+    Ok(Recovery {
+        shared,
+        segment,
+        commit: found.commit,
+    })
+}
+
+#[derive(Default)]
+struct Found {
+    segments: Vec<Segment>,
+    next: u64,
+    commit: u64,
+    corrupt: Vec<String>,
+}
+
+impl Found {
+    /// Opens every segment: by its index where that is enough, by reading it where it is not.
+    fn open_all(
+        &mut self,
+        disk: &dyn Disk,
+        replay_from: Position,
+        progress: &mut FxHashMap<SubscriptionId, Progress>,
+    ) -> io::Result<()> {
+        let names = disk.names()?;
+        let bases: Vec<Position> = names.iter().filter_map(|n| base_of(n)).collect();
+        for (i, &base) in bases.iter().enumerate() {
+            let last = i + 1 == bases.len();
+            let sealed = if last || base >= replay_from {
+                None
+            } else {
+                Segment::open_sealed(disk, base)?
+            };
+            let segment = match sealed {
+                Some(segment) => segment,
+                None => self.scan(disk, base, last, progress)?,
+            };
+            self.next = self.next.max(segment.end().0);
+            self.segments.push(segment);
+        }
+        Ok(())
+    }
+
+    fn scan(
+        &mut self,
+        disk: &dyn Disk,
+        base: Position,
+        last: bool,
+        progress: &mut FxHashMap<SubscriptionId, Progress>,
+    ) -> io::Result<Segment> {
+        let mut unreadable = Vec::new();
+        let (segment, scan) = Segment::open_scanned(disk, base, |segment, offset, header: &Header, payload: &Bytes| {
+            match header.kind {
+                Kind::Batch => match record::decode_batch(payload) {
+                    Some(batch) => segment.index_batch(offset, header.first, &batch),
+                    None => unreadable.push(offset),
+                },
+                Kind::Progress => {
+                    let mut reader = Reader::new(payload);
+                    while let Some((of, newer)) = Progress::decode(&mut reader) {
+                        if let Some(known) = progress.get_mut(&of) {
+                            *known = merge(known, &newer);
+                        }
+                    }
+                }
+            }
+        })?;
+        self.commit = self.commit.max(scan.commit);
+        let name = log_name(base);
+        for offset in unreadable {
+            self.corrupt.push(format!("{name} at byte {offset}: not a record of this version"));
+        }
+        for damage in &scan.damage {
+            let what = format!(
+                "{name} at bytes {} to {}, events {} to {}",
+                damage.from, damage.to, damage.events.start, damage.events.end
+            );
+            if damage.torn && last {
+                tracing::warn!(place = %what, "a commit was cut short; it was never acknowledged");
+            } else {
+                self.corrupt.push(what);
+            }
+        }
+        // What is behind the last record is of no use to anyone.
+        segment.file.truncate(scan.end)?;
+        segment.seal(disk)?;
+        Ok(segment)
+    }
+}
+
+/// What is settled stays settled: a position is open only if neither of the two knows better.
+fn merge(a: &Progress, b: &Progress) -> Progress {
+    let (low, high) = if a.frontier <= b.frontier { (a, b) } else { (b, a) };
+    let low_open: FxHashSet<Position> = low.open.iter().copied().collect();
+    let open = high.open.iter().copied();
+    Progress {
+        frontier: high.frontier,
+        open: open
+            .filter(|p| *p >= low.frontier || low_open.contains(p))
+            .collect(),
+    }
+}
+
+impl Shared {
+    /// Builds the subscriptions' queues from how far they had come and what the segments hold.
+    fn restore(
+        &self,
+        progress: FxHashMap<SubscriptionId, Progress>,
+        retries: &[(SubscriptionId, postrider_core::time::Timestamp, u64)],
+    ) -> io::Result<()> {
+        let segments: Vec<Arc<Segment>> = {
+            let segments = self.segments.read().expect("no panic holds it");
+            segments.values().cloned().collect()
+        };
+        let mut waiting: FxHashMap<SubscriptionId, (u64, Position)> = FxHashMap::default();
+        for segment in &segments {
+            for (of, last, matches) in segment.subscriptions() {
+                let Some(known) = progress.get(&of) else {
+                    continue;
+                };
+                let count = if known.frontier <= segment.base {
+                    matches
+                } else if last >= known.frontier {
+                    count_from(segment, of, known.frontier)?
+                } else {
+                    0
+                };
+                let here = known.open.iter().filter(|p| **p >= segment.base && **p < segment.end());
+                let count = count + here.count() as u64;
+                if count > 0 {
+                    let line = waiting.entry(of).or_default();
+                    line.0 += count;
+                    line.1 = last;
+                }
+            }
+        }
+        let mut subs = self.subs.write().expect("no panic holds it");
+        for (of, progress) in progress {
+            self.redelivered.fetch_add(progress.open.len() as u64, Relaxed);
+            let mut queue = Queue::new(of, progress);
+            if let Some((count, last)) = waiting.get(&of) {
+                queue.recovered(*count, *last);
+            }
+            subs.insert(
+                of,
+                Arc::new(Sub {
+                    of,
+                    queue: Mutex::new(queue),
+                }),
+            );
+        }
+        for (of, head, count) in retries {
+            if let Some(sub) = subs.get(of) {
+                let mut queue = sub.queue.lock().expect("no panic holds it");
+                queue.retrying = *count;
+                queue.retry_head = Some(*head);
+                drop(queue);
+                self.move_head(*of, None, Some(*head));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// How many events of a subscription a segment holds from `from` on.
+fn count_from(segment: &Segment, of: SubscriptionId, from: Position) -> io::Result<u64> {
+    let mut count = 0;
+    for entry in segment.entries(of, from, usize::MAX)? {
+        if segment.base.0 + u64::from(entry.first) >= from.0 {
+            count += u64::from(entry.matches);
+        } else if let Ok((header, payload)) = segment.read(u64::from(entry.offset))
+            && let Some(batch) = record::decode_batch(&payload)
+        {
+            let beyond = (0..batch.events.len()).filter(|i| header.first.0 + *i as u64 >= from.0);
+            count += beyond.filter(|i| batch.matched(*i).contains(&of)).count() as u64;
+        }
+    }
+    Ok(count)
+}

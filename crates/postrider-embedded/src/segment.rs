@@ -1,0 +1,617 @@
+//! One file of the log: records one after the other, and an index from subscriptions to records.
+
+use crate::disk::{Disk, DiskFile};
+use crate::record::{HEADER_LEN, Header, Kind, MAGIC};
+use bytes::Bytes;
+use postrider_core::event::Batch;
+use postrider_core::ids::{Position, SubscriptionId};
+use rustc_hash::FxHashMap;
+use std::fmt;
+use std::io::{self, IoSlice};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex};
+
+/// A segment is closed when it would grow beyond this.
+pub const SEGMENT_BYTES_MAX: u64 = 64 << 20;
+/// … or when its index would hold more than this many entries.
+pub const INDEX_ENTRIES_MAX: usize = 1 << 20;
+/// Records begin here; before it are the segment's own facts.
+pub const FIRST_RECORD: u64 = 64;
+const SEGMENT_MAGIC: &[u8; 8] = b"PRlog1\0\0";
+const INDEX_MAGIC: &[u8; 8] = b"PRidx1\0\0";
+/// How much is read at once when a segment is scanned.
+const SCAN_BYTES: usize = 1 << 20;
+
+pub fn log_name(base: Position) -> String {
+    format!("{:020}.log", base.0)
+}
+
+fn index_name(base: Position) -> String {
+    format!("{:020}.idx", base.0)
+}
+
+/// The base position in a segment's file name.
+pub fn base_of(name: &str) -> Option<Position> {
+    name.strip_suffix(".log")?.parse().ok().map(Position)
+}
+
+/// A record that holds events of one subscription.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct IndexEntry {
+    pub offset: u32,
+    /// The record's first position, from the segment's base.
+    pub first: u32,
+    /// How many of its events matched the subscription.
+    pub matches: u32,
+}
+
+/// What a segment holds of one subscription.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct IndexLine {
+    pub of: SubscriptionId,
+    start: u32,
+    count: u32,
+    /// The last matching event, from the segment's base.
+    last: u32,
+    pub matches: u32,
+}
+
+enum Index {
+    /// Still being written to, or its file is not written yet.
+    Open {
+        entries: FxHashMap<SubscriptionId, (Vec<IndexEntry>, u32)>,
+        total: usize,
+    },
+    /// In its file; only the table is in memory, ordered by subscription.
+    Sealed {
+        lines: Vec<IndexLine>,
+        file: Arc<dyn DiskFile>,
+        entries_at: u64,
+    },
+}
+
+pub struct Segment {
+    pub base: Position,
+    pub file: Arc<dyn DiskFile>,
+    /// The position after the last event.
+    end: AtomicU64,
+    /// The bytes in use.
+    bytes: AtomicU64,
+    index: Mutex<Index>,
+}
+
+impl fmt::Debug for Segment {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Segment({})", self.base)
+    }
+}
+
+/// A stretch of a segment that does not hold what was written there.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Damage {
+    pub from: u64,
+    pub to: u64,
+    /// Only the last, unacknowledged commit can be concerned: a crash cut it short.
+    pub torn: bool,
+    /// The events that stood there, as far as that is known.
+    pub events: std::ops::Range<u64>,
+}
+
+/// What a scan found.
+#[derive(Debug, Default)]
+pub struct Scan {
+    /// Where the next record goes.
+    pub end: u64,
+    pub next: Position,
+    pub commit: u64,
+    pub damage: Vec<Damage>,
+}
+
+impl Segment {
+    /// Makes a new, empty segment. It becomes durable with the first commit and the directory's sync.
+    pub fn create(disk: &dyn Disk, base: Position, identity: u64) -> io::Result<Segment> {
+        let file = disk.create(&log_name(base))?;
+        let mut head = [0; FIRST_RECORD as usize];
+        head[0..8].copy_from_slice(SEGMENT_MAGIC);
+        head[8..16].copy_from_slice(&base.0.to_le_bytes());
+        head[16..24].copy_from_slice(&identity.to_le_bytes());
+        let crc = crc32fast::hash(&head[..24]);
+        head[24..28].copy_from_slice(&crc.to_le_bytes());
+        file.write_at(&mut [IoSlice::new(&head)], 0)?;
+        Ok(Segment::over(base, file))
+    }
+
+    fn over(base: Position, file: Arc<dyn DiskFile>) -> Segment {
+        Segment {
+            base,
+            file,
+            end: AtomicU64::new(base.0),
+            bytes: AtomicU64::new(FIRST_RECORD),
+            index: Mutex::new(Index::Open {
+                entries: FxHashMap::default(),
+                total: 0,
+            }),
+        }
+    }
+
+    /// Opens a segment by its index file; none if there is no good one, and the segment must be scanned.
+    pub fn open_sealed(disk: &dyn Disk, base: Position) -> io::Result<Option<Segment>> {
+        let file = disk.open(&log_name(base))?;
+        let Ok(index) = disk.open(&index_name(base)) else {
+            return Ok(None);
+        };
+        let mut bytes = vec![0; index.len()? as usize];
+        index.read_at(&mut bytes, 0)?;
+        let segment = Segment::over(base, file);
+        let Some((lines, entries_at, end, used)) = read_index(&bytes) else {
+            return Ok(None);
+        };
+        segment.end.store(end, Relaxed);
+        segment.bytes.store(used, Relaxed);
+        *segment.index.lock().expect("no panic holds it") = Index::Sealed {
+            lines,
+            file: index,
+            entries_at,
+        };
+        Ok(Some(segment))
+    }
+
+    /// Opens a segment by reading all of it. `found` sees every good record in order.
+    pub fn open_scanned(
+        disk: &dyn Disk,
+        base: Position,
+        mut found: impl FnMut(&Segment, u64, &Header, &Bytes),
+    ) -> io::Result<(Segment, Scan)> {
+        let file = disk.open(&log_name(base))?;
+        let segment = Segment::over(base, file.clone());
+        let scan = scan(&*file, base, |offset, header, payload| {
+            found(&segment, offset, header, payload);
+        })?;
+        segment.end.store(scan.next.0, Relaxed);
+        segment.bytes.store(scan.end, Relaxed);
+        Ok((segment, scan))
+    }
+
+    pub fn end(&self) -> Position {
+        Position(self.end.load(Relaxed))
+    }
+
+    pub fn bytes(&self) -> u64 {
+        self.bytes.load(Relaxed)
+    }
+
+    /// Notes what the writer has appended so far.
+    pub fn grown(&self, end: Position, bytes: u64) {
+        self.end.store(end.0, Relaxed);
+        self.bytes.store(bytes, Relaxed);
+    }
+
+    /// Notes a record that was appended.
+    pub fn index_batch(&self, offset: u64, first: Position, batch: &Batch) {
+        let mut index = self.index.lock().expect("no panic holds it");
+        let Index::Open { entries, total } = &mut *index else {
+            debug_assert!(false, "a sealed segment takes no records");
+            return;
+        };
+        let (offset, first) = (offset as u32, (first.0 - self.base.0) as u32);
+        for (i, event) in batch.events.iter().enumerate() {
+            for of in &*batch.matched[event.matched as usize] {
+                let (list, last) = entries.entry(*of).or_default();
+                *last = first + i as u32;
+                match list.last_mut() {
+                    Some(entry) if entry.offset == offset => entry.matches += 1,
+                    _ => {
+                        *total += 1;
+                        list.push(IndexEntry {
+                            offset,
+                            first,
+                            matches: 1,
+                        });
+                    }
+                }
+            }
+        }
+    }
+
+    pub fn index_is_full(&self) -> bool {
+        match &*self.index.lock().expect("no panic holds it") {
+            Index::Open { total, .. } => *total >= INDEX_ENTRIES_MAX,
+            Index::Sealed { .. } => true,
+        }
+    }
+
+    /// Writes the index to its file and lets go of the memory. Called once the segment is complete.
+    pub fn seal(&self, disk: &dyn Disk) -> io::Result<()> {
+        let bytes = {
+            let index = self.index.lock().expect("no panic holds it");
+            let Index::Open { entries, .. } = &*index else {
+                return Ok(());
+            };
+            write_index(entries, self.end().0, self.bytes())
+        };
+        let name = index_name(self.base);
+        let temporary = format!("{name}.new");
+        // A leftover of an earlier crash.
+        let _ = disk.remove(&temporary);
+        let file = disk.create(&temporary)?;
+        file.write_at(&mut [IoSlice::new(&bytes)], 0)?;
+        file.sync()?;
+        disk.rename(&temporary, &name)?;
+        let (lines, entries_at, _, _) = read_index(&bytes).expect("just written");
+        *self.index.lock().expect("no panic holds it") = Index::Sealed {
+            lines,
+            file,
+            entries_at,
+        };
+        Ok(())
+    }
+
+    pub fn remove(&self, disk: &dyn Disk) -> io::Result<()> {
+        disk.remove(&log_name(self.base))?;
+        match disk.remove(&index_name(self.base)) {
+            Err(e) if e.kind() != io::ErrorKind::NotFound => Err(e),
+            _ => Ok(()),
+        }
+    }
+
+    /// For every subscription in the segment: its last matching position and how many there are.
+    pub fn subscriptions(&self) -> Vec<(SubscriptionId, Position, u64)> {
+        let position = |last: u32| Position(self.base.0 + u64::from(last));
+        match &*self.index.lock().expect("no panic holds it") {
+            Index::Open { entries, .. } => entries
+                .iter()
+                .map(|(of, (list, last))| {
+                    let matches = list.iter().map(|e| u64::from(e.matches)).sum();
+                    (*of, position(*last), matches)
+                })
+                .collect(),
+            Index::Sealed { lines, .. } => lines
+                .iter()
+                .map(|line| (line.of, position(line.last), u64::from(line.matches)))
+                .collect(),
+        }
+    }
+
+    /// The first of these subscriptions' conditions that holds, looking at each with its last position.
+    pub fn find_subscription(
+        &self,
+        mut wanted: impl FnMut(SubscriptionId, Position) -> bool,
+    ) -> Option<SubscriptionId> {
+        let position = |last: u32| Position(self.base.0 + u64::from(last));
+        match &*self.index.lock().expect("no panic holds it") {
+            Index::Open { entries, .. } => entries
+                .iter()
+                .find(|(of, (_, last))| wanted(**of, position(*last)))
+                .map(|(of, _)| *of),
+            Index::Sealed { lines, .. } => lines
+                .iter()
+                .find(|line| wanted(line.of, position(line.last)))
+                .map(|line| line.of),
+        }
+    }
+
+    /// Records of a subscription that can hold positions from `from` on, at most `max`.
+    pub fn entries(&self, of: SubscriptionId, from: Position, max: usize) -> io::Result<Vec<IndexEntry>> {
+        let from = from.0.saturating_sub(self.base.0);
+        // The record that begins at or before `from` may reach beyond it.
+        let start = |list: &[IndexEntry]| {
+            list.partition_point(|e| u64::from(e.first) <= from)
+                .saturating_sub(1)
+        };
+        let index = self.index.lock().expect("no panic holds it");
+        match &*index {
+            Index::Open { entries, .. } => {
+                let Some((list, _)) = entries.get(&of) else {
+                    return Ok(Vec::new());
+                };
+                Ok(list[start(list)..].iter().take(max).copied().collect())
+            }
+            Index::Sealed {
+                lines,
+                file,
+                entries_at,
+            } => {
+                let Ok(found) = lines.binary_search_by_key(&of, |line| line.of) else {
+                    return Ok(Vec::new());
+                };
+                let (line, file, entries_at) = (lines[found], file.clone(), *entries_at);
+                drop(index);
+                read_entries(&*file, entries_at, line, from, max)
+            }
+        }
+    }
+
+    /// Reads the record at `offset` and checks it.
+    pub fn read(&self, offset: u64) -> Result<(Header, Bytes), ReadError> {
+        let mut head = [0; HEADER_LEN];
+        let got = self.file.read_at(&mut head, offset)?;
+        let header = Header::decode(&head[..got]).ok_or(ReadError::Damaged)?;
+        let mut payload = vec![0; header.payload_len as usize];
+        let got = self.file.read_at(&mut payload, offset + HEADER_LEN as u64)?;
+        if got < payload.len() || crc32fast::hash(&payload) != header.payload_crc {
+            return Err(ReadError::Damaged);
+        }
+        Ok((header, payload.into()))
+    }
+
+    /// Reads many records with few calls: `offsets` ascend, and neighbours are read together.
+    pub fn read_many(&self, offsets: &[u64], bytes_max: usize) -> io::Result<Vec<(u64, Option<(Header, Bytes)>)>> {
+        let mut found = Vec::with_capacity(offsets.len());
+        let mut at = 0;
+        let mut total = 0;
+        while at < offsets.len() && total < bytes_max {
+            let start = offsets[at];
+            let mut window = vec![0; bytes_max - total];
+            let got = self.file.read_at(&mut window, start)?;
+            window.truncate(got);
+            let window = Bytes::from(window);
+            let mut in_window = false;
+            while at < offsets.len() {
+                let from = (offsets[at] - start) as usize;
+                let Some(header) = window.get(from..).and_then(Header::decode) else {
+                    break;
+                };
+                let end = from + header.record_len();
+                if end > window.len() {
+                    break;
+                }
+                let payload = window.slice(from + HEADER_LEN..end);
+                let good = crc32fast::hash(&payload) == header.payload_crc;
+                // Each record gets memory of its own, so that one kept event does not keep a window.
+                let record = good.then(|| (header, Bytes::copy_from_slice(&payload)));
+                found.push((offsets[at], record));
+                total += header.record_len();
+                in_window = true;
+                at += 1;
+            }
+            if !in_window {
+                // Larger than the window, or damaged.
+                let record = match self.read(start) {
+                    Ok(record) => Some(record),
+                    Err(ReadError::Damaged) => None,
+                    Err(ReadError::Io(e)) => return Err(e),
+                };
+                total += record.as_ref().map_or(1, |(header, _)| header.record_len());
+                found.push((start, record));
+                at += 1;
+            }
+        }
+        Ok(found)
+    }
+}
+
+#[derive(Debug)]
+pub enum ReadError {
+    Damaged,
+    Io(io::Error),
+}
+
+impl From<io::Error> for ReadError {
+    fn from(e: io::Error) -> ReadError {
+        ReadError::Io(e)
+    }
+}
+
+const LINE_LEN: usize = 24;
+const ENTRY_LEN: usize = 12;
+const INDEX_HEAD_LEN: usize = 36;
+
+fn write_index(entries: &FxHashMap<SubscriptionId, (Vec<IndexEntry>, u32)>, end: u64, used: u64) -> Vec<u8> {
+    let mut ordered: Vec<_> = entries.iter().collect();
+    ordered.sort_by_key(|(of, _)| **of);
+    let mut out = Vec::new();
+    out.extend_from_slice(INDEX_MAGIC);
+    out.extend_from_slice(&[0; 4]);
+    out.extend_from_slice(&end.to_le_bytes());
+    out.extend_from_slice(&used.to_le_bytes());
+    out.extend_from_slice(&(ordered.len() as u64).to_le_bytes());
+    let mut start = 0u32;
+    for (of, (list, last)) in &ordered {
+        let matches: u32 = list.iter().map(|e| e.matches).sum();
+        out.extend_from_slice(&of.0.to_le_bytes());
+        for n in [start, list.len() as u32, *last, matches] {
+            out.extend_from_slice(&n.to_le_bytes());
+        }
+        start += list.len() as u32;
+    }
+    for (_, (list, _)) in &ordered {
+        for entry in list {
+            for n in [entry.offset, entry.first, entry.matches] {
+                out.extend_from_slice(&n.to_le_bytes());
+            }
+        }
+    }
+    let crc = crc32fast::hash(&out[12..]);
+    out[8..12].copy_from_slice(&crc.to_le_bytes());
+    out
+}
+
+type ReadIndex = (Vec<IndexLine>, u64, u64, u64);
+
+fn read_index(bytes: &[u8]) -> Option<ReadIndex> {
+    let u32_at = |at: usize| Some(u32::from_le_bytes(bytes.get(at..at + 4)?.try_into().ok()?));
+    let u64_at = |at: usize| Some(u64::from_le_bytes(bytes.get(at..at + 8)?.try_into().ok()?));
+    if bytes.get(..8)? != INDEX_MAGIC || u32_at(8)? != crc32fast::hash(&bytes[12..]) {
+        return None;
+    }
+    let (end, used, count) = (u64_at(12)?, u64_at(20)?, u64_at(28)? as usize);
+    let mut lines = Vec::with_capacity(count.min(bytes.len() / LINE_LEN));
+    for i in 0..count {
+        let at = INDEX_HEAD_LEN + i * LINE_LEN;
+        lines.push(IndexLine {
+            of: SubscriptionId(u64_at(at)?),
+            start: u32_at(at + 8)?,
+            count: u32_at(at + 12)?,
+            last: u32_at(at + 16)?,
+            matches: u32_at(at + 20)?,
+        });
+    }
+    Some((lines, (INDEX_HEAD_LEN + count * LINE_LEN) as u64, end, used))
+}
+
+fn read_entries(
+    file: &dyn DiskFile,
+    entries_at: u64,
+    line: IndexLine,
+    from: u64,
+    max: usize,
+) -> io::Result<Vec<IndexEntry>> {
+    let read = |index: u32, count: usize| -> io::Result<Vec<IndexEntry>> {
+        let mut bytes = vec![0; count * ENTRY_LEN];
+        let at = entries_at + u64::from(line.start + index) * ENTRY_LEN as u64;
+        let got = file.read_at(&mut bytes, at)?;
+        bytes.truncate(got);
+        let number = |b: &[u8]| u32::from_le_bytes(b.try_into().expect("four bytes"));
+        Ok(bytes
+            .chunks_exact(ENTRY_LEN)
+            .map(|b| IndexEntry {
+                offset: number(&b[0..4]),
+                first: number(&b[4..8]),
+                matches: number(&b[8..12]),
+            })
+            .collect())
+    };
+    let (mut low, mut high) = (0, line.count);
+    while low < high {
+        let middle = low + (high - low) / 2;
+        let entry = read(middle, 1)?;
+        if entry.first().is_some_and(|e| u64::from(e.first) <= from) {
+            low = middle + 1;
+        } else {
+            high = middle;
+        }
+    }
+    let start = low.saturating_sub(1);
+    read(start, max.min((line.count - start) as usize))
+}
+
+/// Reads a segment from its first record to its last, past damaged places.
+fn scan(
+    file: &dyn DiskFile,
+    base: Position,
+    mut found: impl FnMut(u64, &Header, &Bytes),
+) -> io::Result<Scan> {
+    let len = file.len()?;
+    let mut result = Scan {
+        end: FIRST_RECORD,
+        next: base,
+        commit: 0,
+        damage: Vec::new(),
+    };
+    let mut window = Window::new(file, len);
+    let mut at = FIRST_RECORD;
+    while at < len {
+        let header = Header::decode(window.get(at, HEADER_LEN)?);
+        if let Some(header) = header {
+            let end = at + header.record_len() as u64;
+            let payload = window.get(at + HEADER_LEN as u64, header.payload_len as usize)?;
+            let good = payload.len() == header.payload_len as usize
+                && crc32fast::hash(payload) == header.payload_crc;
+            // A write that failed may have left whole records behind what was written after it.
+            let stale = header.commit < result.commit || header.first < result.next;
+            if good && !stale {
+                let payload = Bytes::copy_from_slice(payload);
+                found(at, &header, &payload);
+                result.next = Position(header.first.0 + u64::from(header.count));
+                result.commit = header.commit;
+                result.end = end;
+                at = end;
+                continue;
+            }
+        }
+        // Nothing readable here. Whatever can still be read further on is kept.
+        let next = window.find_header(at + 1)?;
+        let Some((next_at, next_header)) = next else {
+            if header.is_some() || !window.is_zero_from(at)? {
+                let last = header.map_or(result.next.0, |h| h.first.0 + u64::from(h.count));
+                result.damage.push(Damage {
+                    from: at,
+                    to: len,
+                    torn: header.is_none_or(|h| h.commit > result.commit),
+                    events: result.next.0..last,
+                });
+            }
+            break;
+        };
+        result.damage.push(Damage {
+            from: at,
+            to: next_at,
+            // Records of the commit after the last good one may have reached the disk in any order.
+            torn: next_header.commit == result.commit + 1 && header.is_none_or(|h| h.commit == next_header.commit),
+            events: result.next.0..next_header.first.0,
+        });
+        at = next_at;
+    }
+    Ok(result)
+}
+
+/// A part of a file in memory, moved along as the scan goes.
+struct Window<'a> {
+    file: &'a dyn DiskFile,
+    len: u64,
+    start: u64,
+    bytes: Vec<u8>,
+}
+
+impl<'a> Window<'a> {
+    fn new(file: &'a dyn DiskFile, len: u64) -> Window<'a> {
+        Window {
+            file,
+            len,
+            start: 0,
+            bytes: Vec::new(),
+        }
+    }
+
+    /// Bytes at `at`: as many as asked for, or fewer where the file ends.
+    fn get(&mut self, at: u64, count: usize) -> io::Result<&[u8]> {
+        let count = count.min((self.len.saturating_sub(at)) as usize);
+        let inside = at >= self.start && at + count as u64 <= self.start + self.bytes.len() as u64;
+        if !inside {
+            self.bytes.resize(count.max(SCAN_BYTES), 0);
+            let got = self.file.read_at(&mut self.bytes, at)?;
+            self.bytes.truncate(got);
+            self.start = at;
+        }
+        let from = (at - self.start) as usize;
+        let to = (from + count).min(self.bytes.len());
+        Ok(&self.bytes[from..to])
+    }
+
+    /// The next place from `at` on with a header whose checksum holds.
+    fn find_header(&mut self, mut at: u64) -> io::Result<Option<(u64, Header)>> {
+        while at + HEADER_LEN as u64 <= self.len {
+            let bytes = self.get(at, SCAN_BYTES)?;
+            let hit = memchr::memmem::find(bytes, &MAGIC);
+            match hit {
+                Some(found) => {
+                    at += found as u64;
+                    if let Some(header) = Header::decode(self.get(at, HEADER_LEN)?) {
+                        let kind_fits = header.kind == Kind::Progress || header.count > 0;
+                        if kind_fits {
+                            return Ok(Some((at, header)));
+                        }
+                    }
+                    at += 1;
+                }
+                // The magic may lie across the edge of two windows.
+                None => at += (bytes.len() as u64).saturating_sub(3).max(1),
+            }
+        }
+        Ok(None)
+    }
+
+    fn is_zero_from(&mut self, mut at: u64) -> io::Result<bool> {
+        while at < self.len {
+            let bytes = self.get(at, SCAN_BYTES)?;
+            if bytes.is_empty() {
+                return Ok(true);
+            }
+            if bytes.iter().any(|b| *b != 0) {
+                return Ok(false);
+            }
+            at += bytes.len() as u64;
+        }
+        Ok(true)
+    }
+}

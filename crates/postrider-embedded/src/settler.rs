@@ -1,0 +1,261 @@
+//! The one writer of the state database: what failed, what is due when, how far everyone has come.
+
+use crate::segment::Segment;
+use crate::state::{RetryEntry, Write};
+use crate::{Shared, Sub};
+use postrider_core::ids::{Position, SubscriptionId};
+use postrider_core::retry::Next;
+use postrider_core::time::Timestamp;
+use postrider_store::{Error, Settled};
+use rustc_hash::{FxHashMap, FxHashSet};
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, RecvTimeoutError};
+use std::time::{Duration, Instant};
+use tokio::sync::{OwnedSemaphorePermit, oneshot};
+
+/// Commits follow each other at least this far apart, so that they do not crowd the log's own.
+const COMMIT_EVERY: Duration = Duration::from_millis(10);
+/// One commit takes at most this many requests.
+const COMMIT_REQUESTS_MAX: usize = 8192;
+/// After a failed commit it is tried again this much later.
+const RETRY_EVERY: Duration = Duration::from_millis(250);
+
+pub enum ToSettler {
+    Settle(Arc<Sub>, Vec<Settled>, OwnedSemaphorePermit),
+    Open(Arc<Sub>, oneshot::Sender<()>),
+    Forget(Arc<Sub>, oneshot::Sender<()>),
+    Seal(Arc<Segment>),
+    Checkpoint,
+    Close(oneshot::Sender<()>),
+}
+
+pub struct Settler {
+    pub shared: Arc<Shared>,
+    pub requests: Receiver<ToSettler>,
+}
+
+/// What happens in memory once the commit is on disk.
+enum After {
+    /// A first attempt whose follow-up is recorded.
+    Complete(Position),
+    /// A retry entry is gone.
+    LetGo(Timestamp, Position),
+    RetryAdded(Timestamp),
+    RetryRemoved,
+}
+
+/// A subscription that this commit concerns.
+struct Touched {
+    sub: Arc<Sub>,
+    after: Vec<After>,
+    /// First attempts that are settled by this commit.
+    done: FxHashSet<Position>,
+}
+
+#[expect(clippy::disallowed_methods, reason = "paces a thread's own work; no rule depends on it")]
+fn instant() -> Instant {
+    Instant::now()
+}
+
+impl Settler {
+    pub fn run(self) {
+        let mut unsealed: Vec<Arc<Segment>> = Vec::new();
+        loop {
+            let first = if unsealed.is_empty() {
+                self.requests.recv().ok()
+            } else {
+                match self.requests.recv_timeout(RETRY_EVERY) {
+                    Ok(message) => Some(message),
+                    Err(RecvTimeoutError::Timeout) => Some(ToSettler::Checkpoint),
+                    Err(RecvTimeoutError::Disconnected) => None,
+                }
+            };
+            let Some(first) = first else { return };
+            let started = instant();
+            let mut batch = vec![first];
+            let closing = |batch: &[ToSettler]| matches!(batch.last(), Some(ToSettler::Close(_)));
+            while batch.len() < COMMIT_REQUESTS_MAX && !closing(&batch) {
+                match self.requests.recv_timeout(COMMIT_EVERY.saturating_sub(started.elapsed())) {
+                    Ok(message) => batch.push(message),
+                    Err(_) => break,
+                }
+            }
+            if self.commit(batch, &mut unsealed) {
+                return;
+            }
+        }
+    }
+
+    /// Records a batch of requests. Returns true when it was the last.
+    fn commit(&self, batch: Vec<ToSettler>, unsealed: &mut Vec<Arc<Segment>>) -> bool {
+        let mut writes = Vec::new();
+        let mut touched: FxHashMap<SubscriptionId, Touched> = FxHashMap::default();
+        let mut permits = Vec::new();
+        let mut replies = Vec::new();
+        let mut checkpoint = false;
+        let mut close = false;
+        for message in batch {
+            match message {
+                ToSettler::Settle(sub, settled, permit) => {
+                    permits.push(permit);
+                    let touched = touched.entry(sub.of).or_insert_with(|| Touched {
+                        sub,
+                        after: Vec::new(),
+                        done: FxHashSet::default(),
+                    });
+                    for one in &settled {
+                        self.record(touched, one, &mut writes);
+                    }
+                }
+                ToSettler::Open(sub, reply) => {
+                    let progress = sub.queue.lock().expect("no panic holds it").progress(&FxHashSet::default());
+                    writes.push(Write::Cursor(sub.of, progress));
+                    replies.push(reply);
+                }
+                ToSettler::Forget(sub, reply) => {
+                    writes.push(Write::Forget(sub.of));
+                    replies.push(reply);
+                }
+                ToSettler::Seal(segment) => {
+                    unsealed.push(segment);
+                    checkpoint = true;
+                }
+                ToSettler::Checkpoint => checkpoint = true,
+                ToSettler::Close(reply) => {
+                    replies.push(reply);
+                    checkpoint = true;
+                    close = true;
+                }
+            }
+        }
+        if checkpoint {
+            self.checkpoint(&mut writes);
+        }
+        for touched in touched.values() {
+            // In the same commit as what follows from the attempts, or a crash would offer them twice.
+            let queue = touched.sub.queue.lock().expect("no panic holds it");
+            if !queue.closed {
+                writes.push(Write::Cursor(touched.sub.of, queue.progress(&touched.done)));
+            }
+        }
+        if !writes.is_empty() && !self.write_until_done(&writes, close) {
+            return close;
+        }
+        for touched in touched.into_values() {
+            self.shared.settled(&touched.sub, |queue| {
+                for one in touched.after {
+                    match one {
+                        After::Complete(position) => queue.complete(position),
+                        After::LetGo(due, position) => queue.let_go(due, position),
+                        After::RetryAdded(due) => {
+                            queue.retrying += 1;
+                            queue.retry_head = Some(queue.retry_head.map_or(due, |head| head.min(due)));
+                        }
+                        After::RetryRemoved => queue.retrying = queue.retrying.saturating_sub(1),
+                    }
+                }
+            });
+        }
+        drop(permits);
+        unsealed.retain(|segment| match segment.seal(&*self.shared.disk) {
+            Ok(()) => false,
+            Err(e) => {
+                tracing::warn!(?segment, error = %e, "cannot write a segment's index; trying again");
+                true
+            }
+        });
+        if checkpoint {
+            self.shared.sweep();
+        }
+        for reply in replies {
+            let _ = reply.send(());
+        }
+        close
+    }
+
+    /// What one settled claim means for the disk and, after that, for the memory.
+    fn record(
+        &self,
+        touched: &mut Touched,
+        settled: &Settled,
+        writes: &mut Vec<Write>,
+    ) {
+        let Touched { sub, after, done } = touched;
+        let claim = &settled.claim;
+        let position = claim.position();
+        let Some(segment) = self.shared.segment_of(position) else {
+            return;
+        };
+        let entry = RetryEntry {
+            due: Timestamp::MIN,
+            position,
+            attempts_made: settled.attempts_made,
+            last: settled.last_attempt,
+            segment: segment.base,
+            offset: claim.entry.place as u32,
+            index: claim.index,
+        };
+        match claim.due {
+            Some(due) => {
+                writes.push(Write::RemoveRetry(sub.of, due, position, segment.base));
+                after.push(After::LetGo(due, position));
+                after.push(After::RetryRemoved);
+            }
+            None => {
+                done.insert(position);
+                after.push(After::Complete(position));
+            }
+        }
+        match settled.next {
+            Next::RetryAt(due) => {
+                writes.push(Write::PutRetry(sub.of, RetryEntry { due, ..entry }));
+                after.push(After::RetryAdded(due));
+            }
+            Next::DeadLetter(reason) => writes.push(Write::PutDeadLetter(sub.of, entry, reason)),
+            Next::Done | Next::Drop(_) => {}
+        }
+    }
+
+    fn checkpoint(&self, writes: &mut Vec<Write>) {
+        // First where reading must begin, then the progress: what is settled in between is in both.
+        let replay_from = self.shared.last_segment_base();
+        let next = Position(self.shared.next.load(std::sync::atomic::Ordering::Relaxed));
+        for sub in self.shared.take_rows() {
+            let queue = sub.queue.lock().expect("no panic holds it");
+            if !queue.closed {
+                writes.push(Write::Cursor(sub.of, queue.progress(&FxHashSet::default())));
+            }
+        }
+        writes.push(Write::Facts { next, replay_from });
+    }
+
+    /// Nothing that was settled may be forgotten while the process lives: tries until it is written.
+    fn write_until_done(&self, writes: &[Write], closing: bool) -> bool {
+        let mut reported = false;
+        loop {
+            match self.shared.state.write(writes) {
+                Ok(references) => {
+                    self.shared.note_references(references);
+                    if reported {
+                        tracing::info!("the state database can be written again");
+                    }
+                    return true;
+                }
+                Err(e) => {
+                    if !reported {
+                        tracing::error!(error = %e, "cannot record what was settled; trying again");
+                        reported = true;
+                    }
+                    if closing {
+                        return false;
+                    }
+                    self.shared.sweep();
+                    if let Err(Error::Unavailable(e)) = self.shared.state.reopen() {
+                        tracing::debug!(error = %e, "cannot open the state database again yet");
+                    }
+                    std::thread::sleep(RETRY_EVERY);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,344 @@
+//! The one writer of the log: everything that waits goes out in one write and one fdatasync.
+
+use crate::Shared;
+use crate::disk::Disk;
+use crate::record::{HEADER_LEN, Header, Kind};
+use crate::segment::{SEGMENT_BYTES_MAX, Segment};
+use crate::settler::ToSettler;
+use postrider_core::event::Batch;
+use postrider_core::ids::Position;
+use postrider_store::{Entry, Error};
+use std::io::{self, IoSlice};
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
+use std::time::{Duration, Instant};
+use tokio::sync::{mpsc::UnboundedSender, oneshot};
+
+/// One commit takes at most this many publish requests …
+const COMMIT_REQUESTS_MAX: usize = 512;
+/// … and this many bytes.
+const COMMIT_BYTES_MAX: usize = 8 << 20;
+/// Settled deliveries are on disk at most this long after they were settled.
+const PROGRESS_EVERY: Duration = Duration::from_millis(50);
+/// The state database is brought up to date this often while there is work.
+const CHECKPOINT_EVERY: Duration = Duration::from_secs(2);
+/// Space is reserved in steps of this size.
+const ALLOCATE_BYTES: u64 = 8 << 20;
+/// While nothing can be written, it is tried again this often.
+const RECOVER_EVERY: Duration = Duration::from_millis(250);
+/// Disk space that is left for bookkeeping: the log stops before the state database has to.
+const RESERVE_BYTES_MAX: u64 = 16 << 20;
+
+/// A publish request on its way into the log.
+pub struct Append {
+    pub batch: Batch,
+    /// The payload's first part; the body follows it.
+    pub head: Vec<u8>,
+    pub payload_crc: u32,
+    pub done: oneshot::Sender<Result<Position, Error>>,
+}
+
+impl Append {
+    fn payload_len(&self) -> usize {
+        self.head.len() + self.batch.body.len()
+    }
+
+    pub fn record_len(&self) -> usize {
+        HEADER_LEN + self.payload_len()
+    }
+}
+
+pub enum ToWriter {
+    Append(Box<Append>),
+    /// Some progress waits to be written.
+    Progress,
+    Close(oneshot::Sender<()>),
+}
+
+/// A request that is now durable.
+pub struct Committed {
+    pub entry: Arc<Entry>,
+    pub bytes: usize,
+    pub done: oneshot::Sender<Result<Position, Error>>,
+}
+
+pub struct Writer {
+    pub shared: Arc<Shared>,
+    pub requests: Receiver<ToWriter>,
+    pub committed: UnboundedSender<Vec<Committed>>,
+    pub settler: Sender<ToSettler>,
+    pub segment: Arc<Segment>,
+    pub offset: u64,
+    pub allocated: u64,
+    pub commit: u64,
+    pub next: Position,
+    /// The segment can no longer be trusted after a failed write or flush.
+    pub spoiled: bool,
+}
+
+#[expect(clippy::disallowed_methods, reason = "paces a thread's own work; no rule depends on it")]
+fn instant() -> Instant {
+    Instant::now()
+}
+
+impl Writer {
+    pub fn run(mut self) {
+        let mut progress_since: Option<Instant> = None;
+        let mut checkpointed = instant();
+        let mut refused_at: Option<Instant> = None;
+        let mut closing = None;
+        loop {
+            let mut group = Vec::new();
+            let mut bytes = 0;
+            let wait = match (refused_at, progress_since) {
+                (Some(_), _) => Some(RECOVER_EVERY),
+                (None, Some(since)) => Some(PROGRESS_EVERY.saturating_sub(since.elapsed())),
+                (None, None) => None,
+            };
+            let mut message = match wait {
+                None => self.requests.recv().ok(),
+                Some(wait) => match self.requests.recv_timeout(wait) {
+                    Ok(message) => Some(message),
+                    Err(RecvTimeoutError::Timeout) => Some(ToWriter::Progress),
+                    Err(RecvTimeoutError::Disconnected) => None,
+                },
+            };
+            loop {
+                match message {
+                    Some(ToWriter::Append(append)) => {
+                        bytes += append.record_len();
+                        group.push(append);
+                    }
+                    Some(ToWriter::Progress) => {
+                        if progress_since.is_none() {
+                            progress_since = Some(instant());
+                        }
+                    }
+                    Some(ToWriter::Close(done)) => closing = Some(done),
+                    None => return,
+                }
+                if group.len() >= COMMIT_REQUESTS_MAX || bytes >= COMMIT_BYTES_MAX || closing.is_some() {
+                    break;
+                }
+                match self.requests.try_recv() {
+                    Ok(next) => message = Some(next),
+                    Err(_) => break,
+                }
+            }
+            if let Some(since) = refused_at {
+                if since.elapsed() < RECOVER_EVERY && closing.is_none() {
+                    self.refuse(group);
+                    continue;
+                }
+                match self.recover() {
+                    Ok(()) => {
+                        refused_at = None;
+                        self.shared.set_refusing(None);
+                        tracing::info!("the log can be written again");
+                    }
+                    Err(e) => {
+                        self.failed(&e, group);
+                        refused_at = Some(instant());
+                        if let Some(done) = closing.take() {
+                            let _ = done.send(());
+                            return;
+                        }
+                        continue;
+                    }
+                }
+            }
+            let progress_due = progress_since.is_some_and(|s| s.elapsed() >= PROGRESS_EVERY);
+            let progress = if progress_due || closing.is_some() {
+                progress_since = None;
+                self.shared.take_progress()
+            } else {
+                Vec::new()
+            };
+            if !group.is_empty() || !progress.is_empty() {
+                if let Err((e, group)) = self.write(group, &progress, bytes) {
+                    self.failed(&e, group);
+                    refused_at = Some(instant());
+                }
+                if !progress.is_empty() && checkpointed.elapsed() >= CHECKPOINT_EVERY {
+                    checkpointed = instant();
+                    let _ = self.settler.send(ToSettler::Checkpoint);
+                }
+            }
+            if let Some(done) = closing.take() {
+                let _ = done.send(());
+                return;
+            }
+        }
+    }
+
+    /// One commit: records, fdatasync, hand-over.
+    fn write(
+        &mut self,
+        group: Vec<Box<Append>>,
+        progress: &[u8],
+        bytes: usize,
+    ) -> Result<(), (io::Error, Vec<Box<Append>>)> {
+        let progress_len = if progress.is_empty() { 0 } else { HEADER_LEN + progress.len() };
+        let total = (bytes + progress_len) as u64;
+        if let Err(e) = self.make_room(total) {
+            return Err((e, group));
+        }
+        self.commit += 1;
+        let mut headers = Vec::with_capacity(group.len() + 1);
+        let mut next = self.next;
+        for append in &group {
+            headers.push(
+                Header {
+                    kind: Kind::Batch,
+                    payload_len: append.payload_len() as u32,
+                    payload_crc: append.payload_crc,
+                    first: next,
+                    count: append.batch.events.len() as u32,
+                    commit: self.commit,
+                }
+                .encode(),
+            );
+            next = Position(next.0 + append.batch.events.len() as u64);
+        }
+        if !progress.is_empty() {
+            headers.push(
+                Header {
+                    kind: Kind::Progress,
+                    payload_len: progress.len() as u32,
+                    payload_crc: crc32fast::hash(progress),
+                    first: next,
+                    count: 0,
+                    commit: self.commit,
+                }
+                .encode(),
+            );
+        }
+        let mut slices = Vec::with_capacity(group.len() * 3 + 2);
+        for (append, header) in group.iter().zip(&headers) {
+            slices.push(IoSlice::new(header));
+            slices.push(IoSlice::new(&append.head));
+            slices.push(IoSlice::new(&append.batch.body));
+        }
+        if !progress.is_empty() {
+            slices.push(IoSlice::new(&headers[group.len()]));
+            slices.push(IoSlice::new(progress));
+        }
+        let file = &self.segment.file;
+        if let Err(e) = file.write_at(&mut slices, self.offset).and_then(|()| file.sync()) {
+            self.spoiled = true;
+            return Err((e, group));
+        }
+        let mut committed = Vec::with_capacity(group.len());
+        for append in group {
+            let (first, len) = (self.next, append.record_len());
+            let offset = self.offset;
+            self.segment.index_batch(offset, first, &append.batch);
+            self.next = Position(first.0 + append.batch.events.len() as u64);
+            self.offset += len as u64;
+            committed.push(Committed {
+                entry: Arc::new(Entry {
+                    batch: append.batch,
+                    first,
+                    place: offset,
+                }),
+                bytes: len,
+                done: append.done,
+            });
+        }
+        self.offset += progress_len as u64;
+        self.segment.grown(self.next, self.offset);
+        self.shared.next.store(self.next.0, Relaxed);
+        if !committed.is_empty() {
+            // Nobody listens only while the store is being torn down.
+            let _ = self.committed.send(committed);
+        }
+        Ok(())
+    }
+
+    /// Makes sure that the next commit has reserved space, in this segment or a new one.
+    fn make_room(&mut self, bytes: u64) -> io::Result<()> {
+        let full = self.offset + bytes > SEGMENT_BYTES_MAX || self.segment.index_is_full();
+        if self.spoiled || (full && self.next > self.segment.base) {
+            self.roll()?;
+        }
+        if self.offset + bytes > self.allocated {
+            self.allocated = self.allocate(bytes)?;
+        }
+        Ok(())
+    }
+
+    /// Reserves space for at least `bytes` more, if the disk has it beyond the reserve.
+    fn allocate(&self, bytes: u64) -> io::Result<u64> {
+        let (available, total) = self.shared.disk.space()?;
+        let reserve = RESERVE_BYTES_MAX.min(total / 8);
+        let need = self.offset + bytes;
+        let wish = (self.allocated + ALLOCATE_BYTES).max(need);
+        for target in [wish, need.next_multiple_of(64 << 10)] {
+            if available < (target - self.allocated) + reserve {
+                continue;
+            }
+            match self.segment.file.allocate(target) {
+                Ok(()) => return Ok(target),
+                Err(e) if e.kind() == io::ErrorKind::StorageFull => {}
+                Err(e) => return Err(e),
+            }
+        }
+        Err(io::Error::new(
+            io::ErrorKind::StorageFull,
+            format!(
+                "the disk is full: {} KiB are left and {} KiB are kept for bookkeeping",
+                available >> 10,
+                reserve >> 10
+            ),
+        ))
+    }
+
+    fn roll(&mut self) -> io::Result<()> {
+        let disk = self.shared.disk.clone();
+        let segment = Arc::new(self.shared.create_segment(&*disk, self.next)?);
+        // What is behind the last good record is cut off; if that fails it is only wasted space.
+        let _ = self.segment.file.truncate(self.offset);
+        let _ = self.settler.send(ToSettler::Seal(self.segment.clone()));
+        self.shared.add_segment(segment.clone());
+        self.segment = segment;
+        self.offset = crate::segment::FIRST_RECORD;
+        self.allocated = self.offset;
+        self.spoiled = false;
+        Ok(())
+    }
+
+    /// Tries whether a commit would have a chance now.
+    fn recover(&mut self) -> io::Result<()> {
+        self.make_room(64 << 10)
+    }
+
+    fn refuse(&self, group: Vec<Box<Append>>) {
+        let reason = self.shared.refusing().unwrap_or_default();
+        for append in group {
+            self.shared.append_ended(append.record_len());
+            let _ = append.done.send(Err(Error::Unavailable(reason.clone())));
+        }
+    }
+
+    fn failed(&mut self, e: &io::Error, group: Vec<Box<Append>>) {
+        if self.shared.refusing().is_none() {
+            tracing::error!(error = %e, "the log cannot be written; publishes are refused");
+        }
+        self.shared.set_refusing(Some(e.to_string()));
+        self.refuse(group);
+    }
+}
+
+impl Shared {
+    /// Makes a segment file and its directory entry durable.
+    pub fn create_segment(&self, disk: &dyn Disk, base: Position) -> io::Result<Segment> {
+        // A file of this name can only be what a failed attempt left behind.
+        if disk.names()?.contains(&crate::segment::log_name(base)) {
+            disk.remove(&crate::segment::log_name(base))?;
+        }
+        let segment = Segment::create(disk, base, self.identity)?;
+        disk.sync()?;
+        Ok(segment)
+    }
+}

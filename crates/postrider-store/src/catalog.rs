@@ -1,0 +1,36 @@
+//! The catalogue's promise: topics, domain topics and subscriptions.
+
+use crate::Error;
+use async_trait::async_trait;
+use postrider_core::ids::{SubscriptionId, TopicId};
+use postrider_core::subscription::{DomainTopic, Subscription, Topic};
+
+/// One change to the catalogue.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Change {
+    PutTopic(Topic),
+    DeleteTopic(TopicId),
+    PutDomainTopic(DomainTopic),
+    DeleteDomainTopic(TopicId, String),
+    PutSubscription(Subscription),
+    DeleteSubscription(SubscriptionId),
+}
+
+/// Everything in the catalogue.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Loaded {
+    pub topics: Vec<Topic>,
+    pub domain_topics: Vec<DomainTopic>,
+    pub subscriptions: Vec<Subscription>,
+}
+
+#[async_trait]
+pub trait Catalog: Send + Sync {
+    async fn load(&self) -> Result<Loaded, Error>;
+
+    /// Makes the changes durable, all of them or none.
+    async fn commit(&self, changes: Vec<Change>) -> Result<(), Error>;
+
+    /// A number that was never given out before, and never will be again, restarts included.
+    async fn next_id(&self) -> Result<u64, Error>;
+}

@@ -1,0 +1,160 @@
+//! The event log's promise.
+
+use crate::Error;
+use async_trait::async_trait;
+use postrider_core::event::Batch;
+use postrider_core::ids::{Position, SubscriptionId};
+use postrider_core::outcome::Outcome;
+use postrider_core::retry::Next;
+use postrider_core::time::Timestamp;
+use std::sync::Arc;
+
+/// One publish request in the log.
+#[derive(Debug)]
+pub struct Entry {
+    pub batch: Batch,
+    /// The position of the request's first event; the others follow without a gap.
+    pub first: Position,
+    /// Where the store keeps it; means nothing to anyone else.
+    pub place: u64,
+}
+
+/// One delivery that is now this holder's to attempt: an event for a subscription.
+#[derive(Clone, Debug)]
+pub struct Claim {
+    pub entry: Arc<Entry>,
+    /// Which event of the entry.
+    pub index: u32,
+    /// Attempts made before this claim.
+    pub attempts_made: u32,
+    pub last_attempt: Option<LastAttempt>,
+    /// When it came due: the retry's time, or none for a first attempt.
+    pub due: Option<Timestamp>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LastAttempt {
+    pub at: Timestamp,
+    pub outcome: Outcome,
+    pub status: Option<u16>,
+}
+
+impl Claim {
+    pub fn position(&self) -> Position {
+        Position(self.entry.first.0 + u64::from(self.index))
+    }
+
+    pub fn received(&self) -> Timestamp {
+        self.entry.batch.received
+    }
+
+    /// The event as published.
+    pub fn object(&self) -> &str {
+        self.entry.batch.object(self.index as usize)
+    }
+}
+
+/// What follows a claim.
+#[derive(Clone, Debug)]
+pub struct Settled {
+    pub claim: Claim,
+    /// Attempts made, this one included if there was one.
+    pub attempts_made: u32,
+    pub last_attempt: Option<LastAttempt>,
+    pub next: Next,
+}
+
+/// How much to claim at once.
+#[derive(Clone, Copy, Debug)]
+pub struct Want {
+    pub events_max: usize,
+    /// The events' sizes and the overhead of each stay within this; a larger event comes alone.
+    pub bytes_max: usize,
+    /// Bytes that rendering adds to an event.
+    pub overhead: usize,
+}
+
+/// What waits for a subscription.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Backlog {
+    /// Matched and never claimed.
+    pub waiting: u64,
+    /// Claimed and not settled.
+    pub claimed: u64,
+    /// Attempted, failed, due later.
+    pub retrying: u64,
+    /// When the oldest of the waiting ones was received, as far as it is known without reading the log.
+    pub oldest: Option<Timestamp>,
+}
+
+/// Whether publishes would be accepted, and what has been noticed.
+#[derive(Clone, Debug, Default)]
+pub struct Health {
+    /// Why not, if not.
+    pub refusing: Option<String>,
+    /// Damaged records found, each with its place.
+    pub corrupt: Vec<String>,
+    pub corrupt_records: u64,
+    /// Deliveries offered again after a restart because their settling was not yet on disk.
+    pub redelivered: u64,
+    pub segments: u64,
+    pub bytes: u64,
+}
+
+/// Told by the log that there may be something to claim. Called often and from anywhere: must be
+/// quick, must not block, must not call back into the log.
+pub trait Listener: Send + Sync {
+    /// About `count` more deliveries of `of` can be claimed.
+    fn ready(&self, of: SubscriptionId, count: usize);
+    /// The earliest retry may have changed.
+    fn due_changed(&self);
+}
+
+/// Keeps events until every subscription that they matched is done with them.
+#[async_trait]
+pub trait EventLog: Send + Sync {
+    /// Makes the request's events and the subscriptions they matched durable, together or not at all.
+    /// `Ok` means they survive power loss. Only then may the publisher see 200. After an `Err` the
+    /// events may still turn up: at least once, never a promise broken.
+    async fn append(&self, batch: Batch) -> Result<Position, Error>;
+
+    /// Claims deliveries of one subscription: retries due by `now` first, then first attempts in the
+    /// order of publishing. A claim is held until it is settled; a restart gives it up.
+    async fn claim(&self, of: SubscriptionId, now: Timestamp, want: Want) -> Result<Vec<Claim>, Error>;
+
+    /// Records the attempts and what follows each. An attempt and what follows from it become durable
+    /// together, within a tenth of a second; a crash before that offers the delivery again.
+    /// Waits only while too much is already waiting to be recorded.
+    async fn settle(&self, of: SubscriptionId, settled: Vec<Settled>) -> Result<(), Error>;
+
+    /// Gives claims back unattempted; they are offered again at once, in their old order.
+    fn release(&self, of: SubscriptionId, claims: Vec<Claim>);
+
+    /// When the next retry of any subscription comes due.
+    fn next_due(&self) -> Option<Timestamp>;
+
+    /// The subscriptions with a retry due by `now`.
+    fn due(&self, now: Timestamp) -> Vec<SubscriptionId>;
+
+    /// Starts keeping events for a subscription, from the next append on. Does nothing if it is known.
+    async fn open_subscription(&self, of: SubscriptionId) -> Result<(), Error>;
+
+    /// Forgets a subscription and whatever waits for it. Returns how many deliveries that drops.
+    async fn close_subscription(&self, of: SubscriptionId) -> Result<u64, Error>;
+
+    /// Subscriptions with something to claim or to retry: where to begin after a start.
+    fn subscriptions(&self) -> Vec<SubscriptionId>;
+
+    fn backlog(&self, of: SubscriptionId) -> Backlog;
+
+    fn health(&self) -> Health;
+
+    /// A number that is this log's own, for event ids that stay the same.
+    fn identity(&self) -> u64;
+
+    /// Who is told of new work. There is one; it is set before anything is appended.
+    fn listen(&self, listener: Arc<dyn Listener>);
+
+    /// Makes everything durable that can be and stops. Nothing may be called afterwards.
+    async fn close(&self) -> Result<(), Error>;
+}

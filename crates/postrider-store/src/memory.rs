@@ -1,0 +1,1 @@
+//! Both promises in memory: for tests, and for the simulation's log that crashes.

@@ -1,0 +1,259 @@
+//! Idle connections, kept for the next request to the same origin.
+
+use crate::egress::Scheme;
+use postrider_core::time::Timestamp;
+use std::collections::{HashMap, VecDeque};
+use std::mem;
+use std::sync::{Mutex, MutexGuard};
+use std::time::Duration;
+
+pub const IDLE_PER_ORIGIN_MAX: usize = 64;
+/// Hosts (with their port) that idle connections are kept for.
+pub const ORIGINS_MAX: usize = 1024;
+/// An idle connection older than this is closed rather than used.
+pub const IDLE_TIME_MAX: Duration = Duration::from_secs(20);
+/// Connections that come back sweep the whole pool no more often than this.
+const SWEEP_EVERY: Duration = Duration::from_secs(5);
+
+/// Hands out the connection that came back last: it is the least likely to have been closed by the
+/// peer, and the surplus grows old and goes.
+///
+/// An origin is a scheme and an authority as written in the URL: `host` and `host:80` do not share.
+pub(crate) struct Pool<C> {
+    shelves: Mutex<Shelves<C>>,
+}
+
+struct Shelves<C> {
+    by_authority: HashMap<Box<str>, Shelf<C>>,
+    swept: Timestamp,
+}
+
+/// The idle connections to one authority, oldest first.
+struct Shelf<C> {
+    http: VecDeque<Idle<C>>,
+    https: VecDeque<Idle<C>>,
+    used: Timestamp,
+}
+
+struct Idle<C> {
+    since: Timestamp,
+    connection: C,
+}
+
+impl<C> Idle<C> {
+    fn is_stale(&self, now: Timestamp) -> bool {
+        now.since(self.since) > IDLE_TIME_MAX
+    }
+}
+
+impl<C> Pool<C> {
+    pub fn new() -> Pool<C> {
+        Pool {
+            shelves: Mutex::new(Shelves {
+                by_authority: HashMap::new(),
+                swept: Timestamp::MIN,
+            }),
+        }
+    }
+
+    /// Takes out the youngest idle connection to the origin.
+    pub fn take(&self, scheme: Scheme, authority: &str, now: Timestamp) -> Option<C> {
+        let mut shelves = self.lock();
+        let shelf = shelves.by_authority.get_mut(authority)?;
+        shelf.used = now;
+        let row = shelf.row(scheme);
+        let youngest = row.pop_back()?;
+        if !youngest.is_stale(now) {
+            return Some(youngest.connection);
+        }
+        // The others are older still. Closing takes system calls, so let go of the lock first.
+        let stale = mem::take(row);
+        drop(shelves);
+        drop(stale);
+        None
+    }
+
+    /// Puts an idle connection in, at the cost of the oldest one if there is no room.
+    pub fn put(&self, scheme: Scheme, authority: &str, connection: C, now: Timestamp) {
+        let mut shelves = self.lock();
+        let swept = shelves.sweep_if_due(now);
+        let mut evicted = None;
+        let shelf = match shelves.by_authority.get_mut(authority) {
+            Some(shelf) => shelf,
+            None => {
+                evicted = shelves.make_room();
+                shelves
+                    .by_authority
+                    .entry(authority.into())
+                    .or_insert(Shelf {
+                        http: VecDeque::new(),
+                        https: VecDeque::new(),
+                        used: now,
+                    })
+            }
+        };
+        shelf.used = now;
+        let row = shelf.row(scheme);
+        let surplus = if row.len() < IDLE_PER_ORIGIN_MAX {
+            None
+        } else {
+            row.pop_front()
+        };
+        row.push_back(Idle {
+            since: now,
+            connection,
+        });
+        drop(shelves);
+        drop((swept, evicted, surplus));
+    }
+
+    /// Closes what has been idle for too long.
+    pub fn sweep(&self, now: Timestamp) {
+        let stale = self.lock().sweep(now);
+        drop(stale);
+    }
+
+    /// How many idle connections there are.
+    pub fn len(&self) -> usize {
+        self.lock().by_authority.values().map(Shelf::len).sum()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Shelves<C>> {
+        self.shelves
+            .lock()
+            .expect("nothing panics while it holds the pool")
+    }
+}
+
+impl<C> Shelves<C> {
+    fn sweep_if_due(&mut self, now: Timestamp) -> Vec<Idle<C>> {
+        // A clock that was set back makes the next sweep late, not the last.
+        if now.since(self.swept) >= SWEEP_EVERY || now < self.swept {
+            self.sweep(now)
+        } else {
+            Vec::new()
+        }
+    }
+
+    /// Takes out everything stale, to be dropped without the lock.
+    fn sweep(&mut self, now: Timestamp) -> Vec<Idle<C>> {
+        self.swept = now;
+        let mut stale = Vec::new();
+        self.by_authority.retain(|_, shelf| {
+            for row in [&mut shelf.http, &mut shelf.https] {
+                let count = row.iter().take_while(|idle| idle.is_stale(now)).count();
+                stale.extend(row.drain(..count));
+            }
+            shelf.len() > 0
+        });
+        stale
+    }
+
+    /// Takes out an empty shelf, or else the least recently used one, if another would be too many.
+    fn make_room(&mut self) -> Option<Shelf<C>> {
+        if self.by_authority.len() < ORIGINS_MAX {
+            return None;
+        }
+        let least = self
+            .by_authority
+            .iter()
+            .min_by_key(|(_, shelf)| (shelf.len() > 0, shelf.used));
+        let authority = least.map(|(authority, _)| authority.clone())?;
+        self.by_authority.remove(&authority)
+    }
+}
+
+impl<C> Shelf<C> {
+    fn row(&mut self, scheme: Scheme) -> &mut VecDeque<Idle<C>> {
+        match scheme {
+            Scheme::Http => &mut self.http,
+            Scheme::Https => &mut self.https,
+        }
+    }
+
+    fn len(&self) -> usize {
+        self.http.len() + self.https.len()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use Scheme::{Http, Https};
+
+    fn at(secs: i64) -> Timestamp {
+        Timestamp::from_secs(1_000_000 + secs)
+    }
+
+    #[test]
+    fn the_last_to_come_back_is_the_first_to_leave() {
+        let pool = Pool::new();
+        for connection in 0..3 {
+            pool.put(Http, "a", connection, at(0));
+        }
+        pool.put(Https, "a", 10, at(0));
+        pool.put(Http, "b", 20, at(0));
+        let taken: Vec<_> = std::iter::from_fn(|| pool.take(Http, "a", at(1))).collect();
+        assert_eq!(taken, [2, 1, 0]);
+        assert_eq!(pool.take(Https, "a", at(1)), Some(10));
+        assert_eq!(pool.take(Http, "c", at(1)), None);
+        assert_eq!(pool.len(), 1);
+    }
+
+    #[test]
+    fn an_origin_keeps_the_youngest_up_to_its_bound() {
+        let pool = Pool::new();
+        for connection in 0..IDLE_PER_ORIGIN_MAX + 2 {
+            pool.put(Http, "a", connection, at(0));
+        }
+        let taken: Vec<_> = std::iter::from_fn(|| pool.take(Http, "a", at(1))).collect();
+        assert_eq!(taken.len(), IDLE_PER_ORIGIN_MAX);
+        assert_eq!(taken.last(), Some(&2));
+    }
+
+    #[test]
+    fn old_connections_are_not_handed_out() {
+        let pool = Pool::new();
+        pool.put(Http, "a", 1, at(0));
+        pool.put(Http, "a", 2, at(1));
+        assert_eq!(pool.take(Http, "a", at(20)), Some(2));
+        assert_eq!(pool.take(Http, "a", at(21)), None);
+        assert_eq!(pool.len(), 0);
+    }
+
+    #[test]
+    fn sweeping_drops_the_old_and_forgets_the_empty() {
+        let pool = Pool::new();
+        pool.put(Http, "a", 1, at(0));
+        pool.put(Http, "b", 2, at(10));
+        pool.sweep(at(25));
+        assert_eq!(pool.len(), 1);
+        assert_eq!(pool.lock().by_authority.len(), 1);
+        // Without being asked, too, when something comes back.
+        pool.put(Http, "c", 3, at(31));
+        assert_eq!(pool.len(), 1);
+    }
+
+    #[test]
+    fn the_origin_used_least_recently_makes_room() {
+        let pool = Pool::new();
+        for n in 0..ORIGINS_MAX {
+            pool.put(
+                Http,
+                &n.to_string(),
+                n,
+                at(0) + Duration::from_millis(n as u64),
+            );
+        }
+        pool.put(Http, "0", 0, at(2));
+        pool.put(Http, "one more", 0, at(2));
+        assert_eq!(pool.lock().by_authority.len(), ORIGINS_MAX);
+        assert_eq!(pool.take(Http, "1", at(2)), None);
+        assert_eq!(pool.take(Http, "0", at(2)), Some(0));
+        // An emptied origin goes before any that still has something to offer.
+        assert_eq!(pool.take(Http, "7", at(2)), Some(7));
+        pool.put(Http, "and another", 0, at(2));
+        assert!(!pool.lock().by_authority.contains_key("7"));
+        assert_eq!(pool.take(Http, "2", at(2)), Some(2));
+    }
+}

@@ -1,0 +1,769 @@
+//! From a publish request's parts to its events.
+//!
+//! One pass over the text: every event is found, checked against its topic's schema and handed to
+//! the caller, who decides where it goes while it is still at hand. Nothing is copied but a
+//! CloudEvent in binary mode, whose headers and body are put together as one JSON object.
+
+pub use crate::error::PublishError;
+
+use base64::Engine as _;
+use base64::prelude::BASE64_STANDARD;
+use bytes::Bytes;
+use percent_encoding::percent_decode_str;
+use postrider_core::envelope::Envelope;
+use postrider_core::event::{EventRef, Lacks, Schema, Span};
+use postrider_core::json::{self, Kind, Raw, Scanner};
+use postrider_core::subscription::{InputMapping, Mapped};
+use postrider_core::time::Timestamp;
+use std::borrow::Cow;
+
+/// The API that a request came in by; each has its own rules for events.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Road {
+    Cloud,
+    /// Member names are compared without case here.
+    Edge,
+}
+
+/// What one topic asks of its events.
+#[derive(Clone, Copy, Debug)]
+pub struct Rules<'a> {
+    pub road: Road,
+    pub schema: Schema,
+    /// Where a custom event's envelope is found. Without it a custom event is any object.
+    pub mapping: Option<&'a InputMapping>,
+    /// The full resource id of the topic or domain; on the edge the topic's name.
+    pub topic_id: &'a str,
+    /// Each event names a topic inside this one.
+    pub domain: bool,
+    pub limits: Limits,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    pub request_bytes: usize,
+    pub event_bytes: usize,
+    pub events_max: usize,
+}
+
+/// As observed on the cloud service.
+impl Default for Limits {
+    fn default() -> Limits {
+        Limits {
+            request_bytes: 1_536_000,
+            event_bytes: 1_049_600,
+            events_max: 5_000,
+        }
+    }
+}
+
+/// What the request's headers say about its body.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Head<'a> {
+    pub content_type: Option<&'a str>,
+    /// The headers whose names begin with `ce-`, in any case, prefix and all.
+    pub ce_headers: &'a [(&'a str, &'a str)],
+}
+
+/// One event that was found good, while its request is still being read.
+#[derive(Clone, Debug)]
+pub struct Event<'e> {
+    pub index: usize,
+    pub envelope: Envelope<'e>,
+    /// For a domain: the name of the topic inside it.
+    pub domain_topic: Option<Cow<'e, str>>,
+}
+
+/// A request all of whose events were found good.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Parsed {
+    /// What the spans of the events point into.
+    pub body: Bytes,
+    pub events: Vec<EventRef>,
+    pub mode: Mode,
+}
+
+/// How the events were sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mode {
+    /// An array.
+    Batch,
+    /// One object.
+    Single,
+    /// One CloudEvent, its attributes in headers.
+    Binary,
+}
+
+/// Reads a request: all of its events, or why it is refused.
+///
+/// `route` sees each event as soon as that event is found good and returns what becomes
+/// [`EventRef::matched`]. If a later event is refused, so is the request: whatever `route` did must
+/// then be forgotten.
+pub fn parse(
+    rules: &Rules<'_>,
+    head: &Head<'_>,
+    body: Bytes,
+    mut route: impl FnMut(&Event<'_>) -> u32,
+) -> Result<Parsed, PublishError> {
+    // Spans count in 32 bits, and a body in binary mode grows by its headers and by base64.
+    let bytes_max = rules.limits.request_bytes.min(u32::MAX as usize / 2);
+    if body.len() > bytes_max {
+        return Err(PublishError::request_too_large(bytes_max));
+    }
+    let form = Form::of(rules, head)?;
+    let body = without_byte_order_mark(body);
+    let body = match form {
+        Form::Binary => assemble(rules, head, &body)?,
+        _ => body,
+    };
+    let text = rules.text(&body)?;
+    let mut reader = Reader {
+        rules,
+        text,
+        scanner: Scanner::new(text),
+    };
+    let mode = reader.mode(form)?;
+    let events = match mode {
+        Mode::Batch => reader.batch(&mut route)?,
+        Mode::Single | Mode::Binary => vec![reader.event(0, &mut route)?],
+    };
+    reader.scanner.end().map_err(|e| rules.broken(e))?;
+    Ok(Parsed { body, events, mode })
+}
+
+/// What the headers allow the body to be.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Form {
+    Array,
+    Object,
+    Either,
+    Binary,
+}
+
+impl Form {
+    fn of(rules: &Rules<'_>, head: &Head<'_>) -> Result<Form, PublishError> {
+        if rules.schema != Schema::CloudEvent {
+            // Lenient: a missing or odd content type is JSON, and one event needs no array.
+            return Ok(Form::Either);
+        }
+        let media_type = media_type(head.content_type);
+        if head
+            .ce_headers
+            .iter()
+            .any(|(name, _)| switches_to_binary(name))
+        {
+            return match media_type.as_str() {
+                media_type if media_type.starts_with("application/cloudevents") => {
+                    Err(PublishError::ce_modes_mixed())
+                }
+                "application/json" => Ok(Form::Binary),
+                _ if rules.road == Road::Edge => Ok(Form::Binary),
+                _ => Err(PublishError::content_type_unsupported()),
+            };
+        }
+        match media_type.as_str() {
+            "application/cloudevents+json" | "application/json" => Ok(Form::Object),
+            "application/cloudevents-batch+json" => Ok(Form::Array),
+            _ => Err(PublishError::content_type_unsupported()),
+        }
+    }
+}
+
+/// The members of an event that the rules look at.
+#[derive(Clone, Copy)]
+enum Field {
+    Id,
+    /// CloudEvents: `source`.
+    Topic,
+    Subject,
+    Type,
+    Time,
+    /// CloudEvents: `dataschema`.
+    DataVersion,
+    /// EventGrid: `metadataVersion`; CloudEvents: `specversion`.
+    Version,
+    Data,
+    DataBase64,
+    DataContentType,
+}
+
+const FIELDS: usize = 10;
+
+const EVENT_GRID: &[(&str, Field)] = &[
+    ("id", Field::Id),
+    ("subject", Field::Subject),
+    ("data", Field::Data),
+    ("eventType", Field::Type),
+    ("eventTime", Field::Time),
+    ("dataVersion", Field::DataVersion),
+    ("topic", Field::Topic),
+    ("metadataVersion", Field::Version),
+];
+
+const CLOUD_EVENT: &[(&str, Field)] = &[
+    ("id", Field::Id),
+    ("source", Field::Topic),
+    ("data", Field::Data),
+    ("type", Field::Type),
+    ("time", Field::Time),
+    ("specversion", Field::Version),
+    ("subject", Field::Subject),
+    ("datacontenttype", Field::DataContentType),
+    ("data_base64", Field::DataBase64),
+    ("dataschema", Field::DataVersion),
+];
+
+/// What one event's members were, and where its `topic` stands.
+#[derive(Default)]
+struct Members<'b> {
+    values: [Option<Raw<'b>>; FIELDS],
+    topic: Span,
+}
+
+impl<'b> Members<'b> {
+    fn get(&self, field: Field) -> Option<Raw<'b>> {
+        self.values[field as usize]
+    }
+
+    fn set(&self, field: Field) -> Option<Raw<'b>> {
+        set(self.get(field))
+    }
+}
+
+/// Null counts as absent.
+fn set(value: Option<Raw<'_>>) -> Option<Raw<'_>> {
+    value.filter(|value| !value.is_null())
+}
+
+struct Reader<'r, 'b> {
+    rules: &'r Rules<'r>,
+    text: &'b str,
+    scanner: Scanner<'b>,
+}
+
+impl<'b> Reader<'_, 'b> {
+    fn mode(&mut self, form: Form) -> Result<Mode, PublishError> {
+        match (form, self.scanner.peek()) {
+            (Form::Array | Form::Either, Some(b'[')) => Ok(Mode::Batch),
+            (Form::Object | Form::Either, Some(b'{')) => Ok(Mode::Single),
+            (Form::Binary, _) => Ok(Mode::Binary),
+            (Form::Object, _) => Err(self.unexpected("StartObject")),
+            (Form::Array | Form::Either, _) => Err(self.unexpected("StartArray")),
+        }
+    }
+
+    fn batch(
+        &mut self,
+        route: &mut impl FnMut(&Event<'_>) -> u32,
+    ) -> Result<Vec<EventRef>, PublishError> {
+        let rules = self.rules;
+        let events_max = rules.limits.events_max;
+        let mut events = Vec::with_capacity((self.text.len() / 1024 + 1).min(events_max));
+        let mut first = true;
+        self.scanner.open(b'[').map_err(|e| rules.broken(e))?;
+        while self
+            .scanner
+            .next_element(&mut first)
+            .map_err(|e| rules.broken(e))?
+        {
+            if events.len() == events_max {
+                return Err(PublishError::events_too_many(events_max));
+            }
+            events.push(self.event(events.len(), route)?);
+        }
+        if events.is_empty() {
+            return Err(PublishError::nonconforming(rules.schema, ""));
+        }
+        Ok(events)
+    }
+
+    fn event(
+        &mut self,
+        index: usize,
+        route: &mut impl FnMut(&Event<'_>) -> u32,
+    ) -> Result<EventRef, PublishError> {
+        let rules = self.rules;
+        if self.scanner.peek() != Some(b'{') {
+            return Err(self.unexpected("StartObject"));
+        }
+        let start = self.scanner.at();
+        let members = match rules.schema {
+            Schema::EventGrid => self.members(EVENT_GRID)?,
+            Schema::CloudEvent => self.members(CLOUD_EVENT)?,
+            Schema::Custom => {
+                self.scanner.value().map_err(|e| rules.broken(e))?;
+                Members::default()
+            }
+        };
+        let end = self.scanner.at();
+        if end - start > rules.limits.event_bytes {
+            return Err(PublishError::event_too_large(
+                index,
+                rules.limits.event_bytes,
+            ));
+        }
+        let object = Raw::trusted(&self.text[start..end]);
+        let envelope = match rules.schema {
+            Schema::Custom => Envelope::read(Schema::Custom, object, rules.mapping),
+            schema => Envelope {
+                schema,
+                object,
+                id: members.get(Field::Id),
+                topic: members.get(Field::Topic),
+                subject: members.get(Field::Subject),
+                event_type: members.get(Field::Type),
+                time: members.get(Field::Time),
+                data_version: members.get(Field::DataVersion),
+                data: members.get(Field::Data),
+                mapping: None,
+            },
+        };
+        match rules.schema {
+            Schema::EventGrid => rules.check_event_grid(&members)?,
+            Schema::CloudEvent => rules.check_cloud_event(&members)?,
+            Schema::Custom => rules.check_custom(&envelope)?,
+        }
+        let event = Event {
+            index,
+            envelope,
+            domain_topic: rules.domain_topic(&envelope)?,
+        };
+        let mut event_ref = EventRef {
+            object: Span::new(start, end),
+            matched: route(&event),
+            ..EventRef::default()
+        };
+        if rules.schema != Schema::CloudEvent {
+            event_ref.data_version = self.inside_quotes(envelope.data_version);
+        }
+        if rules.schema == Schema::EventGrid {
+            event_ref.topic = members.topic;
+            event_ref.lacks = Lacks {
+                topic: members.set(Field::Topic).is_none(),
+                data_version: members.get(Field::DataVersion).is_none(),
+                metadata_version: members.get(Field::Version).is_none(),
+            };
+        }
+        Ok(event_ref)
+    }
+
+    fn members(&mut self, names: &[(&str, Field)]) -> Result<Members<'b>, PublishError> {
+        let rules = self.rules;
+        let mut members = Members::default();
+        let mut first = true;
+        self.scanner.open(b'{').map_err(|e| rules.broken(e))?;
+        while let Some(name) = self
+            .scanner
+            .next_name(&mut first)
+            .map_err(|e| rules.broken(e))?
+        {
+            let value = self.scanner.value().map_err(|e| rules.broken(e))?;
+            let Some(&(name_plain, field)) = rules.known(names, name) else {
+                continue;
+            };
+            // Readers disagree about which of two counts, so nobody gets to see two.
+            if members.values[field as usize].replace(value).is_some() {
+                let why = format!("Property '{name_plain}' is repeated.");
+                return Err(PublishError::nonconforming(rules.schema, &why));
+            }
+            if let Field::Topic = field {
+                members.topic = Span::new(offset(self.text, name) - 1, self.scanner.at());
+            }
+        }
+        Ok(members)
+    }
+
+    fn unexpected(&mut self, expected: &str) -> PublishError {
+        match self.scanner.value() {
+            Ok(value) => PublishError::unexpected_token(self.rules.schema, expected, token(value)),
+            Err(e) => self.rules.broken(e),
+        }
+    }
+
+    fn inside_quotes(&self, value: Option<Raw<'b>>) -> Span {
+        match value {
+            Some(value) if value.kind() == Kind::String => {
+                let start = offset(self.text, value.text());
+                Span::new(start + 1, start + value.text().len() - 1)
+            }
+            _ => Span::default(),
+        }
+    }
+}
+
+impl Rules<'_> {
+    fn check_event_grid(&self, members: &Members<'_>) -> Result<(), PublishError> {
+        self.required(members.set(Field::Subject), "subject")?;
+        self.required_filled(members.set(Field::Id), "id")?;
+        self.required_filled(members.set(Field::Type), "eventType")?;
+        let time = self.required(members.set(Field::Time), "eventTime")?;
+        self.date_time(time, "eventTime")?;
+        match self.road {
+            Road::Cloud => self.optional(members.set(Field::DataVersion))?,
+            Road::Edge => {
+                self.required(members.set(Field::DataVersion), "dataVersion")?;
+            }
+        }
+        if let Some(version) = members.set(Field::Version)
+            && version.as_str().as_deref() != Some("1")
+        {
+            return Err(PublishError::property_fixed(
+                self.schema,
+                "metadataVersion",
+                "1",
+            ));
+        }
+        let Some(topic) = members.set(Field::Topic) else {
+            return Ok(());
+        };
+        self.string(topic)?;
+        let topic = topic.as_str().unwrap_or_default();
+        if self.domain || topic == self.topic_id {
+            return Ok(());
+        }
+        Err(match self.road {
+            Road::Cloud => PublishError::cloud_topic_mismatch(&topic),
+            Road::Edge => PublishError::edge_topic_mismatch(&topic, self.topic_id),
+        })
+    }
+
+    fn check_cloud_event(&self, members: &Members<'_>) -> Result<(), PublishError> {
+        let version = self.required_filled(members.set(Field::Version), "specversion")?;
+        let version = version.as_str().unwrap_or_default();
+        if version != "1.0" && !(self.road == Road::Edge && version == "1.0-rc1") {
+            return Err(PublishError::property_fixed(
+                self.schema,
+                "specversion",
+                "1.0",
+            ));
+        }
+        // The service names the property of its own schema here.
+        self.required_filled(members.set(Field::Type), "eventType")?;
+        self.required_filled(members.set(Field::Topic), "source")?;
+        self.required_filled(members.set(Field::Id), "id")?;
+        for field in [
+            Field::Subject,
+            Field::Time,
+            Field::DataVersion,
+            Field::DataContentType,
+            Field::DataBase64,
+        ] {
+            self.optional(members.set(field))?;
+        }
+        if let Some(time) = members.set(Field::Time) {
+            self.date_time(time, "time")?;
+        }
+        if members.set(Field::Data).is_some() && members.set(Field::DataBase64).is_some() {
+            let why = "Only one of the properties 'data' and 'data_base64' may be set.";
+            return Err(PublishError::nonconforming(self.schema, why));
+        }
+        Ok(())
+    }
+
+    fn check_custom(&self, envelope: &Envelope<'_>) -> Result<(), PublishError> {
+        let Some(mapping) = self.mapping else {
+            return Ok(());
+        };
+        match set(envelope.subject) {
+            None if mapping.subject.default_value.is_some() => {}
+            subject => {
+                self.required(subject, source_name(&mapping.subject, "subject"))?;
+            }
+        }
+        match set(envelope.event_type) {
+            None if mapping.event_type.default_value.is_some() => {}
+            event_type => {
+                self.required_filled(event_type, source_name(&mapping.event_type, "eventType"))?;
+            }
+        }
+        self.optional(set(envelope.id))?;
+        self.optional(set(envelope.data_version))?;
+        self.optional(set(envelope.time))?;
+        if let Some(time) = set(envelope.time) {
+            self.date_time(time, source_name(&mapping.event_time, "eventTime"))?;
+        }
+        Ok(())
+    }
+
+    /// The topic inside a domain that an event is for: its name, or `<domain id>/topics/<name>`.
+    fn domain_topic<'e>(
+        &self,
+        envelope: &Envelope<'e>,
+    ) -> Result<Option<Cow<'e, str>>, PublishError> {
+        if !self.domain {
+            return Ok(None);
+        }
+        let mapped = self.mapping.map(|mapping| &mapping.topic);
+        let found = match set(envelope.topic) {
+            Some(topic) => {
+                self.string(topic)?;
+                topic.as_str().unwrap_or_default()
+            }
+            None => match mapped.and_then(|mapped| mapped.default_value.clone()) {
+                Some(default) => Cow::Owned(default),
+                None => {
+                    let name = mapped.map_or("topic", |mapped| source_name(mapped, "topic"));
+                    return Err(PublishError::property_missing(self.schema, name));
+                }
+            },
+        };
+        let name_start = after_prefix(&found, 0, self.topic_id)
+            .and_then(|at| after_prefix(&found, at, "/topics/"))
+            .unwrap_or(0);
+        let name = &found[name_start..];
+        // A colon means an absolute URI, a slash any other path: neither is a name.
+        if name.is_empty() || name.contains(['/', ':']) {
+            return Err(PublishError::domain_topic_invalid(&found));
+        }
+        Ok(Some(match found {
+            Cow::Borrowed(found) => Cow::Borrowed(&found[name_start..]),
+            Cow::Owned(mut found) => {
+                found.drain(..name_start);
+                Cow::Owned(found)
+            }
+        }))
+    }
+
+    /// A string, perhaps an empty one.
+    fn required<'v>(&self, value: Option<Raw<'v>>, name: &str) -> Result<Raw<'v>, PublishError> {
+        let value = value.ok_or_else(|| PublishError::property_missing(self.schema, name))?;
+        self.string(value)?;
+        Ok(value)
+    }
+
+    /// A string that says something.
+    fn required_filled<'v>(
+        &self,
+        value: Option<Raw<'v>>,
+        name: &str,
+    ) -> Result<Raw<'v>, PublishError> {
+        let value = self.required(value, name)?;
+        match value.text() {
+            "\"\"" => Err(PublishError::property_missing(self.schema, name)),
+            _ => Ok(value),
+        }
+    }
+
+    fn optional(&self, value: Option<Raw<'_>>) -> Result<(), PublishError> {
+        value.map_or(Ok(()), |value| self.string(value))
+    }
+
+    fn string(&self, value: Raw<'_>) -> Result<(), PublishError> {
+        match value.kind() {
+            Kind::String => Ok(()),
+            _ => Err(PublishError::unexpected_token(
+                self.schema,
+                "String",
+                token(value),
+            )),
+        }
+    }
+
+    /// The edge module takes any string for a time.
+    fn date_time(&self, value: Raw<'_>, name: &str) -> Result<(), PublishError> {
+        if self.road == Road::Edge || value.as_str().is_some_and(|text| is_date_time(&text)) {
+            return Ok(());
+        }
+        let why = format!("Property '{name}' is not a date-time.");
+        Err(PublishError::nonconforming(self.schema, &why))
+    }
+
+    /// Finds a member by its name as written. Almost every name is one of these, spelled plainly.
+    fn known<'n>(&self, names: &'n [(&'n str, Field)], name: &str) -> Option<&'n (&'n str, Field)> {
+        let found = names.iter().find(|(plain, _)| *plain == name);
+        if found.is_some() || (self.road == Road::Cloud && !name.contains('\\')) {
+            return found;
+        }
+        let name = json::unescape(name);
+        names.iter().find(|(plain, _)| match self.road {
+            Road::Cloud => *plain == name,
+            Road::Edge => plain.eq_ignore_ascii_case(&name),
+        })
+    }
+
+    fn text<'b>(&self, body: &'b [u8]) -> Result<&'b str, PublishError> {
+        std::str::from_utf8(body).map_err(|e| {
+            let why = format!("It is not valid UTF-8 at byte {}.", e.valid_up_to());
+            PublishError::nonconforming(self.schema, &why)
+        })
+    }
+
+    fn broken(&self, error: json::Error) -> PublishError {
+        PublishError::nonconforming(self.schema, &format!("It is not valid JSON: {error}."))
+    }
+}
+
+/// Puts a CloudEvent in binary mode together as one in structured mode.
+fn assemble(rules: &Rules<'_>, head: &Head<'_>, body: &[u8]) -> Result<Bytes, PublishError> {
+    let mut attributes: Vec<(String, Cow<'_, str>)> = Vec::with_capacity(head.ce_headers.len());
+    for &(header, value) in head.ce_headers {
+        let Some(name) = ce_attribute(header) else {
+            continue;
+        };
+        let value = percent_decode_str(value)
+            .decode_utf8()
+            .map_err(|_| PublishError::ce_header_invalid(header))?;
+        if attributes.iter().any(|(known, _)| *known == name) {
+            return Err(PublishError::ce_header_invalid(header));
+        }
+        attributes.push((name, value));
+    }
+    for required in ["specversion", "type", "source", "id"] {
+        match attributes.iter().find(|(name, _)| name == required) {
+            None => return Err(PublishError::ce_header_missing(&format!("ce-{required}"))),
+            Some((_, value)) if value.is_empty() => {
+                return Err(PublishError::ce_header_empty(&format!("ce-{required}")));
+            }
+            Some(_) => {}
+        }
+    }
+    // The data's content type is the request's own header.
+    attributes.retain(|(name, _)| name != "datacontenttype");
+    if let Some(content_type) = head.content_type {
+        attributes.push(("datacontenttype".into(), content_type.into()));
+    }
+
+    let mut out = Vec::with_capacity(body.len() + 512);
+    for (name, value) in &attributes {
+        out.push(if out.is_empty() { b'{' } else { b',' });
+        json::write_string(name, &mut out);
+        out.push(b':');
+        json::write_string(value, &mut out);
+    }
+    let media_type = media_type(head.content_type);
+    let is_json = ["", "application/json", "text/json"].contains(&media_type.as_str())
+        || media_type.ends_with("+json");
+    if body.is_empty() && rules.road == Road::Cloud {
+        return Err(PublishError::nonconforming(
+            rules.schema,
+            "The body is empty.",
+        ));
+    } else if body.is_empty() {
+        // The binding allows an event without data.
+    } else if is_json {
+        // Checked on its own, so that it cannot close the object and open another.
+        let data = Raw::parse(rules.text(body)?).map_err(|e| rules.broken(e))?;
+        out.extend_from_slice(b",\"data\":");
+        out.extend_from_slice(data.text().as_bytes());
+    } else {
+        out.extend_from_slice(b",\"data_base64\":\"");
+        out.extend_from_slice(BASE64_STANDARD.encode(body).as_bytes());
+        out.push(b'"');
+    }
+    out.push(b'}');
+    Ok(out.into())
+}
+
+/// The attribute that a `ce-` header stands for.
+fn ce_attribute(header: &str) -> Option<String> {
+    let prefix = header.get(..3)?;
+    prefix
+        .eq_ignore_ascii_case("ce-")
+        .then(|| header[3..].to_ascii_lowercase())
+}
+
+fn switches_to_binary(header: &str) -> bool {
+    let attribute = ce_attribute(header).unwrap_or_default();
+    ["specversion", "type", "source", "id"].contains(&attribute.as_str())
+}
+
+/// A content type in lower case, without its parameters; empty if there is none.
+fn media_type(content_type: Option<&str>) -> String {
+    let content_type = content_type.unwrap_or_default();
+    let media_type = content_type.split(';').next().unwrap_or_default();
+    media_type.trim().to_ascii_lowercase()
+}
+
+fn without_byte_order_mark(body: Bytes) -> Bytes {
+    match body.starts_with(b"\xEF\xBB\xBF") {
+        true => body.slice(3..),
+        false => body,
+    }
+}
+
+/// What a publisher calls a mapped property: the field it sends, or else the property itself.
+fn source_name<'m>(mapped: &'m Mapped, property: &'m str) -> &'m str {
+    mapped.source_field.as_deref().unwrap_or(property)
+}
+
+/// Where `prefix`, in any case, ends in `text` if it stands at `at`.
+fn after_prefix(text: &str, at: usize, prefix: &str) -> Option<usize> {
+    let end = at + prefix.len();
+    text.get(at..end)?
+        .eq_ignore_ascii_case(prefix)
+        .then_some(end)
+}
+
+/// Where `part`, which is a slice of `text`, begins in it.
+fn offset(text: &str, part: &str) -> usize {
+    part.as_ptr() as usize - text.as_ptr() as usize
+}
+
+/// What the service calls a token of this kind.
+fn token(value: Raw<'_>) -> &'static str {
+    match value.kind() {
+        Kind::Null => "Null",
+        Kind::Bool => "Boolean",
+        Kind::Number if value.text().contains(['.', 'e', 'E']) => "Float",
+        Kind::Number => "Integer",
+        Kind::String => "String",
+        Kind::Array => "StartArray",
+        Kind::Object => "StartObject",
+    }
+}
+
+/// Whether this is a date and time. Years that a [`Timestamp`] cannot hold are fine: .NET writes
+/// the year 1 for a time that nobody set.
+fn is_date_time(text: &str) -> bool {
+    is_rfc_3339(text.as_bytes()).unwrap_or(false) || Timestamp::parse(text).is_some()
+}
+
+/// The common form, without the cost of a general parser; the offset may be left out.
+fn is_rfc_3339(text: &[u8]) -> Option<bool> {
+    let number = |from: usize, len: usize| {
+        text.get(from..from + len)?
+            .iter()
+            .try_fold(0, |number, digit| {
+                digit
+                    .is_ascii_digit()
+                    .then(|| number * 10 + u32::from(digit - b'0'))
+            })
+    };
+    let (date, time) = (text.get(..10)?, text.get(10..19)?);
+    if date[4] != b'-'
+        || date[7] != b'-'
+        || !matches!(time[0], b'T' | b't' | b' ')
+        || time[3] != b':'
+        || time[6] != b':'
+    {
+        return None;
+    }
+    let (year, month, day) = (number(0, 4)?, number(5, 2)?, number(8, 2)?);
+    let (hour, minute, second) = (number(11, 2)?, number(14, 2)?, number(17, 2)?);
+    let mut at = 19;
+    if text.get(at) == Some(&b'.') {
+        let digits = text[20..].iter().take_while(|b| b.is_ascii_digit()).count();
+        if digits == 0 {
+            return None;
+        }
+        at += 1 + digits;
+    }
+    let offset_is_good = match &text[at..] {
+        [] | [b'Z' | b'z'] => true,
+        [b'+' | b'-', _, _, b':', _, _] => number(at + 1, 2)? < 24 && number(at + 4, 2)? < 60,
+        _ => false,
+    };
+    let leap = year % 4 == 0 && (year % 100 != 0 || year % 400 == 0);
+    let days = match month {
+        1 | 3 | 5 | 7 | 8 | 10 | 12 => 31,
+        4 | 6 | 9 | 11 => 30,
+        2 if leap => 29,
+        2 => 28,
+        _ => 0,
+    };
+    let date_is_good = year > 0 && (1..=days).contains(&day);
+    Some(date_is_good && hour < 24 && minute < 60 && second < 60 && offset_is_good)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,942 @@
+//! How topics and subscriptions are stored: JSON text with a version.
+//!
+//! Members that a reader does not know are passed over, so an older program can read what a newer
+//! one of the same version wrote. A record of a newer version is refused rather than half read.
+//! Secrets are in here as they are; the store is as secret as they.
+
+use postrider_core::decimal::Decimal;
+use postrider_core::event::Schema;
+use postrider_core::filter::{AdvancedFilter, Filter, KeyStyle, Operand, Test, operator_from_name};
+use postrider_core::ids::{Secret, SubscriptionId, TopicId};
+use postrider_core::subscription::{
+    AttributeValue, Batching, Broker, DeadLetterDestination, DeliveryAttribute, Destination, DomainTopic,
+    Identity, InputMapping, Mapped, Origin, RetryChoice, Subscription, Topic, TopicKind, WebHook,
+};
+use postrider_core::time::Timestamp;
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+
+/// The version that is written, and the newest that can be read.
+pub const VERSION: u32 = 1;
+
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum RecordError {
+    #[error("the stored {what} has version {found}, but this program reads versions up to {VERSION}")]
+    Newer { what: &'static str, found: u32 },
+    /// The text is never part of the reason: it holds secrets.
+    #[error("the stored {what} cannot be read: {reason}")]
+    Damaged { what: &'static str, reason: String },
+}
+
+/// A resource that can be stored.
+pub trait Record: Sized {
+    fn encode(&self) -> Vec<u8>;
+    fn decode(bytes: &[u8]) -> Result<Self, RecordError>;
+}
+
+impl Record for Topic {
+    fn encode(&self) -> Vec<u8> {
+        write(&TopicRecord::of(self))
+    }
+    fn decode(bytes: &[u8]) -> Result<Topic, RecordError> {
+        Ok(read::<TopicRecord>("topic", bytes)?.into_topic())
+    }
+}
+
+impl Record for DomainTopic {
+    fn encode(&self) -> Vec<u8> {
+        write(&DomainTopicRecord {
+            v: VERSION,
+            domain: self.domain.0,
+            name: self.name.clone(),
+            created: self.created.nanos(),
+        })
+    }
+    fn decode(bytes: &[u8]) -> Result<DomainTopic, RecordError> {
+        let record: DomainTopicRecord = read("domain topic", bytes)?;
+        Ok(DomainTopic {
+            domain: TopicId(record.domain),
+            name: record.name,
+            created: Timestamp::from_nanos(record.created),
+        })
+    }
+}
+
+impl Record for Subscription {
+    fn encode(&self) -> Vec<u8> {
+        write(&SubscriptionRecord::of(self))
+    }
+    fn decode(bytes: &[u8]) -> Result<Subscription, RecordError> {
+        let what = "subscription";
+        let record: SubscriptionRecord = read(what, bytes)?;
+        record.into_subscription().map_err(|reason| RecordError::Damaged { what, reason })
+    }
+}
+
+fn write(record: &impl Serialize) -> Vec<u8> {
+    serde_json::to_vec(record).expect("records have only string keys")
+}
+
+fn read<T: DeserializeOwned>(what: &'static str, bytes: &[u8]) -> Result<T, RecordError> {
+    #[derive(Deserialize)]
+    struct Version {
+        v: u32,
+    }
+    let damaged = |error: serde_json::Error| {
+        let reason = format!("{:?} error at byte {}", error.classify(), error.column());
+        RecordError::Damaged { what, reason }
+    };
+    let Version { v } = serde_json::from_slice(bytes).map_err(damaged)?;
+    if v > VERSION {
+        return Err(RecordError::Newer { what, found: v });
+    }
+    serde_json::from_slice(bytes).map_err(damaged)
+}
+
+#[derive(Serialize, Deserialize)]
+struct TopicRecord {
+    v: u32,
+    id: u64,
+    name: String,
+    kind: KindRecord,
+    resource_group: String,
+    location: String,
+    tags: BTreeMap<String, String>,
+    input_schema: SchemaRecord,
+    mapping: Option<MappingRecord>,
+    keys: [String; 2],
+    local_auth_disabled: bool,
+    public_network: bool,
+    inbound_ip_rules: Vec<String>,
+    profile: Option<String>,
+    created: i64,
+    extras: Option<String>,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(tag = "type", rename_all = "snake_case")]
+enum KindRecord {
+    Custom,
+    Domain { auto_create: bool, auto_delete: bool },
+    System { source: String, topic_type: String },
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum SchemaRecord {
+    EventGrid,
+    CloudEvent,
+    Custom,
+}
+
+#[derive(Serialize, Deserialize)]
+struct MappingRecord {
+    id: MappedRecord,
+    topic: MappedRecord,
+    event_time: MappedRecord,
+    event_type: MappedRecord,
+    subject: MappedRecord,
+    data_version: MappedRecord,
+}
+
+#[derive(Serialize, Deserialize)]
+struct MappedRecord {
+    source_field: Option<String>,
+    default_value: Option<String>,
+}
+
+#[derive(Serialize, Deserialize)]
+struct DomainTopicRecord {
+    v: u32,
+    domain: u64,
+    name: String,
+    created: i64,
+}
+
+#[derive(Serialize, Deserialize)]
+struct SubscriptionRecord {
+    v: u32,
+    id: u64,
+    name: String,
+    topic: u64,
+    domain_topic: Option<String>,
+    destination: DestinationRecord,
+    identity: Option<IdentityRecord>,
+    filter: FilterRecord,
+    labels: Vec<String>,
+    expires: Option<i64>,
+    delivery_schema: SchemaRecord,
+    attempts_max: Option<u32>,
+    time_to_live_minutes: Option<u32>,
+    dead_letter: Option<DeadLetterRecord>,
+    dead_letter_identity: Option<IdentityRecord>,
+    profile: Option<String>,
+    created: i64,
+    origin: OriginRecord,
+    extras: Option<String>,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(tag = "type", rename_all = "snake_case")]
+enum DestinationRecord {
+    WebHook {
+        url: String,
+        batching: BatchingRecord,
+        attributes: Vec<AttributeRecord>,
+        aad_tenant: Option<String>,
+        aad_application: Option<String>,
+    },
+    EventGrid { url: String, sas_key: String, topic_name: Option<String>, batching: BatchingRecord },
+    EdgeHub { output: String },
+    AzureFunction { resource: String, batching: BatchingRecord, attributes: Vec<AttributeRecord> },
+    StorageQueue { resource: String, queue: String, message_ttl_secs: Option<i64> },
+    EventHub { broker: BrokerRecord, attributes: Vec<AttributeRecord> },
+    HybridConnection { broker: BrokerRecord, attributes: Vec<AttributeRecord> },
+    ServiceBusQueue { broker: BrokerRecord, attributes: Vec<AttributeRecord> },
+    ServiceBusTopic { broker: BrokerRecord, attributes: Vec<AttributeRecord> },
+}
+
+#[derive(Serialize, Deserialize)]
+struct BatchingRecord {
+    events_max: Option<u32>,
+    preferred_kilobytes: Option<u32>,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum BrokerRecord {
+    Resource(String),
+    Connection(String),
+}
+
+#[derive(Serialize, Deserialize)]
+struct AttributeRecord {
+    name: String,
+    #[serde(flatten)]
+    value: AttributeValueRecord,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(tag = "type", rename_all = "snake_case")]
+enum AttributeValueRecord {
+    Static { value: String, secret: bool },
+    Dynamic { source_field: String },
+}
+
+#[derive(Serialize, Deserialize)]
+struct IdentityRecord {
+    kind: String,
+    user_assigned: Option<String>,
+}
+
+#[derive(Serialize, Deserialize)]
+struct DeadLetterRecord {
+    account: String,
+    container: String,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum OriginRecord {
+    Edge,
+    Config,
+    Azure,
+}
+
+#[derive(Serialize, Deserialize)]
+struct FilterRecord {
+    included_event_types: Option<Vec<String>>,
+    subject_begins_with: Option<String>,
+    subject_ends_with: Option<String>,
+    subject_case_sensitive: bool,
+    arrays: bool,
+    advanced: Vec<TestRecord>,
+    keys: KeysRecord,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum KeysRecord {
+    Cloud,
+    Edge,
+}
+
+#[derive(Serialize, Deserialize)]
+struct TestRecord {
+    /// The operator's name in the API.
+    operator: String,
+    key: String,
+    operand: OperandRecord,
+}
+
+/// Numbers are written as strings, which keep all their digits.
+#[derive(Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum OperandRecord {
+    Number(String),
+    Numbers(Vec<String>),
+    Ranges(Vec<[String; 2]>),
+    Bool(bool),
+    Strings(Vec<String>),
+    Nothing,
+}
+
+impl TopicRecord {
+    fn of(topic: &Topic) -> TopicRecord {
+        TopicRecord {
+            v: VERSION,
+            id: topic.id.0,
+            name: topic.name.clone(),
+            kind: match topic.kind.clone() {
+                TopicKind::Custom => KindRecord::Custom,
+                TopicKind::Domain { auto_create, auto_delete } => KindRecord::Domain { auto_create, auto_delete },
+                TopicKind::System { source, topic_type } => KindRecord::System { source, topic_type },
+            },
+            resource_group: topic.resource_group.clone(),
+            location: topic.location.clone(),
+            tags: topic.tags.clone(),
+            input_schema: SchemaRecord::of(topic.input_schema),
+            mapping: topic.mapping.as_ref().map(MappingRecord::of),
+            keys: topic.keys.each_ref().map(exposed),
+            local_auth_disabled: topic.local_auth_disabled,
+            public_network: topic.public_network,
+            inbound_ip_rules: topic.inbound_ip_rules.clone(),
+            profile: topic.profile.clone(),
+            created: topic.created.nanos(),
+            extras: topic.extras.clone(),
+        }
+    }
+
+    fn into_topic(self) -> Topic {
+        Topic {
+            id: TopicId(self.id),
+            name: self.name,
+            kind: match self.kind {
+                KindRecord::Custom => TopicKind::Custom,
+                KindRecord::Domain { auto_create, auto_delete } => TopicKind::Domain { auto_create, auto_delete },
+                KindRecord::System { source, topic_type } => TopicKind::System { source, topic_type },
+            },
+            resource_group: self.resource_group,
+            location: self.location,
+            tags: self.tags,
+            input_schema: self.input_schema.into_schema(),
+            mapping: self.mapping.map(MappingRecord::into_mapping),
+            keys: self.keys.map(Secret::new),
+            local_auth_disabled: self.local_auth_disabled,
+            public_network: self.public_network,
+            inbound_ip_rules: self.inbound_ip_rules,
+            profile: self.profile,
+            created: Timestamp::from_nanos(self.created),
+            extras: self.extras,
+        }
+    }
+}
+
+impl SubscriptionRecord {
+    fn of(subscription: &Subscription) -> SubscriptionRecord {
+        SubscriptionRecord {
+            v: VERSION,
+            id: subscription.id.0,
+            name: subscription.name.clone(),
+            topic: subscription.topic.0,
+            domain_topic: subscription.domain_topic.clone(),
+            destination: DestinationRecord::of(&subscription.destination),
+            identity: subscription.identity.as_ref().map(IdentityRecord::of),
+            filter: FilterRecord::of(&subscription.filter),
+            labels: subscription.labels.clone(),
+            expires: subscription.expires.map(Timestamp::nanos),
+            delivery_schema: SchemaRecord::of(subscription.delivery_schema),
+            attempts_max: subscription.retry.attempts_max,
+            time_to_live_minutes: subscription.retry.time_to_live_minutes,
+            dead_letter: subscription
+                .dead_letter
+                .clone()
+                .map(|DeadLetterDestination { account, container }| DeadLetterRecord { account, container }),
+            dead_letter_identity: subscription.dead_letter_identity.as_ref().map(IdentityRecord::of),
+            profile: subscription.profile.clone(),
+            created: subscription.created.nanos(),
+            origin: match subscription.origin {
+                Origin::Edge => OriginRecord::Edge,
+                Origin::Config => OriginRecord::Config,
+                Origin::Azure => OriginRecord::Azure,
+            },
+            extras: subscription.extras.clone(),
+        }
+    }
+
+    fn into_subscription(self) -> Result<Subscription, String> {
+        Ok(Subscription {
+            id: SubscriptionId(self.id),
+            name: self.name,
+            topic: TopicId(self.topic),
+            domain_topic: self.domain_topic,
+            destination: self.destination.into_destination(),
+            identity: self.identity.map(IdentityRecord::into_identity),
+            filter: self.filter.into_filter()?,
+            labels: self.labels,
+            expires: self.expires.map(Timestamp::from_nanos),
+            delivery_schema: self.delivery_schema.into_schema(),
+            retry: RetryChoice {
+                attempts_max: self.attempts_max,
+                time_to_live_minutes: self.time_to_live_minutes,
+            },
+            dead_letter: self
+                .dead_letter
+                .map(|DeadLetterRecord { account, container }| DeadLetterDestination { account, container }),
+            dead_letter_identity: self.dead_letter_identity.map(IdentityRecord::into_identity),
+            profile: self.profile,
+            created: Timestamp::from_nanos(self.created),
+            origin: match self.origin {
+                OriginRecord::Edge => Origin::Edge,
+                OriginRecord::Config => Origin::Config,
+                OriginRecord::Azure => Origin::Azure,
+            },
+            extras: self.extras,
+        })
+    }
+}
+
+impl SchemaRecord {
+    fn of(schema: Schema) -> SchemaRecord {
+        match schema {
+            Schema::EventGrid => SchemaRecord::EventGrid,
+            Schema::CloudEvent => SchemaRecord::CloudEvent,
+            Schema::Custom => SchemaRecord::Custom,
+        }
+    }
+
+    fn into_schema(self) -> Schema {
+        match self {
+            SchemaRecord::EventGrid => Schema::EventGrid,
+            SchemaRecord::CloudEvent => Schema::CloudEvent,
+            SchemaRecord::Custom => Schema::Custom,
+        }
+    }
+}
+
+impl MappingRecord {
+    fn of(mapping: &InputMapping) -> MappingRecord {
+        let field = |mapped: &Mapped| MappedRecord {
+            source_field: mapped.source_field.clone(),
+            default_value: mapped.default_value.clone(),
+        };
+        MappingRecord {
+            id: field(&mapping.id),
+            topic: field(&mapping.topic),
+            event_time: field(&mapping.event_time),
+            event_type: field(&mapping.event_type),
+            subject: field(&mapping.subject),
+            data_version: field(&mapping.data_version),
+        }
+    }
+
+    fn into_mapping(self) -> InputMapping {
+        let field = |MappedRecord { source_field, default_value }| Mapped { source_field, default_value };
+        InputMapping {
+            id: field(self.id),
+            topic: field(self.topic),
+            event_time: field(self.event_time),
+            event_type: field(self.event_type),
+            subject: field(self.subject),
+            data_version: field(self.data_version),
+        }
+    }
+}
+
+impl IdentityRecord {
+    fn of(identity: &Identity) -> IdentityRecord {
+        IdentityRecord { kind: identity.kind.clone(), user_assigned: identity.user_assigned.clone() }
+    }
+
+    fn into_identity(self) -> Identity {
+        Identity { kind: self.kind, user_assigned: self.user_assigned }
+    }
+}
+
+impl DestinationRecord {
+    fn of(destination: &Destination) -> DestinationRecord {
+        let batching = BatchingRecord::of(destination.batching());
+        let attributes = destination.attributes().iter().map(AttributeRecord::of).collect();
+        match destination.clone() {
+            Destination::WebHook(hook) => DestinationRecord::WebHook {
+                url: exposed(&hook.url),
+                batching,
+                attributes,
+                aad_tenant: hook.aad_tenant,
+                aad_application: hook.aad_application,
+            },
+            Destination::EventGrid { url, sas_key, topic_name, .. } => {
+                DestinationRecord::EventGrid { url, sas_key: exposed(&sas_key), topic_name, batching }
+            }
+            Destination::EdgeHub { output } => DestinationRecord::EdgeHub { output },
+            Destination::AzureFunction { resource, .. } => {
+                DestinationRecord::AzureFunction { resource, batching, attributes }
+            }
+            Destination::StorageQueue { resource, queue, message_ttl_secs } => {
+                DestinationRecord::StorageQueue { resource, queue, message_ttl_secs }
+            }
+            Destination::EventHub { resource, .. } => {
+                DestinationRecord::EventHub { broker: BrokerRecord::of(resource), attributes }
+            }
+            Destination::HybridConnection { resource, .. } => {
+                DestinationRecord::HybridConnection { broker: BrokerRecord::of(resource), attributes }
+            }
+            Destination::ServiceBusQueue { resource, .. } => {
+                DestinationRecord::ServiceBusQueue { broker: BrokerRecord::of(resource), attributes }
+            }
+            Destination::ServiceBusTopic { resource, .. } => {
+                DestinationRecord::ServiceBusTopic { broker: BrokerRecord::of(resource), attributes }
+            }
+        }
+    }
+
+    fn into_destination(self) -> Destination {
+        let read = |attributes: Vec<AttributeRecord>| -> Vec<DeliveryAttribute> {
+            attributes.into_iter().map(AttributeRecord::into_attribute).collect()
+        };
+        match self {
+            DestinationRecord::WebHook { url, batching, attributes, aad_tenant, aad_application } => {
+                Destination::WebHook(WebHook {
+                    url: Secret::new(url),
+                    batching: batching.into_batching(),
+                    attributes: read(attributes),
+                    aad_tenant,
+                    aad_application,
+                })
+            }
+            DestinationRecord::EventGrid { url, sas_key, topic_name, batching } => Destination::EventGrid {
+                url,
+                sas_key: Secret::new(sas_key),
+                topic_name,
+                batching: batching.into_batching(),
+            },
+            DestinationRecord::EdgeHub { output } => Destination::EdgeHub { output },
+            DestinationRecord::AzureFunction { resource, batching, attributes } => Destination::AzureFunction {
+                resource,
+                batching: batching.into_batching(),
+                attributes: read(attributes),
+            },
+            DestinationRecord::StorageQueue { resource, queue, message_ttl_secs } => {
+                Destination::StorageQueue { resource, queue, message_ttl_secs }
+            }
+            DestinationRecord::EventHub { broker, attributes } => {
+                Destination::EventHub { resource: broker.into_broker(), attributes: read(attributes) }
+            }
+            DestinationRecord::HybridConnection { broker, attributes } => {
+                Destination::HybridConnection { resource: broker.into_broker(), attributes: read(attributes) }
+            }
+            DestinationRecord::ServiceBusQueue { broker, attributes } => {
+                Destination::ServiceBusQueue { resource: broker.into_broker(), attributes: read(attributes) }
+            }
+            DestinationRecord::ServiceBusTopic { broker, attributes } => {
+                Destination::ServiceBusTopic { resource: broker.into_broker(), attributes: read(attributes) }
+            }
+        }
+    }
+}
+
+impl BatchingRecord {
+    fn of(batching: Batching) -> BatchingRecord {
+        BatchingRecord {
+            events_max: batching.events_max,
+            preferred_kilobytes: batching.preferred_kilobytes,
+        }
+    }
+
+    fn into_batching(self) -> Batching {
+        Batching { events_max: self.events_max, preferred_kilobytes: self.preferred_kilobytes }
+    }
+}
+
+impl BrokerRecord {
+    fn of(broker: Broker) -> BrokerRecord {
+        match broker {
+            Broker::Resource(id) => BrokerRecord::Resource(id),
+            Broker::Connection(connection) => BrokerRecord::Connection(exposed(&connection)),
+        }
+    }
+
+    fn into_broker(self) -> Broker {
+        match self {
+            BrokerRecord::Resource(id) => Broker::Resource(id),
+            BrokerRecord::Connection(connection) => Broker::Connection(Secret::new(connection)),
+        }
+    }
+}
+
+impl AttributeRecord {
+    fn of(attribute: &DeliveryAttribute) -> AttributeRecord {
+        let value = match &attribute.value {
+            AttributeValue::Static { value, secret } => {
+                AttributeValueRecord::Static { value: exposed(value), secret: *secret }
+            }
+            AttributeValue::Dynamic { source_field } => {
+                AttributeValueRecord::Dynamic { source_field: source_field.clone() }
+            }
+        };
+        AttributeRecord { name: attribute.name.clone(), value }
+    }
+
+    fn into_attribute(self) -> DeliveryAttribute {
+        let value = match self.value {
+            AttributeValueRecord::Static { value, secret } => {
+                AttributeValue::Static { value: Secret::new(value), secret }
+            }
+            AttributeValueRecord::Dynamic { source_field } => AttributeValue::Dynamic { source_field },
+        };
+        DeliveryAttribute { name: self.name, value }
+    }
+}
+
+impl FilterRecord {
+    fn of(filter: &Filter) -> FilterRecord {
+        FilterRecord {
+            included_event_types: filter.included_event_types.clone(),
+            subject_begins_with: filter.subject_begins_with.clone(),
+            subject_ends_with: filter.subject_ends_with.clone(),
+            subject_case_sensitive: filter.subject_case_sensitive,
+            arrays: filter.arrays,
+            advanced: filter.advanced.iter().map(TestRecord::of).collect(),
+            keys: match filter.keys {
+                KeyStyle::Cloud => KeysRecord::Cloud,
+                KeyStyle::Edge => KeysRecord::Edge,
+            },
+        }
+    }
+
+    fn into_filter(self) -> Result<Filter, String> {
+        Ok(Filter {
+            included_event_types: self.included_event_types,
+            subject_begins_with: self.subject_begins_with,
+            subject_ends_with: self.subject_ends_with,
+            subject_case_sensitive: self.subject_case_sensitive,
+            arrays: self.arrays,
+            advanced: self.advanced.into_iter().map(TestRecord::into_filter).collect::<Result<_, _>>()?,
+            keys: match self.keys {
+                KeysRecord::Cloud => KeyStyle::Cloud,
+                KeysRecord::Edge => KeyStyle::Edge,
+            },
+        })
+    }
+}
+
+impl TestRecord {
+    fn of(filter: &AdvancedFilter) -> TestRecord {
+        let operand = match &filter.test {
+            Test::NumberIn(numbers) | Test::NumberNotIn(numbers) => {
+                OperandRecord::Numbers(numbers.iter().map(Decimal::to_string).collect())
+            }
+            Test::NumberLessThan(number)
+            | Test::NumberGreaterThan(number)
+            | Test::NumberLessThanOrEquals(number)
+            | Test::NumberGreaterThanOrEquals(number) => OperandRecord::Number(number.to_string()),
+            Test::NumberInRange(ranges) | Test::NumberNotInRange(ranges) => {
+                OperandRecord::Ranges(ranges.iter().map(|(a, b)| [a.to_string(), b.to_string()]).collect())
+            }
+            Test::BoolEquals(value) => OperandRecord::Bool(*value),
+            Test::StringIn(values)
+            | Test::StringNotIn(values)
+            | Test::StringBeginsWith(values)
+            | Test::StringEndsWith(values)
+            | Test::StringContains(values)
+            | Test::StringNotBeginsWith(values)
+            | Test::StringNotEndsWith(values)
+            | Test::StringNotContains(values) => OperandRecord::Strings(values.clone()),
+            Test::IsNullOrUndefined | Test::IsNotNull => OperandRecord::Nothing,
+        };
+        TestRecord { operator: filter.test.operator().into(), key: filter.key.clone(), operand }
+    }
+
+    fn into_filter(self) -> Result<AdvancedFilter, String> {
+        let name = self.operator;
+        let operator = operator_from_name(&name).ok_or_else(|| format!("there is no operator {name:?}"))?;
+        let number = |text: String| {
+            Decimal::parse(&text).ok_or_else(|| format!("a number of the operator {name} is none"))
+        };
+        let test = match (operator.operand, self.operand) {
+            (Operand::Number(test), OperandRecord::Number(text)) => test(number(text)?),
+            (Operand::Numbers(test), OperandRecord::Numbers(texts)) => {
+                test(texts.into_iter().map(number).collect::<Result<_, _>>()?)
+            }
+            (Operand::Ranges(test), OperandRecord::Ranges(ranges)) => {
+                let range = |[from, to]: [String; 2]| Ok((number(from)?, number(to)?));
+                test(ranges.into_iter().map(range).collect::<Result<_, String>>()?)
+            }
+            (Operand::Bool(test), OperandRecord::Bool(value)) => test(value),
+            (Operand::Strings(test), OperandRecord::Strings(values)) => test(values),
+            (Operand::Nothing(test), OperandRecord::Nothing) => test(),
+            _ => return Err(format!("the operator {name} has an operand of the wrong kind")),
+        };
+        Ok(AdvancedFilter { key: self.key, test })
+    }
+}
+
+fn exposed(secret: &Secret) -> String {
+    secret.expose().to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use postrider_core::filter::OPERATORS;
+
+    /// A source of arbitrary values; one seed gives the same ones again.
+    struct Dice(u64);
+
+    impl Dice {
+        fn roll(&mut self) -> u64 {
+            self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+            let mut x = self.0;
+            x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+            x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+            x ^ (x >> 31)
+        }
+        fn below(&mut self, n: u64) -> u64 {
+            self.roll() % n
+        }
+        fn bool(&mut self) -> bool {
+            self.below(2) == 1
+        }
+        fn text(&mut self) -> String {
+            let letters = ['a', 'Z', '0', '/', '"', '\\', '\n', '\0', '\u{7f}', 'ü', '\u{2028}', '😀'];
+            (0..self.below(8)).map(|_| letters[self.below(letters.len() as u64) as usize]).collect()
+        }
+        fn secret(&mut self) -> Secret {
+            Secret::new(self.text())
+        }
+        fn maybe<T>(&mut self, make: impl FnOnce(&mut Dice) -> T) -> Option<T> {
+            self.bool().then(|| make(self))
+        }
+        fn some<T>(&mut self, mut make: impl FnMut(&mut Dice) -> T) -> Vec<T> {
+            (0..self.below(4)).map(|_| make(self)).collect()
+        }
+        fn time(&mut self) -> Timestamp {
+            Timestamp::from_nanos(self.roll() as i64)
+        }
+        fn count(&mut self) -> u32 {
+            self.roll() as u32
+        }
+        fn schema(&mut self) -> Schema {
+            [Schema::EventGrid, Schema::CloudEvent, Schema::Custom][self.below(3) as usize]
+        }
+        fn decimal(&mut self) -> Decimal {
+            let (sign, whole, fraction) = (["", "-"][self.below(2) as usize], self.roll(), self.roll());
+            let exponent = self.below(19_999) as i64 - 9_999;
+            let text = match self.below(4) {
+                0 => "0".into(),
+                1 => format!("{sign}{}", whole % 100),
+                2 => format!("{sign}{whole}.{fraction}"),
+                _ => format!("{sign}{whole}.{fraction}e{exponent}"),
+            };
+            Decimal::parse(&text).unwrap()
+        }
+        fn test(&mut self) -> Test {
+            match OPERATORS[self.below(OPERATORS.len() as u64) as usize].operand {
+                Operand::Number(test) => test(self.decimal()),
+                Operand::Numbers(test) => test(self.some(Dice::decimal)),
+                Operand::Ranges(test) => test(self.some(|dice| (dice.decimal(), dice.decimal()))),
+                Operand::Bool(test) => test(self.bool()),
+                Operand::Strings(test) => test(self.some(Dice::text)),
+                Operand::Nothing(test) => test(),
+            }
+        }
+        fn mapped(&mut self) -> Mapped {
+            Mapped { source_field: self.maybe(Dice::text), default_value: self.maybe(Dice::text) }
+        }
+        fn identity(&mut self) -> Identity {
+            Identity { kind: self.text(), user_assigned: self.maybe(Dice::text) }
+        }
+        fn batching(&mut self) -> Batching {
+            Batching { events_max: self.maybe(Dice::count), preferred_kilobytes: self.maybe(Dice::count) }
+        }
+        fn broker(&mut self) -> Broker {
+            if self.bool() { Broker::Resource(self.text()) } else { Broker::Connection(self.secret()) }
+        }
+        fn attribute(&mut self) -> DeliveryAttribute {
+            let value = match self.bool() {
+                true => AttributeValue::Static { value: self.secret(), secret: self.bool() },
+                false => AttributeValue::Dynamic { source_field: self.text() },
+            };
+            DeliveryAttribute { name: self.text(), value }
+        }
+        fn destination(&mut self) -> Destination {
+            match self.below(9) {
+                0 => Destination::WebHook(WebHook {
+                    url: self.secret(),
+                    batching: self.batching(),
+                    attributes: self.some(Dice::attribute),
+                    aad_tenant: self.maybe(Dice::text),
+                    aad_application: self.maybe(Dice::text),
+                }),
+                1 => Destination::EventGrid {
+                    url: self.text(),
+                    sas_key: self.secret(),
+                    topic_name: self.maybe(Dice::text),
+                    batching: self.batching(),
+                },
+                2 => Destination::EdgeHub { output: self.text() },
+                3 => Destination::AzureFunction {
+                    resource: self.text(),
+                    batching: self.batching(),
+                    attributes: self.some(Dice::attribute),
+                },
+                4 => Destination::StorageQueue {
+                    resource: self.text(),
+                    queue: self.text(),
+                    message_ttl_secs: self.maybe(|dice| dice.roll() as i64),
+                },
+                5 => Destination::EventHub { resource: self.broker(), attributes: self.some(Dice::attribute) },
+                6 => Destination::HybridConnection { resource: self.broker(), attributes: self.some(Dice::attribute) },
+                7 => Destination::ServiceBusQueue { resource: self.broker(), attributes: self.some(Dice::attribute) },
+                _ => Destination::ServiceBusTopic { resource: self.broker(), attributes: self.some(Dice::attribute) },
+            }
+        }
+        fn filter(&mut self) -> Filter {
+            Filter {
+                included_event_types: self.maybe(|dice| dice.some(Dice::text)),
+                subject_begins_with: self.maybe(Dice::text),
+                subject_ends_with: self.maybe(Dice::text),
+                subject_case_sensitive: self.bool(),
+                arrays: self.bool(),
+                advanced: self.some(|dice| AdvancedFilter { key: dice.text(), test: dice.test() }),
+                keys: if self.bool() { KeyStyle::Edge } else { KeyStyle::Cloud },
+            }
+        }
+        fn subscription(&mut self) -> Subscription {
+            Subscription {
+                id: SubscriptionId(self.roll()),
+                name: self.text(),
+                topic: TopicId(self.roll()),
+                domain_topic: self.maybe(Dice::text),
+                destination: self.destination(),
+                identity: self.maybe(Dice::identity),
+                filter: self.filter(),
+                labels: self.some(Dice::text),
+                expires: self.maybe(Dice::time),
+                delivery_schema: self.schema(),
+                retry: RetryChoice {
+                    attempts_max: self.maybe(Dice::count),
+                    time_to_live_minutes: self.maybe(Dice::count),
+                },
+                dead_letter: self
+                    .maybe(|dice| DeadLetterDestination { account: dice.text(), container: dice.text() }),
+                dead_letter_identity: self.maybe(Dice::identity),
+                profile: self.maybe(Dice::text),
+                created: self.time(),
+                origin: [Origin::Edge, Origin::Config, Origin::Azure][self.below(3) as usize],
+                extras: self.maybe(Dice::text),
+            }
+        }
+        fn topic(&mut self) -> Topic {
+            Topic {
+                id: TopicId(self.roll()),
+                name: self.text(),
+                kind: match self.below(3) {
+                    0 => TopicKind::Custom,
+                    1 => TopicKind::Domain { auto_create: self.bool(), auto_delete: self.bool() },
+                    _ => TopicKind::System { source: self.text(), topic_type: self.text() },
+                },
+                resource_group: self.text(),
+                location: self.text(),
+                tags: self.some(|dice| (dice.text(), dice.text())).into_iter().collect(),
+                input_schema: self.schema(),
+                mapping: self.maybe(|dice| InputMapping {
+                    id: dice.mapped(),
+                    topic: dice.mapped(),
+                    event_time: dice.mapped(),
+                    event_type: dice.mapped(),
+                    subject: dice.mapped(),
+                    data_version: dice.mapped(),
+                }),
+                keys: [self.secret(), self.secret()],
+                local_auth_disabled: self.bool(),
+                public_network: self.bool(),
+                inbound_ip_rules: self.some(Dice::text),
+                profile: self.maybe(Dice::text),
+                created: self.time(),
+                extras: self.maybe(Dice::text),
+            }
+        }
+    }
+
+    fn check<T: Record + PartialEq + std::fmt::Debug>(value: &T, seed: u64) {
+        let bytes = value.encode();
+        assert_eq!(T::decode(&bytes).as_ref(), Ok(value), "seed {seed}");
+        // What a newer program of the same version may add is passed over.
+        let text = String::from_utf8(bytes).unwrap();
+        let more = text.replacen('{', "{\"added\":{\"later\":[1]},", 1);
+        assert_eq!(T::decode(more.as_bytes()).as_ref(), Ok(value), "seed {seed}");
+    }
+
+    #[test]
+    fn everything_comes_back_as_it_was() {
+        for seed in 0..3000 {
+            let mut dice = Dice(seed);
+            check(&dice.subscription(), seed);
+            check(&dice.topic(), seed);
+            let topic = DomainTopic { domain: TopicId(dice.roll()), name: dice.text(), created: dice.time() };
+            check(&topic, seed);
+        }
+    }
+
+    #[test]
+    fn refuses_newer_and_damaged_records() {
+        let check = |bytes: &[u8], expected: &str| {
+            let error = DomainTopic::decode(bytes).unwrap_err().to_string();
+            assert_eq!(error, expected);
+        };
+        check(
+            br#"{"v":2,"domain":"now a string"}"#,
+            "the stored domain topic has version 2, but this program reads versions up to 1",
+        );
+        check(b"", "the stored domain topic cannot be read: Eof error at byte 0");
+        check(b"{}", "the stored domain topic cannot be read: Data error at byte 2");
+        check(
+            br#"{"v":1,"domain":"hunter2","name":"n","created":1}"#,
+            "the stored domain topic cannot be read: Data error at byte 25",
+        );
+
+        let text = String::from_utf8(Dice(1).subscription().encode()).unwrap();
+        for end in 0..text.len() {
+            if text.is_char_boundary(end) {
+                assert!(Subscription::decode(&text.as_bytes()[..end]).is_err(), "{end}");
+            }
+        }
+    }
+
+    #[test]
+    fn refuses_operands_of_the_wrong_kind() {
+        let check = |operator: &str, operand: OperandRecord, expected: &str| {
+            let record = TestRecord { operator: operator.into(), key: "k".into(), operand };
+            assert_eq!(record.into_filter().unwrap_err(), expected);
+        };
+        check("Near", OperandRecord::Nothing, "there is no operator \"Near\"");
+        check(
+            "NumberIn",
+            OperandRecord::Bool(true),
+            "the operator NumberIn has an operand of the wrong kind",
+        );
+        check(
+            "NumberLessThan",
+            OperandRecord::Number("x".into()),
+            "a number of the operator NumberLessThan is none",
+        );
+    }
+
+    // A golden record: what is on disk today must be readable for as long as there is a version 1.
+    #[test]
+    fn the_stored_form_stays() {
+        let text = r#"{"v":1,"id":7,"name":"s","topic":3,"domain_topic":null,"destination":{"type":"web_hook","url":"https://a/?k=1","batching":{"events_max":10,"preferred_kilobytes":null},"attributes":[{"name":"X","type":"static","value":"v","secret":true},{"name":"Y","type":"dynamic","source_field":"data.y"}],"aad_tenant":null,"aad_application":null},"identity":null,"filter":{"included_event_types":["a"],"subject_begins_with":"/","subject_ends_with":null,"subject_case_sensitive":false,"arrays":true,"advanced":[{"operator":"NumberInRange","key":"data.n","operand":{"ranges":[["1","2.5"]]}},{"operator":"IsNotNull","key":"data.m","operand":"nothing"}],"keys":"edge"},"labels":["l"],"expires":5,"delivery_schema":"event_grid","attempts_max":3,"time_to_live_minutes":null,"dead_letter":{"account":"a","container":"c"},"dead_letter_identity":null,"profile":"edge","created":1,"origin":"edge","extras":"{}"}"#;
+        let subscription = Subscription::decode(text.as_bytes()).unwrap();
+        assert_eq!(String::from_utf8(subscription.encode()).unwrap(), text);
+
+        let text = r#"{"v":1,"id":3,"name":"t","kind":{"type":"domain","auto_create":true,"auto_delete":false},"resource_group":"g","location":"here","tags":{"a":"b"},"input_schema":"custom","mapping":{"id":{"source_field":"i","default_value":null},"topic":{"source_field":null,"default_value":null},"event_time":{"source_field":null,"default_value":null},"event_type":{"source_field":null,"default_value":"d"},"subject":{"source_field":null,"default_value":null},"data_version":{"source_field":null,"default_value":null}},"keys":["k1","k2"],"local_auth_disabled":false,"public_network":true,"inbound_ip_rules":[],"profile":null,"created":1,"extras":null}"#;
+        let topic = Topic::decode(text.as_bytes()).unwrap();
+        assert_eq!(String::from_utf8(topic.encode()).unwrap(), text);
+
+        let text = r#"{"v":1,"domain":3,"name":"d","created":1}"#;
+        let topic = DomainTopic::decode(text.as_bytes()).unwrap();
+        assert_eq!(String::from_utf8(topic.encode()).unwrap(), text);
+    }
+}

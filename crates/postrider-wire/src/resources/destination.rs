@@ -1,0 +1,649 @@
+//! Destinations of subscriptions and of dead letters, in and out.
+
+use super::read::Node;
+use super::subscription::SubscriptionContext;
+use super::validate::{
+    Url, check_account_name, check_attribute_name, check_attribute_value, check_header_not_reserved,
+    check_storage_name, connection_part, resource_names,
+};
+use super::{FieldError, Road};
+use postrider_core::ids::Secret;
+use postrider_core::json::Kind;
+use postrider_core::subscription::{
+    AttributeValue, Batching, Broker, DeadLetterDestination, DeliveryAttribute, Destination, Identity,
+    WebHook,
+};
+use serde::Serialize;
+use serde_json::{Map, Value, json};
+
+/// What stands in for a secret in an answer. Sent back, it means the secret that is already there.
+pub const HIDDEN: &str = "Hidden";
+
+/// The most delivery attributes of a subscription.
+const ATTRIBUTES_MAX: usize = 10;
+const CLOUD_BATCH_EVENTS_MAX: u32 = 5000;
+const CLOUD_BATCH_KILOBYTES_MAX: u32 = 1024;
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Type {
+    WebHook,
+    EventGrid,
+    EdgeHub,
+    AzureFunction,
+    StorageQueue,
+    EventHub,
+    HybridConnection,
+    ServiceBusQueue,
+    ServiceBusTopic,
+}
+
+/// The types of destinations, and whether the edge and the cloud know them. The configuration
+/// knows them all.
+const TYPES: [(&str, Type, bool, bool); 9] = [
+    ("WebHook", Type::WebHook, true, true),
+    ("EventGrid", Type::EventGrid, true, false),
+    ("EdgeHub", Type::EdgeHub, true, false),
+    ("EventHub", Type::EventHub, true, true),
+    ("ServiceBusQueue", Type::ServiceBusQueue, true, true),
+    ("ServiceBusTopic", Type::ServiceBusTopic, true, true),
+    ("StorageQueue", Type::StorageQueue, true, true),
+    ("AzureFunction", Type::AzureFunction, false, true),
+    ("HybridConnection", Type::HybridConnection, false, true),
+];
+
+impl Type {
+    fn name(self) -> &'static str {
+        let line = TYPES.iter().find(|(_, kind, ..)| *kind == self);
+        line.expect("every type has a line").0
+    }
+
+    fn of(destination: &Destination) -> Type {
+        match destination {
+            Destination::WebHook(_) => Type::WebHook,
+            Destination::EventGrid { .. } => Type::EventGrid,
+            Destination::EdgeHub { .. } => Type::EdgeHub,
+            Destination::AzureFunction { .. } => Type::AzureFunction,
+            Destination::StorageQueue { .. } => Type::StorageQueue,
+            Destination::EventHub { .. } => Type::EventHub,
+            Destination::HybridConnection { .. } => Type::HybridConnection,
+            Destination::ServiceBusQueue { .. } => Type::ServiceBusQueue,
+            Destination::ServiceBusTopic { .. } => Type::ServiceBusTopic,
+        }
+    }
+
+    fn has_batches(self, road: Road) -> bool {
+        match self {
+            Type::WebHook | Type::AzureFunction => true,
+            Type::EventGrid => road != Road::Azure,
+            _ => false,
+        }
+    }
+
+    fn has_attributes(self) -> bool {
+        !matches!(self, Type::StorageQueue | Type::EventGrid | Type::EdgeHub)
+    }
+
+    /// Attributes become HTTP headers rather than properties of a message.
+    fn is_http(self) -> bool {
+        matches!(self, Type::WebHook | Type::AzureFunction | Type::HybridConnection)
+    }
+}
+
+/// Reads `{"endpointType":…,"properties":{…}}`. `batching` holds what the edge's old
+/// `deliveryPolicy` said.
+pub(super) fn parse_destination(
+    node: &Node<'_>,
+    batching: Batching,
+    context: &SubscriptionContext<'_>,
+) -> Result<Destination, FieldError> {
+    let road = context.road;
+    let known = TYPES.iter().filter(|(_, _, edge, azure)| match road {
+        Road::Edge => *edge,
+        Road::Azure => *azure,
+        Road::Config => true,
+    });
+    let words: Vec<_> = known.map(|(name, kind, ..)| (*name, *kind)).collect();
+    node.need_string("endpointType")?;
+    let kind = node.word("endpointType", &words)?.expect("it was found to be there");
+    let properties = node.need_object("properties")?;
+    refuse_foreign_members(&properties, kind, road)?;
+
+    let reader = Reader { properties, kind, context };
+    match kind {
+        Type::WebHook => reader.web_hook(batching).map(Destination::WebHook),
+        Type::EventGrid => reader.event_grid(batching),
+        Type::EdgeHub => Ok(Destination::EdgeHub { output: reader.properties.need_string("outputName")? }),
+        Type::AzureFunction => Ok(Destination::AzureFunction {
+            resource: reader.function()?,
+            batching: reader.batching(batching)?,
+            attributes: reader.attributes()?,
+        }),
+        Type::StorageQueue => reader.storage_queue(),
+        Type::EventHub => Ok(Destination::EventHub {
+            resource: reader.broker("Microsoft.EventHub", "eventhubs")?,
+            attributes: reader.attributes()?,
+        }),
+        Type::HybridConnection => Ok(Destination::HybridConnection {
+            resource: reader.broker("Microsoft.Relay", "hybridConnections")?,
+            attributes: reader.attributes()?,
+        }),
+        Type::ServiceBusQueue => Ok(Destination::ServiceBusQueue {
+            resource: reader.broker("Microsoft.ServiceBus", "queues")?,
+            attributes: reader.attributes()?,
+        }),
+        Type::ServiceBusTopic => Ok(Destination::ServiceBusTopic {
+            resource: reader.broker("Microsoft.ServiceBus", "topics")?,
+            attributes: reader.attributes()?,
+        }),
+    }
+}
+
+/// A property that exists, but for another type of destination, was surely meant to do something.
+/// The edge module passes over it.
+fn refuse_foreign_members(properties: &Node<'_>, kind: Type, road: Road) -> Result<(), FieldError> {
+    if road == Road::Edge {
+        return Ok(());
+    }
+    let rules = [
+        ("maxEventsPerBatch", kind.has_batches(road)),
+        ("preferredBatchSizeInKilobytes", kind.has_batches(road)),
+        ("deliveryAttributeMappings", kind.has_attributes()),
+        ("azureActiveDirectoryTenantId", kind == Type::WebHook),
+        ("azureActiveDirectoryApplicationIdOrUri", kind == Type::WebHook),
+        ("queueMessageTimeToLiveInSeconds", kind == Type::StorageQueue),
+    ];
+    for (member, allowed) in rules {
+        if let Some(given) = properties.get(member).filter(|_| !allowed) {
+            return Err(given.fail(format!("must be left out: a {} has no such property", kind.name())));
+        }
+    }
+    Ok(())
+}
+
+struct Reader<'a> {
+    properties: Node<'a>,
+    kind: Type,
+    context: &'a SubscriptionContext<'a>,
+}
+
+impl Reader<'_> {
+    fn web_hook(&self, batching: Batching) -> Result<WebHook, FieldError> {
+        let url = self.web_hook_url().map_err(|error| match self.context.road {
+            Road::Azure => error.saying(
+                "Invalid event subscription request: Supplied URL is invalid. It cannot be null or empty \
+                 and should be a proper HTTPS URL like https://www.example.com.",
+            ),
+            _ => error,
+        })?;
+        let (aad_tenant, aad_application) = self.active_directory()?;
+        Ok(WebHook {
+            batching: self.batching(batching)?,
+            attributes: self.attributes_beside(Some(&url), aad_tenant.is_some())?,
+            url,
+            aad_tenant,
+            aad_application,
+        })
+    }
+
+    /// The cloud never shows the URL, so a body that was read from it and is sent back lacks it.
+    fn web_hook_url(&self) -> Result<Secret, FieldError> {
+        let field = self.properties.at("endpointUrl");
+        if let (Road::Azure, true, Some(hook)) =
+            (self.context.road, field.value.is_null(), self.previous_web_hook())
+        {
+            return Ok(hook.url.clone());
+        }
+        let text = self.properties.need_string("endpointUrl")?;
+        let url = Url::parse(&text).map_err(|reason| field.fail(reason))?;
+        if self.context.limits.web_hook_https_only && !url.https {
+            return Err(field.fail("must be an https URL"));
+        }
+        Ok(Secret::new(text))
+    }
+
+    fn previous_destination(&self) -> Option<&Destination> {
+        self.context.previous.map(|subscription| &subscription.destination)
+    }
+
+    fn previous_web_hook(&self) -> Option<&WebHook> {
+        match self.previous_destination() {
+            Some(Destination::WebHook(hook)) => Some(hook),
+            _ => None,
+        }
+    }
+
+    fn active_directory(&self) -> Result<(Option<String>, Option<String>), FieldError> {
+        let names = ["azureActiveDirectoryTenantId", "azureActiveDirectoryApplicationIdOrUri"];
+        let [tenant, application] = names.map(|name| self.properties.string(name));
+        let given = |text: Result<Option<String>, _>| Ok(text?.filter(|text| !text.is_empty()));
+        let (tenant, application) = (given(tenant)?, given(application)?);
+        let missing = match (&tenant, &application) {
+            (Some(_), None) => 1,
+            (None, Some(_)) => 0,
+            _ => return Ok((tenant, application)),
+        };
+        let reason = format!("is required with {}", names[1 - missing]);
+        Err(self.properties.at(names[missing]).fail(reason))
+    }
+
+    fn batching(&self, otherwise: Batching) -> Result<Batching, FieldError> {
+        let limits = self.context.limits;
+        let (events, kilobytes) = match self.context.road {
+            Road::Edge => (limits.edge_batch_events_max, limits.edge_batch_kilobytes_max),
+            Road::Config | Road::Azure => (CLOUD_BATCH_EVENTS_MAX, CLOUD_BATCH_KILOBYTES_MAX),
+        };
+        Ok(Batching {
+            events_max: self.properties.count("maxEventsPerBatch", events)?.or(otherwise.events_max),
+            preferred_kilobytes: self
+                .properties
+                .count("preferredBatchSizeInKilobytes", kilobytes)?
+                .or(otherwise.preferred_kilobytes),
+        })
+    }
+
+    /// The way from the edge to the cloud.
+    fn event_grid(&self, batching: Batching) -> Result<Destination, FieldError> {
+        let field = self.properties.at("endpointUrl");
+        let text = self.properties.need_string("endpointUrl")?;
+        let url = Url::parse(&text).map_err(|reason| field.fail(reason))?;
+        let limits = self.context.limits;
+        if limits.event_grid_https_only && !url.https {
+            return Err(field.fail("must be an https URL"));
+        }
+        if !url.path.to_ascii_lowercase().contains("/api/events") {
+            let rule = "must target the /api/events API of Azure Event Grid in the cloud";
+            let error = field.fail(rule);
+            return Err(match self.context.road {
+                Road::Edge => error.saying(format!("EndpointUrl {rule}.")),
+                _ => error,
+            });
+        }
+        if !url.has_parameter("api-version", "2018-01-01") {
+            return Err(field.fail("must have the query parameter api-version=2018-01-01"));
+        }
+        let host = url.host.trim_end_matches('.').to_ascii_lowercase();
+        let clouds = [".eventgrid.azure.net", ".eventgrid.azure.us", ".eventgrid.azure.cn"];
+        if !limits.event_grid_any_host && !clouds.iter().any(|cloud| host.ends_with(cloud)) {
+            let reason = "must have a host that ends in eventgrid.azure.net, eventgrid.azure.us or eventgrid.azure.cn";
+            return Err(field.fail(reason));
+        }
+        // A masked key stays with the server it was given for.
+        let previous = match self.previous_destination() {
+            Some(Destination::EventGrid { url: previous, sas_key, .. })
+                if Url::parse(previous).is_ok_and(|previous| previous.same_origin(&url)) =>
+            {
+                Some(sas_key)
+            }
+            _ => None,
+        };
+        let sas_key = self.secret("sasKey", previous)?;
+        check_attribute_value(sas_key.expose()).map_err(|reason| self.properties.at("sasKey").fail(reason))?;
+        Ok(Destination::EventGrid {
+            sas_key,
+            topic_name: self.properties.string("topicName")?,
+            batching: self.batching(batching)?,
+            url: text,
+        })
+    }
+
+    /// A secret, or the mask that was shown for the previous one.
+    fn secret(&self, name: &str, previous: Option<&Secret>) -> Result<Secret, FieldError> {
+        let given = self.properties.need_string(name)?;
+        match (given.as_str(), previous) {
+            (HIDDEN, Some(secret)) => Ok(secret.clone()),
+            (HIDDEN, None) => Err(self.properties.at(name).fail(MASKED)),
+            _ => Ok(Secret::new(given)),
+        }
+    }
+
+    fn function(&self) -> Result<String, FieldError> {
+        let id = self.properties.need_string("resourceId")?;
+        let types: [&[&str]; 2] = [&["sites", "functions"], &["sites", "slots", "functions"]];
+        let fits = |types| resource_names(&id, "Microsoft.Web", types).is_some_and(|(_, rest)| rest.is_empty());
+        if types.into_iter().any(fits) {
+            return Ok(id);
+        }
+        let reason = "must be a resource id …/providers/Microsoft.Web/sites/<name>/functions/<name>";
+        Err(self.properties.at("resourceId").fail(reason))
+    }
+
+    /// The cloud gives a resource id, the edge a connection string; the configuration either.
+    fn broker(&self, provider: &str, entity: &str) -> Result<Broker, FieldError> {
+        if self.names_connection() {
+            let previous = match self.previous_destination() {
+                Some(previous) if Type::of(previous) == self.kind => connection_of(previous),
+                _ => None,
+            };
+            let connection = self.secret("connectionString", previous)?;
+            let part = |name| connection_part(connection.expose(), name);
+            if part("Endpoint").is_none() || part("EntityPath").is_none() {
+                let reason = "must be the connection string of the entity: with Endpoint and EntityPath";
+                return Err(self.properties.at("connectionString").fail(reason));
+            }
+            return Ok(Broker::Connection(connection));
+        }
+        let id = self.properties.need_string("resourceId")?;
+        match resource_names(&id, provider, &["namespaces", entity]) {
+            Some((_, rest)) if rest.is_empty() => Ok(Broker::Resource(id)),
+            _ => {
+                let reason =
+                    format!("must be a resource id …/providers/{provider}/namespaces/<name>/{entity}/<name>");
+                Err(self.properties.at("resourceId").fail(reason))
+            }
+        }
+    }
+
+    fn names_connection(&self) -> bool {
+        match self.context.road {
+            Road::Edge => true,
+            Road::Config => self.properties.get("connectionString").is_some(),
+            Road::Azure => false,
+        }
+    }
+
+    fn storage_queue(&self) -> Result<Destination, FieldError> {
+        // The id of the queue itself is taken apart by clients; some send it whole.
+        let mut queue_in_id = None;
+        let resource = if self.names_connection() {
+            self.storage_connection()?
+        } else {
+            let (account, rest) = storage_account(&self.properties, self.context.road)?;
+            match rest.as_slice() {
+                [] => {}
+                [services, _, queues, queue]
+                    if services.eq_ignore_ascii_case("queueServices") && queues.eq_ignore_ascii_case("queues") =>
+                {
+                    queue_in_id = Some(queue.clone());
+                }
+                _ => return Err(self.properties.at("resourceId").fail(ACCOUNT_ID)),
+            }
+            account
+        };
+        let queue = match (self.properties.string("queueName")?, queue_in_id) {
+            (None, Some(queue)) => queue,
+            _ => self.properties.need_string("queueName")?,
+        };
+        check_storage_name(&queue).map_err(|reason| self.properties.at("queueName").fail(reason))?;
+        let ttl = "queueMessageTimeToLiveInSeconds";
+        let message_ttl_secs = self.properties.integer(ttl, -1..=i64::MAX)?;
+        if message_ttl_secs == Some(0) {
+            return Err(self.properties.at(ttl).fail("must be positive, or -1 for never, was 0"));
+        }
+        Ok(Destination::StorageQueue { resource, queue, message_ttl_secs })
+    }
+
+    fn storage_connection(&self) -> Result<String, FieldError> {
+        let given = self.properties.need_string("connectionString")?;
+        if given == HIDDEN {
+            return match self.previous_destination() {
+                Some(Destination::StorageQueue { resource, .. }) if is_connection(resource) => Ok(resource.clone()),
+                _ => Err(self.properties.at("connectionString").fail(MASKED)),
+            };
+        }
+        if !is_connection(&given) {
+            let reason = "must be the connection string of a storage account: with AccountName or QueueEndpoint";
+            return Err(self.properties.at("connectionString").fail(reason));
+        }
+        Ok(given)
+    }
+
+    fn attributes(&self) -> Result<Vec<DeliveryAttribute>, FieldError> {
+        self.attributes_beside(None, false)
+    }
+
+    /// Reads the delivery attributes of a destination at `url`.
+    fn attributes_beside(&self, url: Option<&Secret>, aad: bool) -> Result<Vec<DeliveryAttribute>, FieldError> {
+        let list = self.properties.list("deliveryAttributeMappings")?.unwrap_or_default();
+        if list.len() > ATTRIBUTES_MAX {
+            let reason = format!("must not have more than {ATTRIBUTES_MAX} attributes, had {}", list.len());
+            return Err(self.properties.at("deliveryAttributeMappings").fail(reason));
+        }
+        let mut attributes: Vec<DeliveryAttribute> = Vec::new();
+        for node in list {
+            let node = node.of_kind(Kind::Object)?;
+            let attribute = self.attribute(&node, url)?;
+            self.check_attribute(&node, &attribute, aad)?;
+            if attributes.iter().any(|other| other.name.eq_ignore_ascii_case(&attribute.name)) {
+                return Err(node.at("name").fail(format!("is given twice: {:?}", attribute.name)));
+            }
+            attributes.push(attribute);
+        }
+        let has = |name: &str| attributes.iter().any(|attribute| attribute.name.eq_ignore_ascii_case(name));
+        if self.is_service_bus() && has("SessionId") && has("MessageId") {
+            let reason = "must not set both SessionId and MessageId";
+            return Err(self.properties.at("deliveryAttributeMappings").fail(reason));
+        }
+        Ok(attributes)
+    }
+
+    fn attribute(&self, node: &Node<'_>, url: Option<&Secret>) -> Result<DeliveryAttribute, FieldError> {
+        let name = node.need_string("name")?;
+        node.need_string("type")?;
+        let is_static = node.word("type", &[("Static", true), ("Dynamic", false)])? == Some(true);
+        let properties = node.need_object("properties")?;
+        if !is_static {
+            let source_field = properties.need_string("sourceField")?;
+            return Ok(DeliveryAttribute { name, value: AttributeValue::Dynamic { source_field } });
+        }
+        let secret = properties.bool("isSecret")?.unwrap_or(false);
+        let value = properties.need("value")?.as_string()?;
+        let value = if secret && value == HIDDEN {
+            let kept = self.previous_secret(&name, url);
+            kept.ok_or_else(|| properties.at("value").fail(MASKED))?
+        } else {
+            check_attribute_value(&value).map_err(|reason| properties.at("value").fail(reason))?;
+            Secret::new(value)
+        };
+        Ok(DeliveryAttribute { name, value: AttributeValue::Static { value, secret } })
+    }
+
+    /// The secret value of an attribute as it was. It stays with the server it was given for: who
+    /// may change a subscription but not read its secrets must not be able to send them elsewhere.
+    fn previous_secret(&self, name: &str, url: Option<&Secret>) -> Option<Secret> {
+        let previous = self.previous_destination().filter(|previous| Type::of(previous) == self.kind)?;
+        if let (Destination::WebHook(hook), Some(url)) = (previous, url) {
+            let (before, now) = (Url::parse(hook.url.expose()).ok()?, Url::parse(url.expose()).ok()?);
+            if !before.same_origin(&now) {
+                return None;
+            }
+        } else if resource_of(previous)? != self.properties.string("resourceId").ok()??.as_str() {
+            return None;
+        }
+        let attribute = previous.attributes().iter().find(|a| a.name.eq_ignore_ascii_case(name))?;
+        match &attribute.value {
+            AttributeValue::Static { value, secret: true } => Some(value.clone()),
+            _ => None,
+        }
+    }
+
+    fn check_attribute(
+        &self,
+        node: &Node<'_>,
+        attribute: &DeliveryAttribute,
+        aad: bool,
+    ) -> Result<(), FieldError> {
+        let field = node.at("name");
+        let name = attribute.name.as_str();
+        check_attribute_name(name).map_err(|reason| field.fail(reason))?;
+        if self.kind.is_http() {
+            check_header_not_reserved(name).map_err(|reason| field.fail(reason))?;
+        }
+        if self.kind.is_http() && name.eq_ignore_ascii_case("Authorization") {
+            if self.kind != Type::WebHook {
+                return Err(field.fail("must not be Authorization: only a WebHook may set it"));
+            }
+            if aad {
+                return Err(field.fail("must not be Authorization: Azure Active Directory sets it"));
+            }
+        }
+        let dynamic = matches!(attribute.value, AttributeValue::Dynamic { .. });
+        if self.is_service_bus() && name.eq_ignore_ascii_case("MessageId") && !dynamic {
+            return Err(node.at("type").fail("must be Dynamic for MessageId"));
+        }
+        Ok(())
+    }
+
+    fn is_service_bus(&self) -> bool {
+        matches!(self.kind, Type::ServiceBusQueue | Type::ServiceBusTopic)
+    }
+}
+
+const MASKED: &str = "is masked: give the secret itself";
+const ACCOUNT_ID: &str =
+    "must be a resource id …/providers/Microsoft.Storage/storageAccounts/<name>";
+
+/// The account named by `resourceId`, and what follows it in the id.
+fn storage_account(properties: &Node<'_>, road: Road) -> Result<(String, Vec<String>), FieldError> {
+    let id = properties.need_string("resourceId")?;
+    let field = properties.at("resourceId");
+    if !id.starts_with('/') && road != Road::Azure {
+        check_account_name(&id).map_err(|reason| field.fail(reason))?;
+        return Ok((id, Vec::new()));
+    }
+    let Some((_, rest)) = resource_names(&id, "Microsoft.Storage", &["storageAccounts"]) else {
+        return Err(field.fail(ACCOUNT_ID));
+    };
+    let rest: Vec<String> = rest.into_iter().map(Into::into).collect();
+    let after: usize = rest.iter().map(|segment| segment.len() + 1).sum();
+    Ok((id[..id.len() - after].to_owned(), rest))
+}
+
+fn is_connection(text: &str) -> bool {
+    let part = |name| connection_part(text, name);
+    part("AccountName").or(part("QueueEndpoint")).or(part("UseDevelopmentStorage")).is_some()
+}
+
+fn connection_of(destination: &Destination) -> Option<&Secret> {
+    match broker_of(destination)? {
+        Broker::Connection(connection) => Some(connection),
+        Broker::Resource(_) => None,
+    }
+}
+
+fn resource_of(destination: &Destination) -> Option<&str> {
+    if let Destination::AzureFunction { resource, .. } = destination {
+        return Some(resource);
+    }
+    match broker_of(destination)? {
+        Broker::Resource(resource) => Some(resource),
+        Broker::Connection(_) => None,
+    }
+}
+
+fn broker_of(destination: &Destination) -> Option<&Broker> {
+    match destination {
+        Destination::EventHub { resource, .. }
+        | Destination::HybridConnection { resource, .. }
+        | Destination::ServiceBusQueue { resource, .. }
+        | Destination::ServiceBusTopic { resource, .. } => Some(resource),
+        _ => None,
+    }
+}
+
+/// Reads `{"endpointType":"StorageBlob","properties":{…}}`. The account may be given as the id of
+/// the container.
+pub(super) fn parse_dead_letter(node: &Node<'_>, road: Road) -> Result<DeadLetterDestination, FieldError> {
+    node.need_string("endpointType")?;
+    node.word("endpointType", &[("StorageBlob", ())])?;
+    let properties = node.need_object("properties")?;
+    let (account, rest) = storage_account(&properties, road)?;
+    let container_in_id = match rest.as_slice() {
+        [] => None,
+        [services, _, containers, container]
+            if services.eq_ignore_ascii_case("blobServices") && containers.eq_ignore_ascii_case("containers") =>
+        {
+            Some(container.clone())
+        }
+        _ => return Err(properties.at("resourceId").fail(ACCOUNT_ID)),
+    };
+    let container = match (properties.string("blobContainerName")?, container_in_id) {
+        (None, Some(container)) => container,
+        (Some(given), Some(container)) if given != container => {
+            let reason = format!("must be {container:?} like in resourceId, was {given:?}");
+            return Err(properties.at("blobContainerName").fail(reason));
+        }
+        _ => properties.need_string("blobContainerName")?,
+    };
+    check_storage_name(&container).map_err(|reason| properties.at("blobContainerName").fail(reason))?;
+    Ok(DeadLetterDestination { account, container })
+}
+
+pub(super) fn parse_identity(node: &Node<'_>) -> Result<Identity, FieldError> {
+    node.need_string("type")?;
+    let words = [("SystemAssigned", "SystemAssigned"), ("UserAssigned", "UserAssigned")];
+    let kind = node.word("type", &words)?.expect("it was found to be there");
+    let user_assigned = match kind {
+        "UserAssigned" => Some(node.need_string("userAssignedIdentity")?),
+        _ => node.string("userAssignedIdentity")?.filter(|id| !id.is_empty()),
+    };
+    Ok(Identity { kind: kind.into(), user_assigned })
+}
+
+/// A destination as the APIs write it: what was given, secrets masked, but the URL of a webhook in
+/// full.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct DestinationBody {
+    pub endpoint_type: &'static str,
+    pub properties: Map<String, Value>,
+}
+
+impl DestinationBody {
+    pub fn of(destination: &Destination) -> DestinationBody {
+        let mut properties = Map::new();
+        let mut put = |name: &str, value: Value| {
+            if !value.is_null() {
+                properties.insert(name.into(), value);
+            }
+        };
+        match destination {
+            Destination::WebHook(hook) => {
+                put("endpointUrl", hook.url.expose().into());
+                put("azureActiveDirectoryTenantId", hook.aad_tenant.clone().into());
+                put("azureActiveDirectoryApplicationIdOrUri", hook.aad_application.clone().into());
+            }
+            Destination::EventGrid { url, topic_name, .. } => {
+                put("endpointUrl", url.clone().into());
+                put("sasKey", HIDDEN.into());
+                put("topicName", topic_name.clone().into());
+            }
+            Destination::EdgeHub { output } => put("outputName", output.clone().into()),
+            Destination::AzureFunction { resource, .. } => put("resourceId", resource.clone().into()),
+            Destination::StorageQueue { resource, queue, message_ttl_secs } => {
+                if is_connection(resource) {
+                    put("connectionString", HIDDEN.into());
+                } else {
+                    put("resourceId", resource.clone().into());
+                }
+                put("queueName", queue.clone().into());
+                put("queueMessageTimeToLiveInSeconds", (*message_ttl_secs).into());
+            }
+            Destination::EventHub { resource, .. }
+            | Destination::HybridConnection { resource, .. }
+            | Destination::ServiceBusQueue { resource, .. }
+            | Destination::ServiceBusTopic { resource, .. } => match resource {
+                Broker::Resource(id) => put("resourceId", id.clone().into()),
+                Broker::Connection(_) => put("connectionString", HIDDEN.into()),
+            },
+        }
+        let batching = destination.batching();
+        put("maxEventsPerBatch", batching.events_max.into());
+        put("preferredBatchSizeInKilobytes", batching.preferred_kilobytes.into());
+        let attributes: Vec<_> = destination.attributes().iter().map(attribute_body).collect();
+        if !attributes.is_empty() {
+            put("deliveryAttributeMappings", attributes.into());
+        }
+        DestinationBody { endpoint_type: Type::of(destination).name(), properties }
+    }
+}
+
+fn attribute_body(attribute: &DeliveryAttribute) -> Value {
+    let (kind, properties) = match &attribute.value {
+        AttributeValue::Static { value, secret } => {
+            let value = if *secret { HIDDEN } else { value.expose() };
+            ("Static", json!({"value": value, "isSecret": secret}))
+        }
+        AttributeValue::Dynamic { source_field } => ("Dynamic", json!({"sourceField": source_field})),
+    };
+    json!({"name": attribute.name, "type": kind, "properties": properties})
+}

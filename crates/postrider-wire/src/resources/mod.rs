@@ -1,0 +1,140 @@
+//! Resource bodies: topics and event subscriptions as the edge API, the configuration and the
+//! Azure API write them, read into the core's model and written back.
+//!
+//! One reader serves all roads. Names of properties and words such as `WebHook` may be written in
+//! any case, members nobody knows are passed over, and null is the same as absent. What is refused
+//! is refused with the path of the field and the reason.
+
+mod destination;
+mod edge;
+mod filter;
+mod read;
+mod subscription;
+mod topic;
+pub mod validate;
+
+pub use destination::{DestinationBody, HIDDEN};
+pub use edge::{EdgeSubscription, EdgeTopic, edge_subscription, edge_topic};
+pub use filter::FilterBody;
+pub use read::{FieldError, read_body};
+pub use subscription::{SubscriptionContext, SubscriptionSpec, TopicContext, parse_subscription};
+pub use topic::{TopicSpec, parse_domain, parse_system_topic, parse_topic};
+
+use postrider_core::event::Schema;
+/// Which API a body came through; it is kept as the resource's origin.
+pub use postrider_core::subscription::Origin as Road;
+use read::Node;
+
+/// What the operator allows, beyond what the road's documents say.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// `api__deliveryPolicyLimits__maxEventsPerBatch`; the edge road only.
+    pub edge_batch_events_max: u32,
+    /// `api__deliveryPolicyLimits__maxpreferredBatchSizeInKilobytes`; the edge road only.
+    pub edge_batch_kilobytes_max: u32,
+    /// Refuse webhooks over plain HTTP. The cloud always does; the edge module does unless
+    /// `outbound__webhook__httpsOnly` is false.
+    pub web_hook_https_only: bool,
+    /// `outbound__eventgrid__httpsOnly`
+    pub event_grid_https_only: bool,
+    /// `outbound__eventgrid__allowInvalidHostnames`
+    pub event_grid_any_host: bool,
+}
+
+/// The edge module's own values, but for webhooks on a laptop, which may use plain HTTP.
+impl Default for Limits {
+    fn default() -> Limits {
+        Limits {
+            edge_batch_events_max: 50,
+            edge_batch_kilobytes_max: 1033,
+            web_hook_https_only: false,
+            event_grid_https_only: true,
+            event_grid_any_host: false,
+        }
+    }
+}
+
+/// Profiles that a topic or subscription may name.
+pub const PROFILES: [&str; 7] = [
+    "cloud-2018",
+    "cloud-2019",
+    "cloud-2020",
+    "cloud-2021",
+    "cloud-current",
+    "edge",
+    "custom",
+];
+
+/// `properties.postrider.profile`
+fn parse_profile(properties: &Node<'_>) -> Result<Option<String>, FieldError> {
+    let Some(ours) = properties.object("postrider")? else {
+        return Ok(None);
+    };
+    let words = PROFILES.map(|profile| (profile, profile));
+    Ok(ours.word("profile", &words)?.map(str::to_owned))
+}
+
+/// Every spelling of a schema: topics and the edge module say `CustomEventSchema`, subscriptions in
+/// the cloud `CustomInputSchema`, and some articles `CustomSchema`.
+const SCHEMAS: [(&str, Schema); 5] = [
+    ("EventGridSchema", Schema::EventGrid),
+    ("CloudEventSchemaV1_0", Schema::CloudEvent),
+    ("CustomEventSchema", Schema::Custom),
+    ("CustomInputSchema", Schema::Custom),
+    ("CustomSchema", Schema::Custom),
+];
+
+/// The schema as topics and the edge module spell it.
+pub fn schema_name(schema: Schema) -> &'static str {
+    match schema {
+        Schema::EventGrid => "EventGridSchema",
+        Schema::CloudEvent => "CloudEventSchemaV1_0",
+        Schema::Custom => "CustomEventSchema",
+    }
+}
+
+/// The schema as event subscriptions in the cloud spell it.
+pub fn delivery_schema_name(schema: Schema) -> &'static str {
+    match schema {
+        Schema::Custom => "CustomInputSchema",
+        other => schema_name(other),
+    }
+}
+
+/// A resource's name in the body must be the one in the URL, if it is there at all. Azure compares
+/// names without regard to case.
+fn check_same_name(node: &Node<'_>, member: &str, road: Road, name: &str) -> Result<(), FieldError> {
+    let Some(given) = node.string(member)? else {
+        return Ok(());
+    };
+    let same = match road {
+        Road::Azure => given.eq_ignore_ascii_case(name),
+        Road::Edge | Road::Config => given == name,
+    };
+    if same {
+        return Ok(());
+    }
+    let reason = format!("must be {name:?} like the resource it is sent to, was {given:?}");
+    Err(node.at(member).fail(reason))
+}
+
+/// Properties that are kept only to be echoed, as the text of a JSON object.
+#[derive(Default)]
+struct Extras(Vec<(&'static str, String)>);
+
+impl Extras {
+    fn keep(&mut self, name: &'static str, json: impl Into<String>) {
+        self.0.push((name, json.into()));
+    }
+
+    fn keep_member(&mut self, node: &Node<'_>, name: &'static str) {
+        if let Some(member) = node.get(name) {
+            self.keep(name, member.value.text());
+        }
+    }
+
+    fn into_text(self) -> Option<String> {
+        let members: Vec<_> = self.0.into_iter().map(|(name, json)| format!("\"{name}\":{json}")).collect();
+        (!members.is_empty()).then(|| format!("{{{}}}", members.join(",")))
+    }
+}

@@ -1,0 +1,254 @@
+//! A lenient reader of JSON that knows where it is.
+
+use postrider_core::json::{self, Kind, Raw};
+use std::fmt;
+use std::ops::RangeInclusive;
+
+/// A field that was refused.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FieldError {
+    /// Where in the body: `properties.filter.advancedFilters[0].key`. Empty for the body itself.
+    pub path: String,
+    /// What is wrong, to be read after the path.
+    pub reason: String,
+    /// The error code of the API: `InvalidDestination` for destinations on the edge, otherwise
+    /// `InvalidRequest`.
+    pub code: &'static str,
+    /// The message of the original service, where it is known.
+    said: Option<String>,
+}
+
+impl FieldError {
+    pub(super) fn new(path: impl Into<String>, reason: impl Into<String>) -> FieldError {
+        FieldError { path: path.into(), reason: reason.into(), code: "InvalidRequest", said: None }
+    }
+
+    /// Speaks in the original service's own words; path and reason stay for those who ask.
+    pub(super) fn saying(self, message: impl Into<String>) -> FieldError {
+        FieldError { said: Some(message.into()), ..self }
+    }
+
+    /// As the edge module refuses destinations.
+    pub(super) fn of_edge_destination(self) -> FieldError {
+        let message = format!(
+            "EventSubscription.Properties.Destination failed validation. Reason: {self}."
+        );
+        FieldError { code: "InvalidDestination", said: Some(message), ..self }
+    }
+}
+
+/// The message to answer with.
+impl fmt::Display for FieldError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.said {
+            Some(message) => f.write_str(message),
+            None if self.path.is_empty() => write!(f, "the body {}", self.reason),
+            None => write!(f, "{} {}", self.path, self.reason),
+        }
+    }
+}
+
+impl std::error::Error for FieldError {}
+
+/// Checks that a request's body is JSON.
+pub fn read_body(bytes: &[u8]) -> Result<Raw<'_>, FieldError> {
+    let refused = |why: String| FieldError::new("", format!("is not JSON: {why}"));
+    let text = std::str::from_utf8(bytes).map_err(|error| refused(error.to_string()))?;
+    let text = text.strip_prefix('\u{feff}').unwrap_or(text);
+    Raw::parse(text).map_err(|error: json::Error| refused(error.to_string()))
+}
+
+/// A value and where it stands.
+#[derive(Clone, Debug)]
+pub(super) struct Node<'a> {
+    pub path: String,
+    pub value: Raw<'a>,
+}
+
+const NULL: &str = "null";
+
+impl<'a> Node<'a> {
+    /// The whole body, which must be an object.
+    pub fn root(body: Raw<'a>) -> Result<Node<'a>, FieldError> {
+        Node { path: String::new(), value: body }.of_kind(Kind::Object)
+    }
+
+    pub fn fail(&self, reason: impl Into<String>) -> FieldError {
+        FieldError::new(&self.path, reason)
+    }
+
+    /// The member of this name, which may be absent: then it is null.
+    pub fn at(&self, name: &str) -> Node<'a> {
+        let path = if self.path.is_empty() { name.to_owned() } else { format!("{}.{name}", self.path) };
+        let value = self.value.get_any_case(name).unwrap_or(Raw::trusted(NULL));
+        Node { path, value }
+    }
+
+    /// The member of this name, unless it is absent or null.
+    pub fn get(&self, name: &str) -> Option<Node<'a>> {
+        Some(self.at(name)).filter(|member| !member.value.is_null())
+    }
+
+    pub fn need(&self, name: &str) -> Result<Node<'a>, FieldError> {
+        self.get(name).ok_or_else(|| self.at(name).fail("is required"))
+    }
+
+    pub fn object(&self, name: &str) -> Result<Option<Node<'a>>, FieldError> {
+        self.get(name).map(|member| member.of_kind(Kind::Object)).transpose()
+    }
+
+    pub fn need_object(&self, name: &str) -> Result<Node<'a>, FieldError> {
+        self.need(name)?.of_kind(Kind::Object)
+    }
+
+    pub fn string(&self, name: &str) -> Result<Option<String>, FieldError> {
+        self.get(name).map(|member| member.as_string()).transpose()
+    }
+
+    /// A string that must be there and not empty.
+    pub fn need_string(&self, name: &str) -> Result<String, FieldError> {
+        let text = self.need(name)?.as_string()?;
+        if text.is_empty() {
+            return Err(self.at(name).fail("must not be empty"));
+        }
+        Ok(text)
+    }
+
+    pub fn bool(&self, name: &str) -> Result<Option<bool>, FieldError> {
+        self.get(name).map(|member| member.as_bool()).transpose()
+    }
+
+    pub fn integer(&self, name: &str, range: RangeInclusive<i64>) -> Result<Option<i64>, FieldError> {
+        let Some(member) = self.get(name) else {
+            return Ok(None);
+        };
+        let Some(text) = member.value.as_number() else {
+            return Err(member.not("a whole number"));
+        };
+        if text.contains(['.', 'e', 'E']) {
+            return Err(member.fail(format!("must be a whole number, was {text}")));
+        }
+        match text.parse() {
+            Ok(number) if range.contains(&number) => Ok(Some(number)),
+            _ => {
+                let (least, most) = range.into_inner();
+                Err(member.fail(format!("must be between {least} and {most}, was {text}")))
+            }
+        }
+    }
+
+    /// A number between 1 and `most`.
+    pub fn count(&self, name: &str, most: u32) -> Result<Option<u32>, FieldError> {
+        let number = self.integer(name, 1..=i64::from(most))?;
+        Ok(number.map(|number| u32::try_from(number).expect("the range was checked")))
+    }
+
+    /// One of a few words, in any case.
+    pub fn word<T: Copy>(&self, name: &str, words: &[(&str, T)]) -> Result<Option<T>, FieldError> {
+        let Some(given) = self.string(name)? else {
+            return Ok(None);
+        };
+        match words.iter().find(|(word, _)| word.eq_ignore_ascii_case(&given)) {
+            Some((_, meaning)) => Ok(Some(*meaning)),
+            None => {
+                let words: Vec<_> = words.iter().map(|(word, _)| *word).collect();
+                let reason = format!("must be one of {}, was {given:?}", words.join(", "));
+                Err(self.at(name).fail(reason))
+            }
+        }
+    }
+
+    pub fn list(&self, name: &str) -> Result<Option<Vec<Node<'a>>>, FieldError> {
+        self.get(name).map(|member| member.elements()).transpose()
+    }
+
+    pub fn strings(&self, name: &str) -> Result<Option<Vec<String>>, FieldError> {
+        let Some(list) = self.list(name)? else {
+            return Ok(None);
+        };
+        list.iter().map(Node::as_string).collect::<Result<_, _>>().map(Some)
+    }
+
+    pub fn elements(&self) -> Result<Vec<Node<'a>>, FieldError> {
+        let list = self.clone().of_kind(Kind::Array)?;
+        let elements = list.value.elements().enumerate();
+        Ok(elements.map(|(i, value)| Node { path: format!("{}[{i}]", self.path), value }).collect())
+    }
+
+    pub fn as_string(&self) -> Result<String, FieldError> {
+        self.value.as_str().map(Into::into).ok_or_else(|| self.not("a string"))
+    }
+
+    /// A truth value; the words may be written as strings, as the edge articles do.
+    pub fn as_bool(&self) -> Result<bool, FieldError> {
+        let written = self.value.as_str();
+        match (self.value.as_bool(), written.as_deref()) {
+            (Some(value), _) => Ok(value),
+            (_, Some(word)) if word.eq_ignore_ascii_case("true") => Ok(true),
+            (_, Some(word)) if word.eq_ignore_ascii_case("false") => Ok(false),
+            _ => Err(self.not("true or false")),
+        }
+    }
+
+    pub fn of_kind(self, kind: Kind) -> Result<Node<'a>, FieldError> {
+        if self.value.kind() == kind {
+            return Ok(self);
+        }
+        Err(self.not(name_of(kind)))
+    }
+
+    /// The value is of the wrong type. It is not shown: it might be a secret in the wrong place.
+    pub fn not(&self, wanted: &str) -> FieldError {
+        self.fail(format!("must be {wanted}, was {}", name_of(self.value.kind())))
+    }
+}
+
+fn name_of(kind: Kind) -> &'static str {
+    match kind {
+        Kind::Null => "null",
+        Kind::Bool => "true or false",
+        Kind::Number => "a number",
+        Kind::String => "a string",
+        Kind::Array => "a list",
+        Kind::Object => "an object",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_the_field_and_the_reason() {
+        let body = r#"{"A":{"b":[1,"x",{"c":null}],"n":9000,"f":1.5,"s":"","t":"TRUE","huge":99999999999999999999}}"#;
+        let root = Node::root(Raw::parse(body).unwrap()).unwrap();
+        let a = root.need_object("a").unwrap();
+        let check = |error: FieldError, expected: &str| assert_eq!(error.to_string(), expected);
+
+        check(root.need("z").unwrap_err(), "z is required");
+        check(a.need_object("b").unwrap_err(), "a.b must be an object, was a list");
+        check(a.string("n").unwrap_err(), "a.n must be a string, was a number");
+        check(a.need_string("s").unwrap_err(), "a.s must not be empty");
+        check(a.strings("b").unwrap_err(), "a.b[0] must be a string, was a number");
+        check(a.count("n", 5000).unwrap_err(), "a.n must be between 1 and 5000, was 9000");
+        check(
+            a.count("huge", 5000).unwrap_err(),
+            "a.huge must be between 1 and 5000, was 99999999999999999999",
+        );
+        check(a.count("f", 5000).unwrap_err(), "a.f must be a whole number, was 1.5");
+        check(a.count("s", 5000).unwrap_err(), "a.s must be a whole number, was a string");
+        check(a.bool("s").unwrap_err(), "a.s must be true or false, was a string");
+        check(
+            a.word("t", &[("yes", 1), ("no", 2)]).unwrap_err(),
+            "a.t must be one of yes, no, was \"TRUE\"",
+        );
+        assert_eq!(a.bool("t"), Ok(Some(true)));
+        let b = a.list("b").unwrap().unwrap();
+        check(b[2].need("c").unwrap_err(), "a.b[2].c is required");
+
+        check(Node::root(Raw::trusted("[]")).unwrap_err(), "the body must be an object, was a list");
+        check(read_body(b"{").unwrap_err(), "the body is not JSON: expected a string at byte 1");
+        assert!(read_body(b"\xff").is_err());
+        assert_eq!(read_body("\u{feff}{}".as_bytes()).unwrap().text(), "{}");
+    }
+}

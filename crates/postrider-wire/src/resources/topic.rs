@@ -1,0 +1,454 @@
+//! Topics, domains and system topics, on the way in.
+
+use super::read::Node;
+use super::validate::{check_azure_topic_name, check_ip_mask, check_name};
+use super::{Extras, FieldError, Road, SCHEMAS, check_same_name, parse_profile, schema_name};
+use postrider_core::event::Schema;
+use postrider_core::ids::{Secret, TopicId};
+use postrider_core::json::{Kind, Raw, unescape};
+use postrider_core::subscription::{InputMapping, Mapped, Topic, TopicKind};
+use postrider_core::time::Timestamp;
+use std::collections::BTreeMap;
+
+/// The most inbound IP rules of a topic.
+const IP_RULES_MAX: usize = 128;
+
+/// What a body says about a topic; the rest is the server's to give.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TopicSpec {
+    pub name: String,
+    pub kind: TopicKind,
+    /// Empty if none was given.
+    pub location: String,
+    pub tags: BTreeMap<String, String>,
+    pub input_schema: Schema,
+    pub mapping: Option<InputMapping>,
+    pub local_auth_disabled: bool,
+    pub public_network: bool,
+    pub inbound_ip_rules: Vec<String>,
+    pub profile: Option<String>,
+    pub extras: Option<String>,
+}
+
+impl TopicSpec {
+    pub fn into_topic(self, id: TopicId, resource_group: String, keys: [Secret; 2], created: Timestamp) -> Topic {
+        Topic {
+            id,
+            name: self.name,
+            kind: self.kind,
+            resource_group,
+            location: self.location,
+            tags: self.tags,
+            input_schema: self.input_schema,
+            mapping: self.mapping,
+            keys,
+            local_auth_disabled: self.local_auth_disabled,
+            public_network: self.public_network,
+            inbound_ip_rules: self.inbound_ip_rules,
+            profile: self.profile,
+            created,
+            extras: self.extras,
+        }
+    }
+}
+
+/// Reads a custom topic. With a previous state the input schema must stay as it was; a body that
+/// leaves it or its mapping out does not change them.
+pub fn parse_topic(
+    body: Raw<'_>,
+    road: Road,
+    name: &str,
+    previous: Option<&Topic>,
+) -> Result<TopicSpec, FieldError> {
+    parse(body, road, name, previous, |_| Ok(TopicKind::Custom))
+}
+
+/// Reads a domain.
+pub fn parse_domain(
+    body: Raw<'_>,
+    road: Road,
+    name: &str,
+    previous: Option<&Topic>,
+) -> Result<TopicSpec, FieldError> {
+    parse(body, road, name, previous, |properties| {
+        Ok(TopicKind::Domain {
+            auto_create: properties.bool("autoCreateTopicWithFirstSubscription")?.unwrap_or(true),
+            auto_delete: properties.bool("autoDeleteTopicWithLastSubscription")?.unwrap_or(true),
+        })
+    })
+}
+
+/// Reads a system topic.
+pub fn parse_system_topic(
+    body: Raw<'_>,
+    road: Road,
+    name: &str,
+    previous: Option<&Topic>,
+) -> Result<TopicSpec, FieldError> {
+    parse(body, road, name, previous, |properties| {
+        Ok(TopicKind::System {
+            source: properties.need_string("source")?,
+            topic_type: properties.need_string("topicType")?,
+        })
+    })
+}
+
+fn parse(
+    body: Raw<'_>,
+    road: Road,
+    name: &str,
+    previous: Option<&Topic>,
+    kind: impl Fn(&Node<'_>) -> Result<TopicKind, FieldError>,
+) -> Result<TopicSpec, FieldError> {
+    // Everything about a topic on the edge may be left out, and so may the body.
+    let body = if road == Road::Edge && body.is_null() { Raw::trusted("{}") } else { body };
+    let root = Node::root(body)?;
+    let properties = match root.object("properties")? {
+        Some(properties) => properties,
+        None => Node { path: "properties".into(), value: Raw::trusted("{}") },
+    };
+    let kind = kind(&properties)?;
+    match (road, &kind) {
+        (Road::Azure, TopicKind::Custom | TopicKind::Domain { .. }) => check_azure_topic_name(name)?,
+        _ => check_name(name)?,
+    }
+    check_same_name(&root, "name", road, name)?;
+
+    // The configuration may put everything into `properties`.
+    let beside = |name: &str| match road {
+        Road::Config if root.get(name).is_none() => properties.clone(),
+        _ => root.clone(),
+    };
+    let location = match beside("location").string("location")? {
+        Some(location) => location.replace(' ', "").to_lowercase(),
+        None if road == Road::Azure => return Err(root.at("location").fail("is required")),
+        None => String::new(),
+    };
+    let input_schema = parse_input_schema(&properties, previous)?;
+    let mut extras = Extras::default();
+    for member in ["sku", "identity", "kind", "extendedLocation"] {
+        extras.keep_member(&beside(member), member);
+    }
+    for member in ["dataResidencyBoundary", "minimumTlsVersionAllowed", "eventTypeInfo"] {
+        extras.keep_member(&properties, member);
+    }
+    Ok(TopicSpec {
+        name: name.to_owned(),
+        kind,
+        location,
+        tags: parse_tags(&beside("tags"))?,
+        input_schema,
+        mapping: parse_mapping(&properties, road, input_schema, previous)?,
+        local_auth_disabled: properties.bool("disableLocalAuth")?.unwrap_or(false),
+        public_network: properties
+            .word("publicNetworkAccess", &[("Enabled", true), ("Disabled", false)])?
+            .unwrap_or(true),
+        inbound_ip_rules: parse_ip_rules(&properties)?,
+        profile: parse_profile(&properties)?,
+        extras: extras.into_text(),
+    })
+}
+
+fn parse_input_schema(properties: &Node<'_>, previous: Option<&Topic>) -> Result<Schema, FieldError> {
+    let given = properties.word("inputSchema", &SCHEMAS)?;
+    match (given, previous.map(|topic| topic.input_schema)) {
+        (Some(given), Some(fixed)) if given != fixed => {
+            let reason =
+                format!("cannot be changed from {} to {}", schema_name(fixed), schema_name(given));
+            Err(properties.at("inputSchema").fail(reason))
+        }
+        (given, fixed) => Ok(given.or(fixed).unwrap_or(Schema::EventGrid)),
+    }
+}
+
+fn parse_mapping(
+    properties: &Node<'_>,
+    road: Road,
+    schema: Schema,
+    previous: Option<&Topic>,
+) -> Result<Option<InputMapping>, FieldError> {
+    let Some(node) = properties.object("inputSchemaMapping")? else {
+        if let Some(topic) = previous {
+            return Ok(topic.mapping.clone());
+        }
+        // The edge module has custom schemas without mappings, and so may the configuration.
+        return match (road, schema) {
+            (Road::Azure, Schema::Custom) => {
+                Err(properties.at("inputSchemaMapping").fail("is required with CustomEventSchema"))
+            }
+            _ => Ok(None),
+        };
+    };
+    if schema == Schema::EventGrid {
+        return Err(node.fail("must be left out: EventGridSchema is not mapped"));
+    }
+    node.word("inputSchemaMappingType", &[("Json", ())])?;
+    let fields = node.need_object("properties")?;
+    let field = |name: &str, defaults: bool| {
+        let Some(field) = fields.object(name)? else {
+            return Ok(Mapped::default());
+        };
+        if let Some(value) = field.get("defaultValue") {
+            if !defaults {
+                return Err(value.fail(format!("must be left out: {name} has no default")));
+            }
+            if schema == Schema::CloudEvent {
+                return Err(value.fail("must be left out: CloudEventSchemaV1_0 has no defaults"));
+            }
+        }
+        let source_field = field.string("sourceField")?;
+        if source_field.as_deref() == Some("") {
+            return Err(field.at("sourceField").fail("must not be empty"));
+        }
+        Ok(Mapped { source_field, default_value: field.string("defaultValue")? })
+    };
+    let mapping = InputMapping {
+        id: field("id", false)?,
+        topic: field("topic", false)?,
+        event_time: field("eventTime", false)?,
+        event_type: field("eventType", true)?,
+        subject: field("subject", true)?,
+        data_version: field("dataVersion", true)?,
+    };
+    if mapping == InputMapping::default() {
+        return Err(fields.fail("must map at least one field"));
+    }
+    Ok(Some(mapping))
+}
+
+fn parse_tags(node: &Node<'_>) -> Result<BTreeMap<String, String>, FieldError> {
+    let Some(tags) = node.object("tags")? else {
+        return Ok(BTreeMap::new());
+    };
+    let mut read = BTreeMap::new();
+    for member in tags.value.members().filter(|member| !member.value.is_null()) {
+        let name = unescape(member.name);
+        let tag = Node { path: format!("{}.{name}", tags.path), value: member.value };
+        read.insert(name.into_owned(), tag.as_string()?);
+    }
+    Ok(read)
+}
+
+fn parse_ip_rules(properties: &Node<'_>) -> Result<Vec<String>, FieldError> {
+    let rules = properties.list("inboundIpRules")?.unwrap_or_default();
+    if rules.len() > IP_RULES_MAX {
+        let reason = format!("must not have more than {IP_RULES_MAX} rules, had {}", rules.len());
+        return Err(properties.at("inboundIpRules").fail(reason));
+    }
+    let rule = |rule: Node<'_>| {
+        let rule = rule.of_kind(Kind::Object)?;
+        rule.word("action", &[("Allow", ())])?;
+        let mask = rule.need_string("ipMask")?;
+        check_ip_mask(&mask).map_err(|reason| rule.at("ipMask").fail(reason))?;
+        Ok(mask)
+    };
+    rules.into_iter().map(rule).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse_as(road: Road, body: &str) -> Result<TopicSpec, String> {
+        let body = Raw::parse(body).unwrap();
+        parse_topic(body, road, "orders", None).map_err(|error| error.to_string())
+    }
+
+    fn spec() -> TopicSpec {
+        TopicSpec {
+            name: "orders".into(),
+            kind: TopicKind::Custom,
+            location: String::new(),
+            tags: BTreeMap::new(),
+            input_schema: Schema::EventGrid,
+            mapping: None,
+            local_auth_disabled: false,
+            public_network: true,
+            inbound_ip_rules: Vec::new(),
+            profile: None,
+            extras: None,
+        }
+    }
+
+    #[test]
+    fn edge_topics() {
+        let check = |body: &str, expected: Result<Schema, &str>| {
+            let expected = expected.map(|input_schema| TopicSpec { input_schema, ..spec() });
+            assert_eq!(parse_as(Road::Edge, body), expected.map_err(Into::into), "{body}");
+        };
+        check("null", Ok(Schema::EventGrid));
+        check("{}", Ok(Schema::EventGrid));
+        check(r#"{"name":"orders","properties":null}"#, Ok(Schema::EventGrid));
+        check(r#"{"NAME":"orders","Properties":{"inputschema":"eventgridschema"}}"#, Ok(Schema::EventGrid));
+        check(r#"{"properties":{"inputSchema":"CloudEventSchemaV1_0","x":1}}"#, Ok(Schema::CloudEvent));
+        check(r#"{"properties":{"inputSchema":"customEventSchema"}}"#, Ok(Schema::Custom));
+        check(r#"{"properties":{"inputSchema":"CustomSchema"}}"#, Ok(Schema::Custom));
+        check(
+            r#"{"properties":{"inputSchema":"Xml"}}"#,
+            Err("properties.inputSchema must be one of EventGridSchema, CloudEventSchemaV1_0, \
+                 CustomEventSchema, CustomInputSchema, CustomSchema, was \"Xml\""),
+        );
+        check(r#"{"name":"Orders"}"#, Err("name must be \"orders\" like the resource it is sent to, was \"Orders\""));
+        check("[]", Err("the body must be an object, was a list"));
+        check(r#"{"properties":[]}"#, Err("properties must be an object, was a list"));
+    }
+
+    #[test]
+    fn azure_topics() {
+        let check = |body: &str, expected: Result<TopicSpec, &str>| {
+            assert_eq!(parse_as(Road::Azure, body), expected.map_err(Into::into), "{body}");
+        };
+        // As the command line sends it.
+        check(
+            r#"{"location":"Central US","sku":{"name":"Basic"},"identity":{"type":"None"},"kind":"Azure",
+                "name":"ORDERS","tags":{"a":"b","c":null},
+                "properties":{"inputSchema":"EventGridSchema","disableLocalAuth":true,
+                "publicNetworkAccess":"disabled","inboundIpRules":[{"ipMask":"10.0.0.0/8","action":"Allow"}],
+                "postrider":{"profile":"Cloud-2019"},"dataResidencyBoundary":"WithinRegion"}}"#,
+            Ok(TopicSpec {
+                location: "centralus".into(),
+                tags: [("a".into(), "b".into())].into(),
+                local_auth_disabled: true,
+                public_network: false,
+                inbound_ip_rules: vec!["10.0.0.0/8".into()],
+                profile: Some("cloud-2019".into()),
+                extras: Some(
+                    r#"{"sku":{"name":"Basic"},"identity":{"type":"None"},"kind":"Azure","dataResidencyBoundary":"WithinRegion"}"#
+                        .into(),
+                ),
+                ..spec()
+            }),
+        );
+        check("{}", Err("location is required"));
+        let bad = |properties: &str, reason: &str| {
+            check(&format!(r#"{{"location":"x","properties":{properties}}}"#), Err(reason));
+        };
+        bad(r#"{"disableLocalAuth":1}"#, "properties.disableLocalAuth must be true or false, was a number");
+        bad(
+            r#"{"publicNetworkAccess":"Maybe"}"#,
+            "properties.publicNetworkAccess must be one of Enabled, Disabled, was \"Maybe\"",
+        );
+        bad(
+            r#"{"inboundIpRules":[{"ipMask":"10/8"}]}"#,
+            "properties.inboundIpRules[0].ipMask must be an IP address or network such as 10.0.0.0/8, was \"10/8\"",
+        );
+        bad(
+            r#"{"inboundIpRules":[{"ipMask":"1.1.1.1","action":"Deny"}]}"#,
+            "properties.inboundIpRules[0].action must be one of Allow, was \"Deny\"",
+        );
+        bad(
+            &format!(r#"{{"inboundIpRules":[{}]}}"#, vec![r#"{"ipMask":"1.1.1.1"}"#; 129].join(",")),
+            "properties.inboundIpRules must not have more than 128 rules, had 129",
+        );
+        bad(
+            r#"{"postrider":{"profile":"mine"}}"#,
+            "properties.postrider.profile must be one of cloud-2018, cloud-2019, cloud-2020, \
+             cloud-2021, cloud-current, edge, custom, was \"mine\"",
+        );
+        check(r#"{"location":"x","tags":{"a":1}}"#, Err("tags.a must be a string, was a number"));
+    }
+
+    #[test]
+    fn mappings() {
+        let check = |schema: &str, mapping: &str, expected: Result<InputMapping, &str>| {
+            let body = format!(
+                r#"{{"location":"x","properties":{{"inputSchema":"{schema}","inputSchemaMapping":{mapping}}}}}"#
+            );
+            let got = parse_as(Road::Azure, &body).map(|spec| spec.mapping.unwrap());
+            assert_eq!(got, expected.map_err(Into::into), "{schema} {mapping}");
+        };
+        let from = |field: &str| Mapped { source_field: Some(field.into()), default_value: None };
+        check(
+            "CustomEventSchema",
+            r#"{"inputSchemaMappingType":"Json","properties":{"id":{"sourceField":"a"},"topic":{"sourceField":"b"},
+                "eventTime":{"sourceField":"c"},"eventType":{"sourceField":"d","defaultValue":"e"},
+                "subject":{"sourceField":"f"},"dataVersion":{"defaultValue":"g"}}}"#,
+            Ok(InputMapping {
+                id: from("a"),
+                topic: from("b"),
+                event_time: from("c"),
+                event_type: Mapped { default_value: Some("e".into()), ..from("d") },
+                subject: from("f"),
+                data_version: Mapped { source_field: None, default_value: Some("g".into()) },
+            }),
+        );
+        check(
+            "CloudEventSchemaV1_0",
+            r#"{"properties":{"topic":{"sourceField":"source"}}}"#,
+            Ok(InputMapping { topic: from("source"), ..InputMapping::default() }),
+        );
+        let at = "properties.inputSchemaMapping";
+        let bad = |schema: &str, mapping: &str, reason: &str| {
+            check(schema, mapping, Err(&format!("{at}{reason}")));
+        };
+        bad("EventGridSchema", "{}", " must be left out: EventGridSchema is not mapped");
+        bad("CustomEventSchema", "null", " is required with CustomEventSchema");
+        bad("CustomEventSchema", "{}", ".properties is required");
+        bad("CustomEventSchema", r#"{"properties":{}}"#, ".properties must map at least one field");
+        bad(
+            "CustomEventSchema",
+            r#"{"inputSchemaMappingType":"Xml"}"#,
+            ".inputSchemaMappingType must be one of Json, was \"Xml\"",
+        );
+        bad(
+            "CustomEventSchema",
+            r#"{"properties":{"id":{"defaultValue":"x"}}}"#,
+            ".properties.id.defaultValue must be left out: id has no default",
+        );
+        bad(
+            "CustomEventSchema",
+            r#"{"properties":{"id":{"sourceField":""}}}"#,
+            ".properties.id.sourceField must not be empty",
+        );
+        bad(
+            "CloudEventSchemaV1_0",
+            r#"{"properties":{"subject":{"defaultValue":"x"}}}"#,
+            ".properties.subject.defaultValue must be left out: CloudEventSchemaV1_0 has no defaults",
+        );
+        let unmapped = r#"{"properties":{"inputSchema":"CustomEventSchema"}}"#;
+        assert_eq!(parse_as(Road::Config, unmapped).unwrap().mapping, None);
+    }
+
+    #[test]
+    fn domains_and_system_topics() {
+        let azure = |properties: &str| format!(r#"{{"location":"x","properties":{properties}}}"#);
+        let body = azure(r#"{"autoDeleteTopicWithLastSubscription":false}"#);
+        let domain = parse_domain(Raw::parse(&body).unwrap(), Road::Azure, "orders", None).unwrap();
+        assert_eq!(domain.kind, TopicKind::Domain { auto_create: true, auto_delete: false });
+
+        let body = azure(r#"{"source":"/subscriptions/s","topicType":"Microsoft.Storage.StorageAccounts"}"#);
+        let system = parse_system_topic(Raw::parse(&body).unwrap(), Road::Azure, "System-1", None).unwrap();
+        let (source, topic_type) = ("/subscriptions/s".into(), "Microsoft.Storage.StorageAccounts".into());
+        assert_eq!(system.kind, TopicKind::System { source, topic_type });
+        let error = parse_system_topic(Raw::trusted("{}"), Road::Azure, "orders", None).unwrap_err();
+        assert_eq!(error.to_string(), "properties.source is required");
+    }
+
+    #[test]
+    fn the_configuration_may_put_everything_into_properties() {
+        let body = r#"{"name":"orders","properties":{"tags":{"a":"b"},"location":"here","kind":"Azure"}}"#;
+        let expected = TopicSpec {
+            location: "here".into(),
+            tags: [("a".into(), "b".into())].into(),
+            extras: Some(r#"{"kind":"Azure"}"#.into()),
+            ..spec()
+        };
+        assert_eq!(parse_as(Road::Config, body), Ok(expected));
+    }
+
+    #[test]
+    fn the_input_schema_is_fixed_at_creation() {
+        let spec = TopicSpec { input_schema: Schema::Custom, ..spec() };
+        let topic = spec.into_topic(TopicId(1), "g".into(), Default::default(), Timestamp::MIN);
+        let check = |body: &str, expected: Result<Schema, &str>| {
+            let got = parse_topic(Raw::parse(body).unwrap(), Road::Edge, "orders", Some(&topic));
+            assert_eq!(got.map(|s| s.input_schema).map_err(|e| e.to_string()), expected.map_err(Into::into));
+        };
+        check("{}", Ok(Schema::Custom));
+        check(r#"{"properties":{"inputSchema":"CustomEventSchema"}}"#, Ok(Schema::Custom));
+        check(
+            r#"{"properties":{"inputSchema":"EventGridSchema"}}"#,
+            Err("properties.inputSchema cannot be changed from CustomEventSchema to EventGridSchema"),
+        );
+    }
+}

@@ -1,0 +1,723 @@
+//! `postrider bench`: publish → durable → delivered, measured on this machine.
+//!
+//! A publisher, the server under test and a sink run as processes of their own. Each load runs first on the
+//! relay, which does the least any durable relay must do, and then on Postrider: rates depend on the machine,
+//! the ratio of the two much less.
+
+mod child;
+mod http;
+mod mark;
+mod procfs;
+mod publisher;
+mod relay;
+mod report;
+mod sink;
+
+pub use publisher::{PublishArgs, run as run_publish};
+pub use relay::{RelayArgs, run as run_relay};
+pub use sink::{SinkArgs, run as run_sink};
+
+use std::ffi::OsStr;
+use std::fmt;
+use std::fs::File;
+use std::io::Write;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail, ensure};
+use base64::prelude::{BASE64_STANDARD, Engine};
+use hdrhistogram::Histogram;
+use serde::Serialize;
+use tokio::net::TcpSocket;
+use tokio::time::Instant;
+
+use child::Running;
+use procfs::Machine;
+use publisher::Published;
+use report::{Report, Run, Usage};
+use sink::{Control, Percentiles};
+
+const READY_WITHIN: Duration = Duration::from_secs(15);
+const READY_EVERY: Duration = Duration::from_millis(20);
+/// Longest a backlog may take to be accepted.
+const BACKLOG_SECS_MAX: f64 = 600.0;
+const FDATASYNC_SECS: f64 = 0.5;
+/// Keeps the queue short enough for its wait to stay bounded and long enough for nobody to idle.
+const DELIVERIES_OUTSTANDING_MAX: u64 = 10_000;
+/// Only events with this subject wait for the dead endpoint: those that are measured do not add to them.
+const BACKLOG_SUBJECT: &str = "backlog";
+const LOCAL: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
+
+#[derive(clap::Args, Clone, Debug)]
+pub struct BenchArgs {
+    /// Seconds to publish for in each run.
+    #[arg(long, default_value_t = 8.0, value_parser = parse_secs)]
+    secs: f64,
+    /// Bytes per event.
+    #[arg(long, default_value_t = 1024, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    size: u32,
+    /// Publisher connections.
+    #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    conns: u32,
+    /// Which loads to run, in this order; all when left out.
+    #[arg(long, value_enum, num_args = 1.., value_delimiter = ',')]
+    load: Vec<Load>,
+    /// Leave out the relay, and with it the comparison.
+    #[arg(long)]
+    no_relay: bool,
+    /// Directory for the logs, on the disk to measure; they are removed afterwards.
+    #[arg(long, default_value = ".")]
+    dir: PathBuf,
+    /// Repeat each load with this many events waiting for a dead endpoint.
+    #[arg(long, default_value_t = 0)]
+    backlog: u64,
+    /// Print only the line of JSON.
+    #[arg(long)]
+    json: bool,
+}
+
+/// What is asked of a server.
+#[derive(clap::ValueEnum, Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Load {
+    /// One event per request, one event per delivery.
+    Single,
+    /// 100 events per request, one event per delivery.
+    BatchIn,
+    /// 100 events per request, up to 100 events per delivery.
+    BatchInOut,
+    /// One event per request, delivered to 10 subscriptions.
+    FanOut,
+}
+
+/// What is measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub enum Server {
+    #[serde(rename = "relay")]
+    Relay,
+    #[serde(rename = "postrider")]
+    Postrider,
+    /// Postrider, with events waiting for an endpoint that is dead.
+    #[serde(rename = "postrider+backlog")]
+    Backlogged,
+}
+
+impl Load {
+    const ALL: [Load; 4] = [Load::Single, Load::BatchIn, Load::BatchInOut, Load::FanOut];
+
+    fn events_per_request(self) -> u64 {
+        match self {
+            Load::Single | Load::FanOut => 1,
+            Load::BatchIn | Load::BatchInOut => 100,
+        }
+    }
+
+    fn events_per_delivery_max(self) -> u64 {
+        match self {
+            Load::Single | Load::BatchIn | Load::FanOut => 1,
+            Load::BatchInOut => 100,
+        }
+    }
+
+    fn fan_out(self) -> u64 {
+        match self {
+            Load::Single | Load::BatchIn | Load::BatchInOut => 1,
+            Load::FanOut => 10,
+        }
+    }
+}
+
+impl fmt::Display for Load {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Load::Single => "single",
+            Load::BatchIn => "batch-in",
+            Load::BatchInOut => "batch-in-out",
+            Load::FanOut => "fan-out",
+        })
+    }
+}
+
+impl fmt::Display for Server {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Server::Relay => "relay",
+            Server::Postrider => "postrider",
+            Server::Backlogged => "postrider+backlog",
+        })
+    }
+}
+
+/// Measures and prints. Interrupted, it ends its processes and removes its files first.
+pub fn run(args: BenchArgs) -> Result<()> {
+    let report = single_threaded()?.block_on(async {
+        tokio::select! {
+            biased;
+            interrupted = interrupted() => {
+                interrupted?;
+                bail!("interrupted")
+            }
+            report = measure(&args) => report,
+        }
+    })?;
+    let mut out = std::io::stdout().lock();
+    if !args.json {
+        writeln!(out, "{}\n", report.text())?;
+    }
+    writeln!(out, "{}", serde_json::to_string(&report)?)?;
+    Ok(())
+}
+
+async fn measure(args: &BenchArgs) -> Result<Report> {
+    let dir = tempfile::Builder::new()
+        .prefix(".postrider-bench-")
+        .tempdir_in(&args.dir);
+    let dir = dir.with_context(|| format!("creating a directory in {}", args.dir.display()))?;
+    let fdatasync_ms = measure_fdatasync(dir.path())?;
+    let mut bench = Bench::start(args, dir.path()).await?;
+
+    let loads = if args.load.is_empty() {
+        Load::ALL.to_vec()
+    } else {
+        args.load.clone()
+    };
+    let servers = servers(args);
+    let mut runs: Vec<Run> = Vec::new();
+    for load in &loads {
+        for server in &servers {
+            runs.push(bench.measure(*load, *server, None).await?);
+        }
+    }
+    // At its highest rate a server's latency is that of its queue; at half of it, its own.
+    let highest: Vec<Run> = runs
+        .iter()
+        .filter(|run| run.load == Load::Single)
+        .cloned()
+        .collect();
+    for run in highest.iter().filter(|run| run.deliveries_per_s >= 2.0) {
+        let half = run.deliveries_per_s / 2.0;
+        runs.push(bench.measure(run.load, run.server, Some(half)).await?);
+    }
+    let ratios = report::ratios(&runs);
+    Ok(Report {
+        machine: Machine::read(),
+        fdatasync_ms,
+        secs: args.secs,
+        size: args.size as usize,
+        conns: args.conns,
+        backlog: args.backlog,
+        runs,
+        ratios,
+    })
+}
+
+fn servers(args: &BenchArgs) -> Vec<Server> {
+    let mut servers = vec![Server::Relay, Server::Postrider, Server::Backlogged];
+    servers.retain(|server| match server {
+        Server::Relay => !args.no_relay,
+        Server::Postrider => true,
+        Server::Backlogged => args.backlog > 0,
+    });
+    servers
+}
+
+/// What all runs share.
+struct Bench<'a> {
+    args: &'a BenchArgs,
+    dir: &'a Path,
+    sink: Running,
+    sink_address: SocketAddr,
+    control: Control,
+    key: String,
+    run_last: u32,
+}
+
+/// A server that is ready.
+struct Ready {
+    process: Running,
+    address: SocketAddr,
+    log: Option<PathBuf>,
+    /// Holds the dead endpoint's port: bound and not listening, so that every connection is refused.
+    _dead: Option<TcpSocket>,
+}
+
+impl<'a> Bench<'a> {
+    async fn start(args: &'a BenchArgs, dir: &'a Path) -> Result<Bench<'a>> {
+        let mut sink = Running::part("bench-sink", &[])?;
+        let sink_address = sink.address().await?;
+        let control = Control::open(sink_address).await?;
+        let key: [[u8; 16]; 2] = std::array::from_fn(|_| uuid::Uuid::new_v4().into_bytes());
+        let key = BASE64_STANDARD.encode(key.as_flattened());
+        Ok(Bench {
+            args,
+            dir,
+            sink,
+            sink_address,
+            control,
+            key,
+            run_last: 0,
+        })
+    }
+
+    /// One run: a fresh server, a short run to warm up, then the one that counts.
+    async fn measure(&mut self, load: Load, server: Server, rate: Option<f64>) -> Result<Run> {
+        if !self.args.json {
+            let rate = rate
+                .map(|rate| format!(" at {rate:.0}/s"))
+                .unwrap_or_default();
+            eprintln!("{load}{rate}: {server} …");
+        }
+        let dir = tempfile::tempdir_in(self.dir)?;
+        let ready = match server {
+            Server::Relay => self.start_relay(load, dir.path()).await?,
+            Server::Postrider | Server::Backlogged => {
+                self.start_postrider(load, server, dir.path()).await?
+            }
+        };
+        if server == Server::Backlogged {
+            let mut backlog = self.publish_args(load, &ready, None);
+            (backlog.subject, backlog.count) = (BACKLOG_SUBJECT.to_owned(), self.args.backlog);
+            (backlog.events, backlog.secs) = (100, BACKLOG_SECS_MAX);
+            self.publish(backlog, &ready).await?;
+        }
+        let mut warm_up = self.publish_args(load, &ready, rate);
+        warm_up.secs = (self.args.secs / 4.0).min(1.0);
+        self.publish(warm_up, &ready).await?;
+
+        let measured = self.publish_args(load, &ready, rate);
+        let before = Counters::read(&ready.process, &self.sink);
+        let published = self.publish(measured, &ready).await?;
+        let usage = Counters::read(&ready.process, &self.sink).since(&before);
+        let arrived = self.control.stats().await?;
+        Ok(Run::new(load, server, rate, published, arrived, usage))
+    }
+
+    async fn start_relay(&self, load: Load, dir: &Path) -> Result<Ready> {
+        let log = dir.join("log");
+        let option = |name: &str, value: &dyn fmt::Display| format!("--{name}={value}");
+        let mut process = Running::part(
+            "bench-relay",
+            &[
+                option("sink", &self.sink_address),
+                option("fan-out", &load.fan_out()),
+                option("batch", &load.events_per_delivery_max()),
+                option("log", &log.display()),
+            ],
+        )?;
+        let address = process.address().await?;
+        Ok(Ready {
+            process,
+            address,
+            log: None,
+            _dead: None,
+        })
+    }
+
+    async fn start_postrider(&self, load: Load, server: Server, dir: &Path) -> Result<Ready> {
+        let dead = (server == Server::Backlogged)
+            .then(closed_port)
+            .transpose()?;
+        let dead_address = dead.as_ref().map(TcpSocket::local_addr).transpose()?;
+        let (config, data) = (dir.join("postrider.toml"), dir.join("data"));
+        std::fs::write(
+            &config,
+            server_config(load, &self.key, self.sink_address, dead_address),
+        )?;
+        std::fs::create_dir(&data)?;
+        let log = dir.join("output");
+        // Free when we let go of it; nothing else takes ports here in the meantime, or the start fails.
+        let address = std::net::TcpListener::bind(LOCAL)?.local_addr()?;
+        let http = address.to_string();
+        let args: [&OsStr; 9] = [
+            "serve".as_ref(),
+            "--config".as_ref(),
+            config.as_ref(),
+            "--data-dir".as_ref(),
+            data.as_ref(),
+            "--http".as_ref(),
+            http.as_ref(),
+            "--https".as_ref(),
+            "off".as_ref(),
+        ];
+        let process = Running::server(&args, &log)?;
+        let mut ready = Ready {
+            process,
+            address,
+            log: Some(log),
+            _dead: dead,
+        };
+        ready.wait().await?;
+        Ok(ready)
+    }
+
+    fn publish_args(&self, load: Load, ready: &Ready, rate: Option<f64>) -> PublishArgs {
+        PublishArgs {
+            to: ready.address,
+            path: "/topics/bench/api/events?api-version=2018-01-01".to_owned(),
+            key: self.key.clone(),
+            sink: self.sink_address,
+            run: 0,
+            subject: "bench".to_owned(),
+            conns: self.args.conns,
+            events: load.events_per_request(),
+            size: self.args.size as usize,
+            fan_out: load.fan_out(),
+            secs: self.args.secs,
+            count: u64::MAX,
+            rate,
+            outstanding: DELIVERIES_OUTSTANDING_MAX,
+        }
+    }
+
+    /// Publishes as a run of its own, in a process of its own.
+    async fn publish(&mut self, mut args: PublishArgs, ready: &Ready) -> Result<Published> {
+        self.run_last += 1;
+        args.run = self.run_last;
+        self.control.start_run(args.run).await?;
+        let output = Running::part("bench-publish", &args.to_options())?
+            .output()
+            .await?;
+        let published: Published =
+            serde_json::from_str(&output).context("reading what was published")?;
+        if published.events == 0 {
+            let error = published
+                .error_first
+                .as_deref()
+                .unwrap_or("no answer in time");
+            bail!("nothing could be published: {error}{}", ready.last_words());
+        }
+        Ok(published)
+    }
+}
+
+impl Ready {
+    /// Waits until the server says that it is ready.
+    async fn wait(&mut self) -> Result<()> {
+        let started = Instant::now();
+        while started.elapsed() < READY_WITHIN {
+            ensure!(
+                !self.process.has_ended(),
+                "the server ended at once{}",
+                self.last_words()
+            );
+            let answer = http::call(self.address, "GET", "/healthz").await;
+            if answer.is_ok_and(|answer| answer.status == 200) {
+                return Ok(());
+            }
+            pause(READY_EVERY).await;
+        }
+        bail!(
+            "the server was not ready within {READY_WITHIN:?}{}",
+            self.last_words()
+        )
+    }
+
+    /// The last lines of the server's output, for an error message.
+    fn last_words(&self) -> String {
+        const LINES_MAX: usize = 15;
+        let text = self
+            .log
+            .as_ref()
+            .and_then(|log| std::fs::read(log).ok())
+            .unwrap_or_default();
+        let text = String::from_utf8_lossy(&text);
+        let lines: Vec<&str> = text.lines().collect();
+        let last = &lines[lines.len().saturating_sub(LINES_MAX)..];
+        last.iter().map(|line| format!("\n  {line}")).collect()
+    }
+}
+
+/// What the kernel has counted so far.
+struct Counters {
+    at: Instant,
+    server_cpu_s: Option<f64>,
+    server_rss_peak_mib: Option<f64>,
+    sink_cpu_s: Option<f64>,
+    own_cpu_s: Option<f64>,
+    machine_busy_s: Option<f64>,
+}
+
+impl Counters {
+    fn read(server: &Running, sink: &Running) -> Counters {
+        Counters {
+            at: Instant::now(),
+            server_cpu_s: procfs::cpu_seconds(server.pid()),
+            server_rss_peak_mib: procfs::rss_peak_mib(server.pid()),
+            sink_cpu_s: procfs::cpu_seconds(sink.pid()),
+            own_cpu_s: procfs::cpu_seconds(std::process::id()),
+            machine_busy_s: procfs::machine_busy_seconds(),
+        }
+    }
+
+    fn since(&self, before: &Counters) -> Usage {
+        let used = |now: Option<f64>, before: Option<f64>| Some(now? - before?);
+        let server_cpu_s = used(self.server_cpu_s, before.server_cpu_s);
+        let sink_cpu_s = used(self.sink_cpu_s, before.sink_cpu_s);
+        // Ours includes the publisher's, which has ended and been waited for.
+        let own_cpu_s = used(self.own_cpu_s, before.own_cpu_s);
+        let machine_busy_s = used(self.machine_busy_s, before.machine_busy_s);
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        let available_s = (self.at - before.at).as_secs_f64() * cores as f64;
+        let others = || Some(machine_busy_s? - server_cpu_s? - sink_cpu_s? - own_cpu_s?);
+        Usage {
+            server_cpu_s,
+            server_rss_peak_mib: self.server_rss_peak_mib,
+            cpu_share_others: others().map(|others| others.max(0.0) / available_s),
+        }
+    }
+}
+
+fn server_config(load: Load, key: &str, sink: SocketAddr, dead: Option<SocketAddr>) -> String {
+    let mut config = format!(
+        "[[topic]]\nname = \"bench\"\ninputSchema = \"EventGridSchema\"\nkey1 = \"{key}\"\n"
+    );
+    let batch = load.events_per_delivery_max();
+    for index in 0..load.fan_out() {
+        let url = format!("http://{sink}/hook/{index}");
+        config += &subscription_config(&format!("s{index}"), &url, batch);
+    }
+    if let Some(dead) = dead {
+        config += &subscription_config("dead", &format!("http://{dead}/"), batch);
+        config +=
+            &format!("[topic.subscription.filter]\nsubjectBeginsWith = \"{BACKLOG_SUBJECT}/\"\n");
+    }
+    config
+}
+
+fn subscription_config(name: &str, url: &str, batch: u64) -> String {
+    format!(
+        "\n[[topic.subscription]]\nname = \"{name}\"\n\
+         [topic.subscription.destination]\nendpointType = \"WebHook\"\n\
+         [topic.subscription.destination.properties]\nendpointUrl = \"{url}\"\n\
+         maxEventsPerBatch = {batch}\npreferredBatchSizeInKilobytes = 1024\n"
+    )
+}
+
+fn closed_port() -> Result<TcpSocket> {
+    let socket = TcpSocket::new_v4()?;
+    socket.bind(LOCAL)?;
+    Ok(socket)
+}
+
+/// How long this disk takes to make 4 KiB durable. Everything acknowledged waits for it.
+fn measure_fdatasync(dir: &Path) -> Result<Percentiles> {
+    let mut file = File::create(dir.join("fdatasync"))?;
+    let mut micros = latency_histogram();
+    let started = Instant::now();
+    while started.elapsed().as_secs_f64() < FDATASYNC_SECS {
+        let one = Instant::now();
+        file.write_all(&[b'x'; 4096])?;
+        file.sync_data()?;
+        micros.saturating_record(one.elapsed().as_micros() as u64);
+    }
+    Ok(Percentiles::of(&micros))
+}
+
+/// Completes when the bench is told to stop.
+async fn interrupted() -> Result<()> {
+    #[cfg(unix)]
+    {
+        use tokio::signal::unix::{SignalKind, signal};
+        let mut terminate = signal(SignalKind::terminate())?;
+        let mut hang_up = signal(SignalKind::hangup())?;
+        tokio::select! {
+            interrupted = tokio::signal::ctrl_c() => interrupted?,
+            _ = terminate.recv() => {}
+            _ = hang_up.recv() => {}
+        }
+    }
+    #[cfg(not(unix))]
+    tokio::signal::ctrl_c().await?;
+    Ok(())
+}
+
+fn parse_secs(text: &str) -> Result<f64, String> {
+    let secs: f64 = text.parse().map_err(|error| format!("{error}"))?;
+    if (0.1..=3600.0).contains(&secs) {
+        Ok(secs)
+    } else {
+        Err("from 0.1 to 3600".to_owned())
+    }
+}
+
+/// The bench and its parts use one thread each: they share the cores with the server.
+fn single_threaded() -> Result<tokio::runtime::Runtime> {
+    Ok(tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()?)
+}
+
+/// Microseconds up to an hour, to three digits.
+fn latency_histogram() -> Histogram<u64> {
+    Histogram::new_with_bounds(1, 3_600_000_000, 3).expect("the bounds are valid")
+}
+
+#[expect(clippy::disallowed_methods, reason = "a measurement runs in real time")]
+async fn pause(duration: Duration) {
+    tokio::time::sleep(duration).await;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::{Args, FromArgMatches};
+    use tokio::net::TcpListener;
+    use tokio::task::{JoinSet, LocalSet};
+
+    fn parsed<A: Args + FromArgMatches>(options: &[&str]) -> A {
+        let command = A::augment_args(clap::Command::new("postrider").no_binary_name(true));
+        A::from_arg_matches(&command.get_matches_from(options)).unwrap()
+    }
+
+    // The whole path in one process, bounded by a number of events and not by time.
+    async fn relay_everything(
+        load: Load,
+        count: u64,
+        rate: Option<f64>,
+    ) -> (Published, sink::Stats) {
+        let dir = tempfile::tempdir().unwrap();
+        let mut parts = JoinSet::new();
+        let listener = TcpListener::bind(LOCAL).await.unwrap();
+        let sink = listener.local_addr().unwrap();
+        parts.spawn_local(sink::serve(listener));
+        let listener = TcpListener::bind(LOCAL).await.unwrap();
+        let to = listener.local_addr().unwrap();
+        let relay: RelayArgs = parsed(&[
+            &format!("--sink={sink}"),
+            &format!("--fan-out={}", load.fan_out()),
+            &format!("--batch={}", load.events_per_delivery_max()),
+            &format!("--log={}", dir.path().join("log").display()),
+            "--conns=4",
+        ]);
+        parts.spawn_local(relay::serve(listener, relay));
+
+        let mut publish: PublishArgs = parsed(&[
+            &format!("--to={to}"),
+            &format!("--sink={sink}"),
+            &format!("--events={}", load.events_per_request()),
+            &format!("--fan-out={}", load.fan_out()),
+            &format!("--count={count}"),
+            "--path=/",
+            "--key=k",
+            "--run=9",
+            "--secs=60",
+            "--conns=8",
+            "--outstanding=200",
+        ]);
+        publish.rate = rate;
+        let mut control = Control::open(sink).await.unwrap();
+        control.start_run(9).await.unwrap();
+        let published = publisher::publish(publish).await.unwrap();
+        let log_len = std::fs::metadata(dir.path().join("log")).unwrap().len();
+        assert!(log_len > count * 1024, "the log holds every event");
+        (published, control.stats().await.unwrap())
+    }
+
+    #[tokio::test]
+    async fn everything_published_through_the_relay_arrives_once() {
+        for load in Load::ALL {
+            let local = LocalSet::new();
+            let (published, arrived) = local.run_until(relay_everything(load, 1050, None)).await;
+            assert_eq!(published.events, 1050, "{load}: {published:?}");
+            assert_eq!(published.failed, 0, "{load}: {published:?}");
+            assert_eq!(
+                arrived.delivered,
+                1050 * load.fan_out(),
+                "{load}: {arrived:?}"
+            );
+            assert_eq!(
+                arrived.duplicates + arrived.foreign,
+                0,
+                "{load}: {arrived:?}"
+            );
+            assert_eq!(arrived.per_endpoint, vec![1050; load.fan_out() as usize]);
+            assert!(arrived.latency_ms.p50 > 0.0);
+        }
+    }
+
+    #[tokio::test]
+    async fn a_rate_is_kept_to() {
+        let local = LocalSet::new();
+        let (published, arrived) = local
+            .run_until(relay_everything(Load::Single, 200, Some(1000.0)))
+            .await;
+        assert_eq!(arrived.delivered, 200);
+        assert!(
+            published.secs >= 0.19,
+            "200 events at 1000/s took {} s",
+            published.secs
+        );
+    }
+
+    #[test]
+    fn the_publisher_understands_its_own_options() {
+        let text = [
+            "--to=127.0.0.1:1",
+            "--path=/p?q=1",
+            "--key=a+b/c==",
+            "--sink=127.0.0.1:2",
+            "--run=3",
+            "--secs=0.5",
+        ];
+        for rate in [None, Some(12.5)] {
+            let mut args: PublishArgs = parsed(&text);
+            (args.rate, args.subject) = (rate, "elsewhere".to_owned());
+            let options = args.to_options();
+            let again: PublishArgs =
+                parsed(&options.iter().map(String::as_str).collect::<Vec<_>>());
+            assert_eq!(format!("{again:?}"), format!("{args:?}"));
+        }
+    }
+
+    #[test]
+    fn the_server_is_given_a_subscription_for_every_endpoint() {
+        let sink = "127.0.0.1:9".parse().unwrap();
+        let config = server_config(
+            Load::FanOut,
+            "a2V5",
+            sink,
+            Some("127.0.0.1:8".parse().unwrap()),
+        );
+        let config: toml::Value = toml::from_str(&config).unwrap();
+        let topic = &config["topic"][0];
+        assert_eq!(topic["key1"].as_str(), Some("a2V5"));
+        let subscriptions = topic["subscription"].as_array().unwrap();
+        assert_eq!(subscriptions.len(), 11);
+        let properties = &subscriptions[9]["destination"]["properties"];
+        assert_eq!(
+            properties["endpointUrl"].as_str(),
+            Some("http://127.0.0.1:9/hook/9")
+        );
+        assert_eq!(properties["maxEventsPerBatch"].as_integer(), Some(1));
+        let dead = &subscriptions[10];
+        assert_eq!(
+            dead["filter"]["subjectBeginsWith"].as_str(),
+            Some("backlog/")
+        );
+    }
+
+    #[tokio::test]
+    async fn a_closed_port_refuses_for_as_long_as_it_is_held() {
+        let dead = closed_port().unwrap();
+        let address = dead.local_addr().unwrap();
+        assert!(http::call(address, "GET", "/").await.is_err());
+        assert!(std::net::TcpListener::bind(address).is_err());
+    }
+
+    #[test]
+    fn options_choose_what_is_run() {
+        let args: BenchArgs = parsed(&[
+            "--load",
+            "single",
+            "fan-out",
+            "--no-relay",
+            "--backlog",
+            "5",
+        ]);
+        assert_eq!(args.load, [Load::Single, Load::FanOut]);
+        assert_eq!(servers(&args), [Server::Postrider, Server::Backlogged]);
+        let args: BenchArgs = parsed(&[]);
+        assert_eq!(servers(&args), [Server::Relay, Server::Postrider]);
+    }
+}

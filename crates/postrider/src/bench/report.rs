@@ -1,0 +1,407 @@
+//! What the measurement found: a table for people and a line of JSON for programs.
+
+use comfy_table::{Cell, CellAlignment, Table, presets};
+use serde::Serialize;
+
+use super::procfs::Machine;
+use super::publisher::Published;
+use super::sink::{Percentiles, Stats};
+use super::{Load, Server};
+
+/// Everything, as printed by `--json`.
+#[derive(Clone, Debug, Serialize)]
+pub struct Report {
+    pub machine: Machine,
+    pub fdatasync_ms: Percentiles,
+    pub secs: f64,
+    pub size: usize,
+    pub conns: u32,
+    pub backlog: u64,
+    pub runs: Vec<Run>,
+    pub ratios: Vec<Ratio>,
+}
+
+/// One load on one server.
+#[derive(Clone, Debug, Serialize)]
+pub struct Run {
+    pub load: Load,
+    pub server: Server,
+    /// Events per second that were offered; none in a run for the highest rate.
+    pub offered_per_s: Option<f64>,
+    pub deliveries_per_s: f64,
+    pub ack_ms: Percentiles,
+    pub end_to_end_ms: Percentiles,
+    pub cpu_us_per_delivery: Option<f64>,
+    pub rss_peak_mib: Option<f64>,
+    pub published: u64,
+    pub publish_failed: u64,
+    pub delivered: u64,
+    pub missing: u64,
+    pub duplicates: u64,
+    pub events_per_delivery_request: f64,
+    pub deliveries_per_second: Vec<u64>,
+    pub deliveries_per_endpoint: Vec<u64>,
+    /// Share of the machine's CPU that neither the server nor the bench used: somebody else was at work.
+    pub cpu_share_others: Option<f64>,
+    pub error_first: Option<String>,
+}
+
+/// What the kernel counted during a run.
+#[derive(Clone, Copy, Debug)]
+pub struct Usage {
+    pub server_cpu_s: Option<f64>,
+    pub server_rss_peak_mib: Option<f64>,
+    pub cpu_share_others: Option<f64>,
+}
+
+/// A run as a multiple of the relay's run of the same load.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct Ratio {
+    pub load: Load,
+    pub server: Server,
+    pub at_half_rate: bool,
+    pub deliveries_per_s: Option<f64>,
+    pub end_to_end_p50: Option<f64>,
+    pub end_to_end_p99: Option<f64>,
+    pub cpu_us_per_delivery: Option<f64>,
+    pub rss_peak_mib: Option<f64>,
+}
+
+impl Run {
+    pub fn new(
+        load: Load,
+        server: Server,
+        offered_per_s: Option<f64>,
+        published: Published,
+        arrived: Stats,
+        usage: Usage,
+    ) -> Run {
+        let per_delivery = |cpu_s: f64| quotient(cpu_s * 1e6, arrived.delivered as f64);
+        let rate = quotient(published.delivered_meanwhile as f64, published.secs);
+        let expected = published.events * load.fan_out();
+        let per_request = quotient(arrived.delivered as f64, arrived.requests as f64);
+        Run {
+            load,
+            server,
+            offered_per_s: offered_per_s.map(tenths),
+            deliveries_per_s: tenths(rate.unwrap_or(0.0)),
+            ack_ms: published.ack_ms,
+            end_to_end_ms: arrived.latency_ms,
+            cpu_us_per_delivery: usage.server_cpu_s.and_then(per_delivery).map(tenths),
+            rss_peak_mib: usage.server_rss_peak_mib.map(tenths),
+            published: published.events,
+            publish_failed: published.failed,
+            delivered: arrived.delivered,
+            missing: expected.saturating_sub(arrived.delivered),
+            duplicates: arrived.duplicates,
+            events_per_delivery_request: tenths(per_request.unwrap_or(0.0)),
+            deliveries_per_second: arrived.per_second,
+            deliveries_per_endpoint: arrived.per_endpoint,
+            cpu_share_others: usage.cpu_share_others.map(hundredths),
+            error_first: published.error_first,
+        }
+    }
+
+    fn ratio_to(&self, relay: &Run) -> Ratio {
+        let of = |ours: f64, theirs: f64| quotient(ours, theirs).map(hundredths);
+        let of_measured = |ours: Option<f64>, theirs: Option<f64>| of(ours?, theirs?);
+        Ratio {
+            load: self.load,
+            server: self.server,
+            at_half_rate: self.offered_per_s.is_some(),
+            // At half rate each was offered half of its own.
+            deliveries_per_s: of(self.deliveries_per_s, relay.deliveries_per_s)
+                .filter(|_| self.offered_per_s.is_none()),
+            end_to_end_p50: of(self.end_to_end_ms.p50, relay.end_to_end_ms.p50),
+            end_to_end_p99: of(self.end_to_end_ms.p99, relay.end_to_end_ms.p99),
+            cpu_us_per_delivery: of_measured(self.cpu_us_per_delivery, relay.cpu_us_per_delivery),
+            rss_peak_mib: of_measured(self.rss_peak_mib, relay.rss_peak_mib),
+        }
+    }
+}
+
+/// Every run but the relay's own, beside the relay's run of the same load.
+pub fn ratios(runs: &[Run]) -> Vec<Ratio> {
+    let compared = |run: &Run| {
+        let same_load = |other: &&Run| {
+            other.server == Server::Relay
+                && other.load == run.load
+                && other.offered_per_s.is_some() == run.offered_per_s.is_some()
+        };
+        let relay = runs.iter().find(same_load)?;
+        (run.server != Server::Relay).then(|| run.ratio_to(relay))
+    };
+    runs.iter().filter_map(compared).collect()
+}
+
+impl Report {
+    /// The tables and remarks, ready to print.
+    pub fn text(&self) -> String {
+        let Machine {
+            cpu,
+            cores,
+            memory_mib,
+            kernel,
+        } = &self.machine;
+        let mut text = format!(
+            "{cpu}, {cores} cores, {memory_mib} MiB, Linux {kernel}; fdatasync p50 {} ms, p99 {} ms\n\
+             {} bytes per event, {} connections, {} s per run\n\n{}\n",
+            millis(self.fdatasync_ms.p50),
+            millis(self.fdatasync_ms.p99),
+            self.size,
+            self.conns,
+            self.secs,
+            self.runs_table(),
+        );
+        if !self.ratios.is_empty() {
+            text += &format!("\nAs a multiple of the relay\n{}\n", self.ratios_table());
+        }
+        for remark in self.remarks() {
+            text += &format!("\n{remark}");
+        }
+        text
+    }
+
+    fn runs_table(&self) -> Table {
+        let mut table = table(&[
+            "load",
+            "server",
+            "deliveries/s",
+            "ack\np50 ms",
+            "ack\np99 ms",
+            "end-to-end\np50 ms",
+            "end-to-end\np99 ms",
+            "CPU µs\n/delivery",
+            "peak RSS\nMiB",
+            "missing",
+            "duplicates",
+        ]);
+        for run in &self.runs {
+            table.add_row([
+                named(run.load, run.offered_per_s.is_some()),
+                run.server.to_string(),
+                format!("{:.0}", run.deliveries_per_s),
+                millis(run.ack_ms.p50),
+                millis(run.ack_ms.p99),
+                millis(run.end_to_end_ms.p50),
+                millis(run.end_to_end_ms.p99),
+                or_dash(run.cpu_us_per_delivery, |us| format!("{us:.1}")),
+                or_dash(run.rss_peak_mib, |mib| format!("{mib:.0}")),
+                run.missing.to_string(),
+                run.duplicates.to_string(),
+            ]);
+        }
+        table
+    }
+
+    fn ratios_table(&self) -> Table {
+        let mut table = table(&[
+            "load",
+            "server",
+            "deliveries/s",
+            "end-to-end p50",
+            "end-to-end p99",
+            "CPU/delivery",
+            "peak RSS",
+        ]);
+        for ratio in &self.ratios {
+            let times = |value| or_dash(value, |value| format!("{value:.2}×"));
+            table.add_row([
+                named(ratio.load, ratio.at_half_rate),
+                ratio.server.to_string(),
+                times(ratio.deliveries_per_s),
+                times(ratio.end_to_end_p50),
+                times(ratio.end_to_end_p99),
+                times(ratio.cpu_us_per_delivery),
+                times(ratio.rss_peak_mib),
+            ]);
+        }
+        table
+    }
+
+    /// What a reader must know before believing the numbers.
+    fn remarks(&self) -> Vec<String> {
+        const OTHERS_MAX: f64 = 0.05;
+        let mut remarks = Vec::new();
+        for run in self.runs.iter().filter(|run| run.publish_failed > 0) {
+            let name = named(run.load, run.offered_per_s.is_some());
+            let (server, failed) = (run.server, run.publish_failed);
+            let error = run.error_first.as_deref().unwrap_or("unknown");
+            remarks.push(format!(
+                "{name}, {server}: {failed} events were not accepted; the first error: {error}"
+            ));
+        }
+        let others = self.runs.iter().filter_map(|run| run.cpu_share_others);
+        let share = others.fold(0.0, f64::max);
+        if share > OTHERS_MAX {
+            remarks.push(format!(
+                "other programs used up to {:.0} % of the CPU meanwhile: repeat this on a quiet machine",
+                share * 100.0
+            ));
+        }
+        remarks
+    }
+}
+
+fn table(columns: &[&str]) -> Table {
+    let mut table = Table::new();
+    table
+        .load_preset(presets::UTF8_FULL_CONDENSED)
+        .set_header(columns.iter().map(Cell::new));
+    for column in table.column_iter_mut().skip(2) {
+        column.set_cell_alignment(CellAlignment::Right);
+    }
+    table
+}
+
+fn named(load: Load, at_half_rate: bool) -> String {
+    let suffix = if at_half_rate { " at half rate" } else { "" };
+    format!("{load}{suffix}")
+}
+
+fn millis(value: f64) -> String {
+    if value < 10.0 {
+        format!("{value:.2}")
+    } else {
+        format!("{value:.0}")
+    }
+}
+
+fn or_dash(value: Option<f64>, show: impl Fn(f64) -> String) -> String {
+    value.map_or_else(|| "–".to_owned(), show)
+}
+
+fn quotient(a: f64, b: f64) -> Option<f64> {
+    (b > 0.0).then(|| a / b)
+}
+
+fn tenths(value: f64) -> f64 {
+    (value * 10.0).round() / 10.0
+}
+
+fn hundredths(value: f64) -> f64 {
+    (value * 100.0).round() / 100.0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn run(load: Load, server: Server, offered_per_s: Option<f64>, factor: u64) -> Run {
+        let published = Published {
+            events: 1000 * factor,
+            failed: 0,
+            error_first: None,
+            secs: 2.0,
+            delivered_meanwhile: 900 * factor * load.fan_out(),
+            ack_ms: Percentiles::default(),
+        };
+        let at = |p50| Percentiles {
+            p50,
+            p99: p50 * 4.0,
+            ..Percentiles::default()
+        };
+        let arrived = Stats {
+            delivered: 1000 * factor * load.fan_out(),
+            requests: 1000 * factor,
+            latency_ms: at(factor as f64),
+            ..Stats::default()
+        };
+        let usage = Usage {
+            server_cpu_s: Some(0.05),
+            server_rss_peak_mib: Some(8.0 * factor as f64),
+            cpu_share_others: Some(0.01),
+        };
+        Run::new(load, server, offered_per_s, published, arrived, usage)
+    }
+
+    fn report(runs: Vec<Run>) -> Report {
+        let ratios = ratios(&runs);
+        let cpu = "A CPU".to_owned();
+        let kernel = "6.1".to_owned();
+        let machine = Machine {
+            cpu,
+            cores: 2,
+            memory_mib: 4096,
+            kernel,
+        };
+        let fdatasync_ms = Percentiles::default();
+        Report {
+            machine,
+            fdatasync_ms,
+            secs: 2.0,
+            size: 1024,
+            conns: 64,
+            backlog: 0,
+            runs,
+            ratios,
+        }
+    }
+
+    #[test]
+    fn rates_are_of_the_publishing_time_and_costs_of_everything_delivered() {
+        let run = run(Load::FanOut, Server::Relay, None, 2);
+        assert_eq!(run.deliveries_per_s, 9000.0);
+        assert_eq!(run.cpu_us_per_delivery, Some(2.5));
+        assert_eq!(run.events_per_delivery_request, 10.0);
+        assert_eq!(run.missing, 0);
+    }
+
+    #[test]
+    fn a_run_is_compared_with_the_relay_under_the_same_load() {
+        let ratios = ratios(&[
+            run(Load::Single, Server::Relay, None, 4),
+            run(Load::Single, Server::Postrider, None, 2),
+            run(Load::BatchIn, Server::Postrider, None, 2),
+            run(Load::Single, Server::Relay, Some(10.0), 1),
+            run(Load::Single, Server::Postrider, Some(5.0), 3),
+        ]);
+        let [most, half] = &ratios[..] else {
+            panic!("expected two ratios, got {ratios:?}");
+        };
+        assert_eq!(most.deliveries_per_s, Some(0.5));
+        assert_eq!(most.cpu_us_per_delivery, Some(2.0));
+        assert_eq!(most.rss_peak_mib, Some(0.5));
+        assert!(half.at_half_rate);
+        assert_eq!(half.end_to_end_p99, Some(3.0));
+    }
+
+    #[test]
+    fn the_text_has_a_row_for_every_run_and_every_ratio() {
+        let text = report(vec![
+            run(Load::Single, Server::Relay, None, 4),
+            run(Load::Single, Server::Postrider, None, 2),
+        ])
+        .text();
+        let rows = |word: &str| text.lines().filter(|line| line.contains(word)).count();
+        assert_eq!(rows("┆ relay "), 1, "{text}");
+        assert_eq!(rows("┆ postrider "), 2, "{text}");
+        assert!(text.contains("0.50×"), "{text}");
+        assert!(!text.contains("not accepted"), "{text}");
+    }
+
+    #[test]
+    fn failures_and_company_are_remarked_upon() {
+        let mut bad = run(Load::Single, Server::Postrider, None, 1);
+        bad.publish_failed = 3;
+        bad.error_first = Some("401 no".to_owned());
+        bad.cpu_share_others = Some(0.38);
+        let text = report(vec![bad]).text();
+        assert!(
+            text.contains("3 events were not accepted; the first error: 401 no"),
+            "{text}"
+        );
+        assert!(text.contains("used up to 38 % of the CPU"), "{text}");
+    }
+
+    #[test]
+    fn the_json_is_one_line() {
+        let report = report(vec![run(Load::BatchInOut, Server::Backlogged, None, 1)]);
+        let line = serde_json::to_string(&report).unwrap();
+        assert!(!line.contains('\n'));
+        assert!(
+            line.contains(r#""load":"batch-in-out","server":"postrider+backlog""#),
+            "{line}"
+        );
+    }
+}

@@ -1,0 +1,265 @@
+//! What a type alone cannot refuse.
+
+use super::edge::EdgeConfig;
+use super::model::{Config, EgressPolicy, StoreKind};
+use super::{ConfigError, duration};
+use base64::Engine;
+use std::collections::BTreeSet;
+use std::net::{IpAddr, SocketAddr};
+
+type Checked = Result<(), ConfigError>;
+
+fn refuse(key: impl Into<String>, reason: impl Into<String>) -> Checked {
+    Err(ConfigError::new(key, reason))
+}
+
+/// Refuses a configuration that could not work or would not be safe.
+pub fn check(config: &Config, edge: &EdgeConfig) -> Checked {
+    check_listeners(config)?;
+    check_edge_access(config, edge)?;
+    check_azure(config)?;
+    check_clients(config)?;
+    check_storage_accounts(config)?;
+    check_egress(config)?;
+    check_numbers(config)?;
+    check_declared(config)?;
+    if config.dead_letter.delay == duration::NEVER {
+        return refuse(
+            "dead_letter.delay",
+            "\"never\" would keep every dead letter from being written",
+        );
+    }
+    if config.store.kind == StoreKind::Jetstream {
+        return refuse(
+            "store.kind",
+            "\"jetstream\" is not available yet; use \"embedded\"",
+        );
+    }
+    if tracing_subscriber::EnvFilter::try_new(&config.log.level).is_err() {
+        return refuse(
+            "log.level",
+            format!("\"{}\" is not a level such as \"info\"", config.log.level),
+        );
+    }
+    let agent = config.transport.user_agent.as_deref().unwrap_or_default();
+    if http::HeaderValue::from_str(agent).is_err() {
+        return refuse("transport.user_agent", "cannot be sent in a header");
+    }
+    Ok(())
+}
+
+/// What may be started with, but was probably not meant.
+pub fn warnings(config: &Config, edge: &EdgeConfig) -> Vec<String> {
+    let mut warnings = Vec::new();
+    if config.edge.require_auth == Some(false) && edge.sas_keys.enabled {
+        warnings.push(
+            "edge.require_auth is false, but inbound__clientAuth__sasKeys__enabled is true: keys are required"
+                .into(),
+        );
+    }
+    if config.profile_custom.is_some() && config.profile != "custom" {
+        warnings.push(format!(
+            "profile_custom has no effect while profile is \"{}\"",
+            config.profile
+        ));
+    }
+    warnings
+}
+
+/// Whether the edge API asks nobody for a key.
+pub fn edge_is_open(config: &Config, edge: &EdgeConfig) -> bool {
+    !config.edge.require_auth.unwrap_or(false) && !edge.sas_keys.enabled
+}
+
+fn listeners(config: &Config) -> impl Iterator<Item = SocketAddr> {
+    config.listen.https.into_iter().chain(config.listen.http)
+}
+
+fn check_listeners(config: &Config) -> Checked {
+    let listen = &config.listen;
+    if listeners(config).next().is_none() {
+        return refuse("listen", "https and http are both off");
+    }
+    // Port 0 is a different port each time.
+    if listen.https.is_some_and(|at| at.port() != 0) && listen.https == listen.http {
+        return refuse("listen.http", "is the same address as listen.https");
+    }
+    match (&listen.cert_file, &listen.key_file) {
+        (Some(_), None) => return refuse("listen.key_file", "is required with listen.cert_file"),
+        (None, Some(_)) => return refuse("listen.cert_file", "is required with listen.key_file"),
+        _ => {}
+    }
+    for (index, name) in listen.names.iter().enumerate() {
+        let host = name.strip_prefix("*.").unwrap_or(name);
+        let named = rustls::pki_types::DnsName::try_from(host).is_ok();
+        if !named && name.parse::<IpAddr>().is_err() {
+            return refuse(
+                format!("listen.names[{index}]"),
+                format!("\"{name}\" is not a DNS name or an address"),
+            );
+        }
+    }
+    Ok(())
+}
+
+/// An API that anyone may use must not be reachable by everyone unless that was said by name.
+fn check_edge_access(config: &Config, edge: &EdgeConfig) -> Checked {
+    if !edge_is_open(config, edge) || config.edge.allow_open {
+        return Ok(());
+    }
+    match listeners(config).find(|at| !at.ip().to_canonical().is_loopback()) {
+        None => Ok(()),
+        Some(at) => refuse(
+            "edge.require_auth",
+            format!(
+                "the edge API would be open to anyone who can reach {at}: \
+                 set edge.require_auth = true, or edge.allow_open = true if that is what you want"
+            ),
+        ),
+    }
+}
+
+fn check_azure(config: &Config) -> Checked {
+    let azure = &config.azure;
+    for (key, text) in [
+        ("azure.subscription", &azure.subscription),
+        ("azure.tenant", &azure.tenant),
+        ("azure.resource_group", &azure.resource_group),
+        ("azure.location", &azure.location),
+    ] {
+        let fits = |c: char| c.is_alphanumeric() || "-_.()".contains(c);
+        if text.is_empty() || !text.chars().all(fits) {
+            return refuse(
+                key,
+                format!("\"{text}\" cannot be part of a resource's path"),
+            );
+        }
+    }
+    Ok(())
+}
+
+fn check_clients(config: &Config) -> Checked {
+    let mut seen = BTreeSet::new();
+    for (index, client) in config.clients.iter().enumerate() {
+        if client.id.is_empty() {
+            return refuse(format!("client[{index}].id"), "must not be empty");
+        }
+        if client.secret.expose().is_empty() {
+            return refuse(format!("client[{index}].secret"), "must not be empty");
+        }
+        if !seen.insert(client.id.to_lowercase()) {
+            return refuse(
+                format!("client[{index}].id"),
+                format!("\"{}\" is given twice", client.id),
+            );
+        }
+    }
+    Ok(())
+}
+
+fn check_storage_accounts(config: &Config) -> Checked {
+    let mut seen = BTreeSet::new();
+    for (index, account) in config.storage_accounts.iter().enumerate() {
+        if account.name.is_empty() {
+            return refuse(
+                format!("storage_account[{index}].name"),
+                "must not be empty",
+            );
+        }
+        if !seen.insert(account.name.to_lowercase()) {
+            return refuse(
+                format!("storage_account[{index}].name"),
+                format!("\"{}\" is given twice", account.name),
+            );
+        }
+        let key = account
+            .key
+            .as_ref()
+            .map(|key| key.expose())
+            .unwrap_or_default();
+        if base64::engine::general_purpose::STANDARD
+            .decode(key)
+            .is_err()
+        {
+            return refuse(format!("storage_account[{index}].key"), "is not base64");
+        }
+    }
+    Ok(())
+}
+
+/// A list that the policy ignores would give a false sense of safety.
+fn check_egress(config: &Config) -> Checked {
+    let egress = &config.egress;
+    let custom = egress.policy == EgressPolicy::Custom;
+    if custom && egress.allow.is_empty() && egress.deny.is_empty() {
+        return refuse(
+            "egress.policy",
+            "\"custom\" needs egress.allow or egress.deny",
+        );
+    }
+    for (key, list) in [
+        ("egress.allow", &egress.allow),
+        ("egress.deny", &egress.deny),
+    ] {
+        if !custom && !list.is_empty() {
+            return refuse(key, "has an effect only with egress.policy = \"custom\"");
+        }
+    }
+    Ok(())
+}
+
+fn check_numbers(config: &Config) -> Checked {
+    let limits = &config.limits;
+    for (key, number) in [
+        ("threads", config.threads.unwrap_or(1)),
+        ("limits.request_bytes_max", limits.request_bytes_max),
+        ("limits.event_bytes_max", limits.event_bytes_max),
+        (
+            "limits.events_per_request_max",
+            limits.events_per_request_max,
+        ),
+        (
+            "limits.in_flight_per_endpoint_max",
+            limits.in_flight_per_endpoint_max,
+        ),
+        ("limits.publish_queue_max", limits.publish_queue_max),
+    ] {
+        if number == 0 {
+            return refuse(key, "must be at least 1");
+        }
+    }
+    Ok(())
+}
+
+/// Names are compared as the management API does: without regard to case.
+fn check_declared(config: &Config) -> Checked {
+    let mut seen = BTreeSet::new();
+    for (index, topic) in config.topics.iter().enumerate() {
+        if !seen.insert(topic.name.to_lowercase()) {
+            return refuse(
+                format!("topic[{index}].name"),
+                format!("\"{}\" is declared twice", topic.name),
+            );
+        }
+    }
+    let mut seen = BTreeSet::new();
+    for (index, domain) in config.domains.iter().enumerate() {
+        if !seen.insert(domain.name.to_lowercase()) {
+            return refuse(
+                format!("domain[{index}].name"),
+                format!("\"{}\" is declared twice", domain.name),
+            );
+        }
+    }
+    let mut seen = BTreeSet::new();
+    for (topic, subscription) in config.declared_subscriptions() {
+        let name = &subscription.name;
+        if !seen.insert((topic.to_lowercase(), name.to_lowercase())) {
+            return refuse(
+                "subscription",
+                format!("\"{name}\" of topic \"{topic}\" is declared twice"),
+            );
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,366 @@
+//! The edge module's own variables, so that a deployment manifest works unchanged.
+//!
+//! Sections are separated by `__` or `:`; case does not matter.
+
+use super::secret::{MASK, Secret};
+use super::{ConfigError, nearest};
+
+/// The module's keys as its documentation spells them.
+const KEYS: [&str; 24] = [
+    "inbound__serverAuth__tlsPolicy",
+    "inbound__serverAuth__serverCert__source",
+    "inbound__clientAuth__sasKeys__enabled",
+    "inbound__clientAuth__sasKeys__key1",
+    "inbound__clientAuth__sasKeys__key2",
+    "inbound__clientAuth__clientCert__enabled",
+    "inbound__clientAuth__clientCert__source",
+    "inbound__clientAuth__clientCert__allowUnknownCA",
+    "outbound__clientAuth__clientCert__enabled",
+    "outbound__clientAuth__clientCert__source",
+    "outbound__webhook__httpsOnly",
+    "outbound__webhook__skipServerCertValidation",
+    "outbound__webhook__allowUnknownCA",
+    "outbound__eventgrid__httpsOnly",
+    "outbound__eventgrid__allowInvalidHostnames",
+    "broker__defaultMaxDeliveryAttempts",
+    "broker__defaultEventTimeToLiveInSeconds",
+    "broker__defaultMaxBatchSizeInBytes",
+    "broker__defaultMaxEventsPerBatch",
+    "broker__logDeliverySuccess",
+    "api__deliveryPolicyLimits__maxEventsPerBatch",
+    "api__deliveryPolicyLimits__maxpreferredBatchSizeInKilobytes",
+    "api__deliveryPolicyLimits__maxBatchSizeInBytes",
+    "metrics__reporterType",
+];
+
+/// Sections of the module, and the misspelling that its own documentation spread.
+const SECTIONS: [&str; 6] = ["inbound", "outbound", "broker", "api", "metrics", "brokers"];
+
+/// The module's settings, with the module's defaults.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct EdgeConfig {
+    /// `None`: our own listener settings stand. The module's default would be strict.
+    pub tls_policy: Option<TlsPolicy>,
+    pub sas_keys: SasKeys,
+    pub inbound_client_cert: InboundClientCert,
+    pub outbound_client_cert_enabled: bool,
+    pub webhook: OutboundWebhook,
+    pub event_grid: OutboundEventGrid,
+    pub broker: Broker,
+    pub limits: DeliveryPolicyLimits,
+    pub metrics_reporter: MetricsReporter,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TlsPolicy {
+    /// HTTPS only.
+    Strict,
+    /// HTTPS and HTTP.
+    Enabled,
+    /// HTTP only.
+    Disabled,
+}
+
+/// While enabled at least one key is set, and either is accepted.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SasKeys {
+    pub enabled: bool,
+    pub key1: Option<Secret>,
+    pub key2: Option<Secret>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct InboundClientCert {
+    pub enabled: bool,
+    pub allow_unknown_ca: bool,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OutboundWebhook {
+    pub https_only: bool,
+    pub skip_server_cert_validation: bool,
+    pub allow_unknown_ca: bool,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OutboundEventGrid {
+    pub https_only: bool,
+    pub allow_invalid_hostnames: bool,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Broker {
+    pub default_max_delivery_attempts: u32,
+    pub default_event_time_to_live_in_seconds: u32,
+    pub default_max_batch_size_in_bytes: u32,
+    pub default_max_events_per_batch: u32,
+    pub log_delivery_success: bool,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DeliveryPolicyLimits {
+    pub max_events_per_batch: u32,
+    pub max_preferred_batch_size_in_kilobytes: u32,
+    /// The older name of the previous. The documented defaults differ by 784 bytes.
+    pub max_batch_size_in_bytes: u32,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MetricsReporter {
+    None,
+    Prometheus,
+    Console,
+}
+
+impl Default for EdgeConfig {
+    fn default() -> EdgeConfig {
+        EdgeConfig {
+            tls_policy: None,
+            sas_keys: SasKeys {
+                enabled: false,
+                key1: None,
+                key2: None,
+            },
+            inbound_client_cert: InboundClientCert {
+                enabled: true,
+                allow_unknown_ca: true,
+            },
+            outbound_client_cert_enabled: true,
+            webhook: OutboundWebhook {
+                https_only: true,
+                skip_server_cert_validation: false,
+                allow_unknown_ca: true,
+            },
+            event_grid: OutboundEventGrid {
+                https_only: true,
+                allow_invalid_hostnames: false,
+            },
+            broker: Broker {
+                default_max_delivery_attempts: 30,
+                default_event_time_to_live_in_seconds: 7_200,
+                default_max_batch_size_in_bytes: 1_058_576,
+                default_max_events_per_batch: 10,
+                log_delivery_success: false,
+            },
+            limits: DeliveryPolicyLimits {
+                max_events_per_batch: 50,
+                max_preferred_batch_size_in_kilobytes: 1_033,
+                max_batch_size_in_bytes: 1_058_576,
+            },
+            metrics_reporter: MetricsReporter::None,
+        }
+    }
+}
+
+/// Reads the module's variables and says which of the rest look as if they were meant to be some.
+pub fn read(env: &[(String, String)]) -> Result<(EdgeConfig, Vec<String>), ConfigError> {
+    let mut edge = EdgeConfig::default();
+    let mut warnings = Vec::new();
+    for (name, text) in env {
+        let spelled = name.replace(':', "__");
+        if let Some(key) = KEYS
+            .into_iter()
+            .find(|key| key.eq_ignore_ascii_case(&spelled))
+        {
+            edge.set(key, text.trim())
+                .map_err(|reason| ConfigError::new(name, reason))?;
+        } else if is_sectioned(&spelled) {
+            let hint = nearest(&spelled, KEYS).map(|key| format!("; did you mean {key}?"));
+            let hint = hint.unwrap_or_default();
+            warnings.push(format!("{name} is not a key of the module{hint}"));
+        }
+    }
+    if edge.sas_keys.enabled && edge.sas_keys.key1.is_none() && edge.sas_keys.key2.is_none() {
+        let reason = "is required, or key2, while inbound__clientAuth__sasKeys__enabled is true";
+        return Err(ConfigError::new(
+            "inbound__clientAuth__sasKeys__key1",
+            reason,
+        ));
+    }
+    Ok((edge, warnings))
+}
+
+fn is_sectioned(name: &str) -> bool {
+    name.split_once("__").is_some_and(|(section, _)| {
+        SECTIONS
+            .iter()
+            .any(|known| known.eq_ignore_ascii_case(section))
+    })
+}
+
+impl EdgeConfig {
+    fn set(&mut self, key: &'static str, text: &str) -> Result<(), String> {
+        match key {
+            "inbound__serverAuth__tlsPolicy" => {
+                self.tls_policy = Some(one_of(
+                    text,
+                    [
+                        ("strict", TlsPolicy::Strict),
+                        ("enabled", TlsPolicy::Enabled),
+                        ("disabled", TlsPolicy::Disabled),
+                    ],
+                )?);
+            }
+            // There is one source, and no security daemon here to ask: certificates are ours.
+            "inbound__serverAuth__serverCert__source"
+            | "inbound__clientAuth__clientCert__source"
+            | "outbound__clientAuth__clientCert__source" => one_of(text, [("IoTEdge", ())])?,
+            "inbound__clientAuth__sasKeys__enabled" => self.sas_keys.enabled = truth(text)?,
+            "inbound__clientAuth__sasKeys__key1" => self.sas_keys.key1 = secret(text),
+            "inbound__clientAuth__sasKeys__key2" => self.sas_keys.key2 = secret(text),
+            "inbound__clientAuth__clientCert__enabled" => {
+                self.inbound_client_cert.enabled = truth(text)?;
+            }
+            "inbound__clientAuth__clientCert__allowUnknownCA" => {
+                self.inbound_client_cert.allow_unknown_ca = truth(text)?;
+            }
+            "outbound__clientAuth__clientCert__enabled" => {
+                self.outbound_client_cert_enabled = truth(text)?;
+            }
+            "outbound__webhook__httpsOnly" => self.webhook.https_only = truth(text)?,
+            "outbound__webhook__skipServerCertValidation" => {
+                self.webhook.skip_server_cert_validation = truth(text)?;
+            }
+            "outbound__webhook__allowUnknownCA" => self.webhook.allow_unknown_ca = truth(text)?,
+            "outbound__eventgrid__httpsOnly" => self.event_grid.https_only = truth(text)?,
+            "outbound__eventgrid__allowInvalidHostnames" => {
+                self.event_grid.allow_invalid_hostnames = truth(text)?;
+            }
+            "broker__defaultMaxDeliveryAttempts" => {
+                self.broker.default_max_delivery_attempts = number(text)?;
+            }
+            "broker__defaultEventTimeToLiveInSeconds" => {
+                self.broker.default_event_time_to_live_in_seconds = number(text)?;
+            }
+            "broker__defaultMaxBatchSizeInBytes" => {
+                self.broker.default_max_batch_size_in_bytes = number(text)?;
+            }
+            "broker__defaultMaxEventsPerBatch" => {
+                self.broker.default_max_events_per_batch = number(text)?;
+            }
+            "broker__logDeliverySuccess" => self.broker.log_delivery_success = truth(text)?,
+            "api__deliveryPolicyLimits__maxEventsPerBatch" => {
+                self.limits.max_events_per_batch = number(text)?;
+            }
+            "api__deliveryPolicyLimits__maxpreferredBatchSizeInKilobytes" => {
+                self.limits.max_preferred_batch_size_in_kilobytes = number(text)?;
+            }
+            "api__deliveryPolicyLimits__maxBatchSizeInBytes" => {
+                self.limits.max_batch_size_in_bytes = number(text)?;
+            }
+            "metrics__reporterType" => {
+                self.metrics_reporter = one_of(
+                    text,
+                    [
+                        ("none", MetricsReporter::None),
+                        ("prometheus", MetricsReporter::Prometheus),
+                        ("console", MetricsReporter::Console),
+                    ],
+                )?;
+            }
+            unknown => unreachable!("{unknown} is in KEYS but nobody reads it"),
+        }
+        Ok(())
+    }
+
+    /// Every setting that has a value, under its key, secrets masked.
+    pub fn printed(&self) -> Vec<(&'static str, String)> {
+        let value = |key: &str| {
+            Some(match key {
+                "inbound__serverAuth__tlsPolicy" => match self.tls_policy? {
+                    TlsPolicy::Strict => "strict".into(),
+                    TlsPolicy::Enabled => "enabled".into(),
+                    TlsPolicy::Disabled => "disabled".into(),
+                },
+                "inbound__clientAuth__sasKeys__enabled" => self.sas_keys.enabled.to_string(),
+                "inbound__clientAuth__sasKeys__key1" => {
+                    self.sas_keys.key1.as_ref().map(|_| MASK.into())?
+                }
+                "inbound__clientAuth__sasKeys__key2" => {
+                    self.sas_keys.key2.as_ref().map(|_| MASK.into())?
+                }
+                "inbound__clientAuth__clientCert__enabled" => {
+                    self.inbound_client_cert.enabled.to_string()
+                }
+                "inbound__clientAuth__clientCert__allowUnknownCA" => {
+                    self.inbound_client_cert.allow_unknown_ca.to_string()
+                }
+                "outbound__clientAuth__clientCert__enabled" => {
+                    self.outbound_client_cert_enabled.to_string()
+                }
+                "outbound__webhook__httpsOnly" => self.webhook.https_only.to_string(),
+                "outbound__webhook__skipServerCertValidation" => {
+                    self.webhook.skip_server_cert_validation.to_string()
+                }
+                "outbound__webhook__allowUnknownCA" => self.webhook.allow_unknown_ca.to_string(),
+                "outbound__eventgrid__httpsOnly" => self.event_grid.https_only.to_string(),
+                "outbound__eventgrid__allowInvalidHostnames" => {
+                    self.event_grid.allow_invalid_hostnames.to_string()
+                }
+                "broker__defaultMaxDeliveryAttempts" => {
+                    self.broker.default_max_delivery_attempts.to_string()
+                }
+                "broker__defaultEventTimeToLiveInSeconds" => self
+                    .broker
+                    .default_event_time_to_live_in_seconds
+                    .to_string(),
+                "broker__defaultMaxBatchSizeInBytes" => {
+                    self.broker.default_max_batch_size_in_bytes.to_string()
+                }
+                "broker__defaultMaxEventsPerBatch" => {
+                    self.broker.default_max_events_per_batch.to_string()
+                }
+                "broker__logDeliverySuccess" => self.broker.log_delivery_success.to_string(),
+                "api__deliveryPolicyLimits__maxEventsPerBatch" => {
+                    self.limits.max_events_per_batch.to_string()
+                }
+                "api__deliveryPolicyLimits__maxpreferredBatchSizeInKilobytes" => self
+                    .limits
+                    .max_preferred_batch_size_in_kilobytes
+                    .to_string(),
+                "api__deliveryPolicyLimits__maxBatchSizeInBytes" => {
+                    self.limits.max_batch_size_in_bytes.to_string()
+                }
+                "metrics__reporterType" => match self.metrics_reporter {
+                    MetricsReporter::None => "none".into(),
+                    MetricsReporter::Prometheus => "prometheus".into(),
+                    MetricsReporter::Console => "console".into(),
+                },
+                _ => "IoTEdge".into(),
+            })
+        };
+        KEYS.into_iter()
+            .filter_map(|key| Some((key, value(key)?)))
+            .collect()
+    }
+}
+
+fn one_of<T: Copy, const N: usize>(text: &str, known: [(&str, T); N]) -> Result<T, String> {
+    known
+        .iter()
+        .find(|(name, _)| name.eq_ignore_ascii_case(text))
+        .map(|(_, value)| *value)
+        .ok_or_else(|| {
+            let names: Vec<_> = known
+                .iter()
+                .map(|(name, _)| format!("\"{name}\""))
+                .collect();
+            format!("\"{text}\" is not one of {}", names.join(", "))
+        })
+}
+
+fn truth(text: &str) -> Result<bool, String> {
+    one_of(text, [("true", true), ("false", false)])
+}
+
+/// The documentation writes `1_058_576`, so people do.
+fn number(text: &str) -> Result<u32, String> {
+    match text.replace('_', "").parse() {
+        Ok(number) if number > 0 => Ok(number),
+        _ => Err(format!("\"{text}\" is not a whole number of at least 1")),
+    }
+}
+
+fn secret(text: &str) -> Option<Secret> {
+    (!text.is_empty()).then(|| Secret::new(text))
+}

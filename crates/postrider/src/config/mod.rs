@@ -1,0 +1,171 @@
+//! What the operator decided: read once, parsed into types, refused with the key and the reason.
+//!
+//! Flags win over `POSTRIDER_*` variables, which win over the file, which wins over the defaults.
+//! The edge module's own variables are read beside these, into [`EdgeConfig`].
+
+// TODO: remove once `serve` reads every setting.
+#![allow(dead_code, unused_imports)]
+
+mod check;
+mod declared;
+mod duration;
+mod edge;
+mod layers;
+mod model;
+mod print;
+mod secret;
+
+pub use declared::{DeclaredDomain, DeclaredSubscription, DeclaredTopic};
+pub use edge::{EdgeConfig, MetricsReporter, TlsPolicy};
+pub use model::{
+    Azure, Client, Config, DeadLetter, Edge, Egress, EgressPolicy, Limits, Listen, Log, LogFormat,
+    Role, Shutdown, StorageAccount, Store, StoreKind, Transport,
+};
+pub use print::{default_config_text, print_config};
+pub use secret::Secret;
+
+use std::fmt;
+use std::path::PathBuf;
+
+/// The flags of `postrider serve`.
+#[derive(Clone, Debug, Default, clap::Args)]
+pub struct ServeFlags {
+    /// Configuration file (TOML); also POSTRIDER_CONFIG
+    #[arg(long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+    /// Where events, keys and certificates are kept [default: ./postrider-data]
+    #[arg(long, value_name = "DIR")]
+    pub data_dir: Option<PathBuf>,
+    /// Address of the HTTPS listener, or "off" [default: 127.0.0.1:4438]
+    #[arg(long, value_name = "ADDR")]
+    pub https: Option<String>,
+    /// Address of the HTTP listener, or "off" [default: 127.0.0.1:5888]
+    #[arg(long, value_name = "ADDR")]
+    pub http: Option<String>,
+    /// Which Event Grid to behave like [default: cloud-2021]
+    #[arg(long, value_name = "NAME")]
+    pub profile: Option<String>,
+    /// Let a test move the time through the API
+    #[arg(long)]
+    pub test_clock: bool,
+    /// How to write the log: text or json [default: text]
+    #[arg(long, value_name = "FORMAT")]
+    pub log_format: Option<String>,
+    /// Print the effective configuration, secrets masked, and exit
+    #[arg(long)]
+    pub print_config: bool,
+}
+
+/// A configuration that may be started with.
+#[derive(Clone, Debug)]
+pub struct Loaded {
+    pub config: Config,
+    pub edge: EdgeConfig,
+    /// What was understood but is probably not what was meant; to be logged at start.
+    pub warnings: Vec<String>,
+    /// The configuration file that was read.
+    pub file: Option<PathBuf>,
+}
+
+impl Loaded {
+    /// Whether anyone who reaches a listener may use the edge API.
+    pub fn edge_is_open(&self) -> bool {
+        check::edge_is_open(&self.config, &self.edge)
+    }
+}
+
+/// Why a configuration was refused: the key, the reason and where the value came from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ConfigError {
+    pub key: String,
+    pub reason: String,
+    /// A file's path, a variable's name or a flag.
+    pub source: Option<String>,
+    pub hint: Option<String>,
+}
+
+impl ConfigError {
+    fn new(key: impl Into<String>, reason: impl Into<String>) -> ConfigError {
+        ConfigError {
+            key: key.into(),
+            reason: reason.into(),
+            source: None,
+            hint: None,
+        }
+    }
+}
+
+impl fmt::Display for ConfigError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.key, self.reason)?;
+        if let Some(source) = &self.source {
+            write!(f, " (in {source})")?;
+        }
+        if let Some(hint) = &self.hint {
+            write!(f, "; did you mean \"{hint}\"?")?;
+        }
+        Ok(())
+    }
+}
+
+impl std::error::Error for ConfigError {}
+
+/// Reads the configuration from the flags, the environment that is handed in, and the file that
+/// either of them names.
+pub fn load(
+    flags: &ServeFlags,
+    env: impl IntoIterator<Item = (String, String)>,
+) -> Result<Loaded, ConfigError> {
+    let mut env: Vec<_> = env.into_iter().collect();
+    env.sort(); // one order, whatever the operating system's, for warnings and for repeated names
+
+    let layers = layers::Layers::read(flags, &env)?;
+    let mut config: Config = layers.extract()?;
+    let (edge, mut warnings) = edge::read(&env)?;
+
+    // The module's policy speaks only where nobody said anything about our listeners.
+    match edge.tls_policy {
+        Some(TlsPolicy::Strict) if !layers.contains("listen.http") => config.listen.http = None,
+        Some(TlsPolicy::Disabled) if !layers.contains("listen.https") => config.listen.https = None,
+        _ => {}
+    }
+
+    check::check(&config, &edge).map_err(|refused| layers.locate(refused))?;
+    warnings.extend(check::warnings(&config, &edge));
+    Ok(Loaded {
+        config,
+        edge,
+        warnings,
+        file: layers.file,
+    })
+}
+
+/// The candidate that `word` was probably meant to be.
+fn nearest<'a>(word: &str, candidates: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
+    let word = word.to_lowercase();
+    candidates
+        .into_iter()
+        .map(|candidate| (distance(&word, &candidate.to_lowercase()), candidate))
+        .min_by_key(|(distance, _)| *distance)
+        .filter(|(distance, _)| *distance <= 1.max(word.len() / 3))
+        .map(|(_, candidate)| candidate)
+}
+
+/// How many letters must be added, dropped or changed to get from one word to the other.
+fn distance(from: &str, to: &str) -> usize {
+    let to: Vec<char> = to.chars().collect();
+    let mut row: Vec<usize> = (0..=to.len()).collect();
+    for (i, a) in from.chars().enumerate() {
+        let mut diagonal = row[0];
+        row[0] = i + 1;
+        for (j, b) in to.iter().enumerate() {
+            let changed = diagonal + usize::from(a != *b);
+            diagonal = row[j + 1];
+            row[j + 1] = changed.min(row[j] + 1).min(diagonal + 1);
+        }
+    }
+    row[to.len()]
+}
+
+#[cfg(test)]
+mod tests;

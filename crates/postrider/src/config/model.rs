@@ -1,0 +1,419 @@
+//! Every setting, its type and its default. `default.toml` explains them to the operator.
+
+use super::declared::{self, DeclaredDomain, DeclaredSubscription, DeclaredTopic};
+use super::duration;
+use super::nearest;
+use super::secret::Secret;
+use ipnet::IpNet;
+use serde::de::{Deserializer, Error};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use std::net::{IpAddr, SocketAddr};
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// The names of Event Grid's behaviours through the years.
+pub const PROFILES: [&str; 7] = [
+    "cloud-2018",
+    "cloud-2019",
+    "cloud-2020",
+    "cloud-2021",
+    "cloud-current",
+    "edge",
+    "custom",
+];
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Config {
+    /// One of [`PROFILES`].
+    #[serde(deserialize_with = "profile")]
+    pub profile: String,
+    pub data_dir: PathBuf,
+    /// `None`: one per core.
+    pub threads: Option<usize>,
+    pub listen: Listen,
+    pub azure: Azure,
+    pub dead_letter: DeadLetter,
+    pub egress: Egress,
+    pub edge: Edge,
+    pub store: Store,
+    pub limits: Limits,
+    pub shutdown: Shutdown,
+    pub log: Log,
+    pub transport: Transport,
+    /// What the profile "custom" is made of; not judged here.
+    pub profile_custom: Option<Value>,
+    #[serde(rename = "client", skip_serializing_if = "Vec::is_empty")]
+    pub clients: Vec<Client>,
+    #[serde(rename = "storage_account", skip_serializing_if = "Vec::is_empty")]
+    pub storage_accounts: Vec<StorageAccount>,
+    #[serde(rename = "topic", skip_serializing_if = "Vec::is_empty")]
+    pub topics: Vec<DeclaredTopic>,
+    #[serde(rename = "domain", skip_serializing_if = "Vec::is_empty")]
+    pub domains: Vec<DeclaredDomain>,
+    /// Those declared beside the topics, each with its topic's name.
+    #[serde(
+        rename = "subscription",
+        with = "declared::flat",
+        skip_serializing_if = "Vec::is_empty"
+    )]
+    pub subscriptions: Vec<(String, DeclaredSubscription)>,
+}
+
+impl Config {
+    /// The subscriptions of topics, nested ones first, each with its topic's name.
+    pub fn declared_subscriptions(&self) -> impl Iterator<Item = (&str, &DeclaredSubscription)> {
+        let nested = self.topics.iter().flat_map(|topic| {
+            topic
+                .subscriptions
+                .iter()
+                .map(|subscription| (topic.name.as_str(), subscription))
+        });
+        nested.chain(
+            self.subscriptions
+                .iter()
+                .map(|(topic, subscription)| (topic.as_str(), subscription)),
+        )
+    }
+}
+
+impl Default for Config {
+    fn default() -> Config {
+        Config {
+            profile: "cloud-2021".into(),
+            data_dir: "./postrider-data".into(),
+            threads: None,
+            listen: Listen::default(),
+            azure: Azure::default(),
+            dead_letter: DeadLetter::default(),
+            egress: Egress::default(),
+            edge: Edge::default(),
+            store: Store::default(),
+            limits: Limits::default(),
+            shutdown: Shutdown::default(),
+            log: Log::default(),
+            transport: Transport::default(),
+            profile_custom: None,
+            clients: Vec::new(),
+            storage_accounts: Vec::new(),
+            topics: Vec::new(),
+            domains: Vec::new(),
+            subscriptions: Vec::new(),
+        }
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Listen {
+    /// `None`: off.
+    #[serde(with = "address")]
+    pub https: Option<SocketAddr>,
+    /// `None`: off.
+    #[serde(with = "address")]
+    pub http: Option<SocketAddr>,
+    /// The base of the endpoints and validation URLs that we hand out, without a trailing slash.
+    /// `None`: the address that the request came to.
+    #[serde(deserialize_with = "base_url")]
+    pub public_url: Option<String>,
+    /// Further DNS names and addresses for the server certificate.
+    pub names: Vec<String>,
+    /// The operator's own certificate chain (PEM), instead of one from the local CA.
+    pub cert_file: Option<PathBuf>,
+    pub key_file: Option<PathBuf>,
+}
+
+impl Default for Listen {
+    fn default() -> Listen {
+        Listen {
+            https: Some(SocketAddr::from(([127, 0, 0, 1], 4438))),
+            http: Some(SocketAddr::from(([127, 0, 0, 1], 5888))),
+            public_url: None,
+            names: Vec::new(),
+            cert_file: None,
+            key_file: None,
+        }
+    }
+}
+
+/// What the management API presents.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Azure {
+    pub subscription: String,
+    pub tenant: String,
+    pub resource_group: String,
+    pub location: String,
+}
+
+impl Default for Azure {
+    fn default() -> Azure {
+        Azure {
+            subscription: "00000000-0000-0000-0000-000000000001".into(),
+            tenant: "00000000-0000-0000-0000-000000000002".into(),
+            resource_group: "rg1".into(),
+            location: "westus2".into(),
+        }
+    }
+}
+
+/// Who may manage and publish with a token.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Client {
+    pub id: String,
+    pub secret: Secret,
+    #[serde(default)]
+    pub role: Role,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Role {
+    #[default]
+    Owner,
+    Contributor,
+    Reader,
+    DataSender,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct StorageAccount {
+    pub name: String,
+    /// Base64, as Azure hands it out.
+    #[serde(default)]
+    pub key: Option<Secret>,
+    #[serde(default, deserialize_with = "base_url")]
+    pub blob_endpoint: Option<String>,
+    #[serde(default, deserialize_with = "base_url")]
+    pub queue_endpoint: Option<String>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct DeadLetter {
+    #[serde(with = "duration")]
+    pub delay: Duration,
+    /// `Duration::MAX`: never.
+    #[serde(with = "duration")]
+    pub give_up_after: Duration,
+    /// Where dead letters go whose subscription names no place.
+    pub default: Option<String>,
+}
+
+impl Default for DeadLetter {
+    fn default() -> DeadLetter {
+        DeadLetter {
+            delay: Duration::from_secs(5 * 60),
+            give_up_after: Duration::from_secs(4 * 60 * 60),
+            default: None,
+        }
+    }
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Egress {
+    pub policy: EgressPolicy,
+    #[serde(with = "networks")]
+    pub allow: Vec<IpNet>,
+    #[serde(with = "networks")]
+    pub deny: Vec<IpNet>,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum EgressPolicy {
+    /// Public addresses and https only.
+    Internet,
+    /// Also private networks, loopback and http; never link-local or metadata addresses.
+    #[default]
+    Private,
+    /// What `allow` and `deny` say.
+    Custom,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Edge {
+    /// `None`: as the edge module's `sasKeys` say.
+    pub require_auth: Option<bool>,
+    /// Permits an open edge API on an address that others can reach.
+    pub allow_open: bool,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Store {
+    pub kind: StoreKind,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum StoreKind {
+    #[default]
+    Embedded,
+    Jetstream,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Limits {
+    pub request_bytes_max: usize,
+    pub event_bytes_max: usize,
+    pub events_per_request_max: usize,
+    pub in_flight_per_endpoint_max: usize,
+    /// How many publishes may wait for the log before the next is turned away.
+    pub publish_queue_max: usize,
+}
+
+impl Default for Limits {
+    fn default() -> Limits {
+        Limits {
+            request_bytes_max: 1_536_000,
+            event_bytes_max: 1_049_600,
+            events_per_request_max: 5_000,
+            in_flight_per_endpoint_max: 64,
+            publish_queue_max: 4_096,
+        }
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Shutdown {
+    /// How long attempts under way may take to finish.
+    #[serde(with = "duration")]
+    pub grace: Duration,
+}
+
+impl Default for Shutdown {
+    fn default() -> Shutdown {
+        Shutdown {
+            grace: Duration::from_secs(10),
+        }
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Log {
+    pub format: LogFormat,
+    /// A level, or directives such as `info,postrider_engine=debug`.
+    pub level: String,
+}
+
+impl Default for Log {
+    fn default() -> Log {
+        Log {
+            format: LogFormat::Text,
+            level: "info".into(),
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum LogFormat {
+    Text,
+    Json,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Transport {
+    /// CAs (PEM) to trust besides the system's.
+    pub extra_ca_files: Vec<PathBuf>,
+    /// `None`: the profile's.
+    pub user_agent: Option<String>,
+}
+
+/// `"127.0.0.1:4438"` or `"off"`.
+mod address {
+    use super::*;
+    use serde::Serializer;
+
+    pub fn serialize<S: Serializer>(
+        address: &Option<SocketAddr>,
+        to: S,
+    ) -> Result<S::Ok, S::Error> {
+        match address {
+            Some(address) => to.collect_str(address),
+            None => to.serialize_str("off"),
+        }
+    }
+
+    pub fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Option<SocketAddr>, D::Error> {
+        let text = String::deserialize(from)?;
+        if text.eq_ignore_ascii_case("off") {
+            return Ok(None);
+        }
+        text.parse().map(Some).map_err(|_| {
+            D::Error::custom(format!(
+                "\"{text}\" is not an address such as \"127.0.0.1:4438\", nor \"off\""
+            ))
+        })
+    }
+}
+
+fn profile<'de, D: Deserializer<'de>>(from: D) -> Result<String, D::Error> {
+    let name = String::deserialize(from)?;
+    if PROFILES.contains(&name.as_str()) {
+        return Ok(name);
+    }
+    let hint = nearest(&name, PROFILES).map(|near| format!("; did you mean \"{near}\"?"));
+    let hint = hint.unwrap_or_default();
+    Err(D::Error::custom(format!(
+        "\"{name}\" is not one of {}{hint}",
+        PROFILES.join(", ")
+    )))
+}
+
+/// An absolute http or https URL without query, its trailing slash dropped.
+fn base_url<'de, D: Deserializer<'de>>(from: D) -> Result<Option<String>, D::Error> {
+    let Some(text) = Option::<String>::deserialize(from)? else {
+        return Ok(None);
+    };
+    let url: Option<http::Uri> = text.parse().ok();
+    let fits = url.is_some_and(|url| {
+        matches!(url.scheme_str(), Some("http" | "https"))
+            && url.host().is_some_and(|host| !host.is_empty())
+            && url.query().is_none()
+    });
+    if !fits || text.contains('#') {
+        return Err(D::Error::custom(
+            "must be a URL such as \"https://events.example:4438\"",
+        ));
+    }
+    Ok(Some(text.trim_end_matches('/').to_owned()))
+}
+
+/// Networks in CIDR notation; a bare address is a network of one.
+mod networks {
+    use super::*;
+    use serde::Serializer;
+
+    pub fn serialize<S: Serializer>(networks: &[IpNet], to: S) -> Result<S::Ok, S::Error> {
+        to.collect_seq(networks.iter().map(IpNet::to_string))
+    }
+
+    pub fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<IpNet>, D::Error> {
+        let parse = |text: String| {
+            let network = text
+                .parse()
+                .ok()
+                .or_else(|| text.parse::<IpAddr>().ok().map(IpNet::from));
+            network.ok_or_else(|| {
+                D::Error::custom(format!(
+                    "\"{text}\" is not a network such as \"10.0.0.0/8\""
+                ))
+            })
+        };
+        Vec::<String>::deserialize(from)?
+            .into_iter()
+            .map(parse)
+            .collect()
+    }
+}

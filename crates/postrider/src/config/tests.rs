@@ -1,0 +1,867 @@
+use super::*;
+use serde_json::json;
+use std::path::Path;
+
+/// Loads with a file's text, variables and flags; the file is called `postrider.toml`.
+fn load_with(file: &str, env: &[(&str, &str)], flags: ServeFlags) -> Result<Loaded, String> {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("postrider.toml");
+    std::fs::write(&path, file).unwrap();
+    let flags = ServeFlags {
+        config: Some(path),
+        ..flags
+    };
+    let env = env
+        .iter()
+        .map(|(name, text)| ((*name).to_owned(), (*text).to_owned()));
+    let prefix = format!("{}/", directory.path().display());
+    load(&flags, env).map_err(|error| error.to_string().replace(&prefix, ""))
+}
+
+fn file(text: &str) -> Result<Loaded, String> {
+    load_with(text, &[], ServeFlags::default())
+}
+
+fn env(variables: &[(&str, &str)]) -> Result<Loaded, String> {
+    load_with("", variables, ServeFlags::default())
+}
+
+fn address(text: &str) -> Option<std::net::SocketAddr> {
+    Some(text.parse().unwrap())
+}
+
+#[test]
+fn nothing_given_is_the_defaults() {
+    let loaded = load(&ServeFlags::default(), []).unwrap();
+    assert_eq!(loaded.config, Config::default());
+    assert_eq!(loaded.edge, EdgeConfig::default());
+    assert_eq!(loaded.warnings, Vec::<String>::new());
+    assert_eq!(loaded.file, None);
+    assert!(loaded.edge_is_open());
+}
+
+#[test]
+fn flags_win_over_variables_over_the_file_over_defaults() {
+    let text = "[listen]\nhttps = \"127.0.0.1:1\"";
+    let variable = ("POSTRIDER_LISTEN__HTTPS", "127.0.0.1:2");
+    let flag = || ServeFlags {
+        https: Some("127.0.0.1:3".into()),
+        ..ServeFlags::default()
+    };
+    let check = |file: &str, env: &[(&str, &str)], flags: ServeFlags, expected: &str| {
+        let loaded = load_with(file, env, flags).unwrap();
+        assert_eq!(loaded.config.listen.https, address(expected));
+        assert_eq!(
+            loaded.config.listen.http,
+            address("127.0.0.1:5888"),
+            "the rest stays"
+        );
+    };
+    check("", &[], ServeFlags::default(), "127.0.0.1:4438");
+    check(text, &[], ServeFlags::default(), "127.0.0.1:1");
+    check(text, &[variable], ServeFlags::default(), "127.0.0.1:2");
+    check(text, &[variable], flag(), "127.0.0.1:3");
+    check(
+        "",
+        &[("postrider_Listen__Https", "127.0.0.1:4")],
+        ServeFlags::default(),
+        "127.0.0.1:4",
+    );
+}
+
+#[test]
+fn every_flag_sets_its_key() {
+    let flags = ServeFlags {
+        data_dir: Some("/var/lib/postrider".into()),
+        https: Some("off".into()),
+        http: Some("127.0.0.1:0".into()),
+        profile: Some("edge".into()),
+        log_format: Some("json".into()),
+        ..ServeFlags::default()
+    };
+    let config = load_with("", &[], flags).unwrap().config;
+    assert_eq!(config.data_dir, Path::new("/var/lib/postrider"));
+    assert_eq!(
+        (config.listen.https, config.listen.http),
+        (None, address("127.0.0.1:0"))
+    );
+    assert_eq!(
+        (config.profile.as_str(), config.log.format),
+        ("edge", LogFormat::Json)
+    );
+}
+
+#[test]
+fn the_command_line_is_understood() {
+    use clap::{Args, FromArgMatches};
+    let command = ServeFlags::augment_args(clap::Command::new("serve"));
+    command.clone().debug_assert();
+    let line = "serve --config a.toml --data-dir d --https off --http 127.0.0.1:1 --profile edge \
+                --test-clock --log-format json --print-config";
+    let matches = command
+        .try_get_matches_from(line.split_whitespace())
+        .unwrap();
+    let flags = ServeFlags::from_arg_matches(&matches).unwrap();
+    assert_eq!(flags.config.as_deref(), Some(Path::new("a.toml")));
+    assert_eq!(flags.https.as_deref(), Some("off"));
+    assert!(flags.test_clock && flags.print_config);
+}
+
+#[test]
+fn variables_have_no_types_but_keys_do() {
+    let config = env(&[
+        ("POSTRIDER_THREADS", "3"),
+        ("POSTRIDER_AZURE__RESOURCE_GROUP", "007"),
+        ("POSTRIDER_EDGE__REQUIRE_AUTH", "true"),
+        ("POSTRIDER_DEAD_LETTER__DELAY", "0"),
+        ("POSTRIDER_DEAD_LETTER__GIVE_UP_AFTER", "never"),
+        ("POSTRIDER_LISTEN__NAMES", r#"["a.example", "10.0.0.1"]"#),
+        (
+            "POSTRIDER_CLIENT",
+            r#"[{id = "me", secret = "s3", role = "data-sender"}]"#,
+        ),
+        // These are no settings.
+        ("POSTRIDER_SEED", "1"),
+        ("POSTRIDER_SLOW_TESTS", "1"),
+        ("POSTRIDER_CONFIG", "/elsewhere, but the flag wins"),
+        ("POSTRIDER_SERVICE_HOST", "10.0.0.7"),
+        ("POSTRIDER_SERVICE_PORT_HTTPS", "4438"),
+        ("POSTRIDER_PORT", "tcp://10.0.0.7:4438"),
+        ("POSTRIDER_PORT_4438_TCP_ADDR", "10.0.0.7"),
+        ("PATH", "/bin"),
+    ])
+    .unwrap()
+    .config;
+    assert_eq!(config.threads, Some(3));
+    assert_eq!(config.azure.resource_group, "007");
+    assert_eq!(config.edge.require_auth, Some(true));
+    assert_eq!(config.dead_letter.delay, std::time::Duration::ZERO);
+    assert_eq!(config.dead_letter.give_up_after, std::time::Duration::MAX);
+    assert_eq!(config.listen.names, ["a.example", "10.0.0.1"]);
+    assert_eq!(config.clients[0].role, Role::DataSender);
+    assert_eq!(config.clients[0].secret.expose(), "s3");
+}
+
+#[test]
+fn the_file_may_be_named_by_a_variable() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("other.toml");
+    std::fs::write(&path, "profile = \"cloud-2018\"").unwrap();
+    let variable = ("POSTRIDER_CONFIG".to_owned(), path.display().to_string());
+    let loaded = load(&ServeFlags::default(), [variable]).unwrap();
+    assert_eq!(loaded.config.profile, "cloud-2018");
+    assert_eq!(loaded.file, Some(path));
+
+    let missing = (
+        "POSTRIDER_CONFIG".to_owned(),
+        "/nowhere/at-all.toml".to_owned(),
+    );
+    let error = load(&ServeFlags::default(), [missing])
+        .unwrap_err()
+        .to_string();
+    assert!(
+        error.starts_with("config: cannot read /nowhere/at-all.toml"),
+        "{error}"
+    );
+    assert!(
+        error.ends_with("(in the variable POSTRIDER_CONFIG)"),
+        "{error}"
+    );
+}
+
+#[test]
+fn what_the_file_gets_wrong_is_named() {
+    let check =
+        |text: &str, expected: &str| assert_eq!(file(text).unwrap_err(), expected, "{text}");
+    check(
+        "[listen]\nhtps = \"off\"",
+        "listen.htps: unknown key (in postrider.toml); did you mean \"https\"?",
+    );
+    check(
+        "[lisen]\n",
+        "lisen: unknown key (in postrider.toml); did you mean \"listen\"?",
+    );
+    check(
+        "topics = []",
+        "topics: unknown key (in postrider.toml); did you mean \"topic\"?",
+    );
+    check(
+        "unheard_of = 1",
+        "unheard_of: unknown key (in postrider.toml)",
+    );
+    check(
+        "[[client]]\nid = \"a\"\nsecret = \"b\"\nrol = \"x\"",
+        "client[0].rol: unknown key (in postrider.toml); did you mean \"role\"?",
+    );
+    check(
+        "[[client]]\nid = \"a\"",
+        "client[0].secret: is required (in postrider.toml)",
+    );
+    check(
+        "[[client]]\nid = \"a\"\nsecret = \"b\"\nrole = \"king\"",
+        "client[0].role: \"king\" is not one of \"owner\", \"contributor\", \"reader\", \"data-sender\" (in postrider.toml)",
+    );
+    check(
+        "[[client]]\nid = \"a\"\nsecret = \"\"",
+        "client[0].secret: must not be empty (in postrider.toml)",
+    );
+    check(
+        "client = \"hunter2\"",
+        "client: must be a list, not text (in postrider.toml)",
+    );
+    check(
+        "[listen]\nhttps = \"localhost\"",
+        "listen.https: \"localhost\" is not an address such as \"127.0.0.1:4438\", nor \"off\" (in postrider.toml)",
+    );
+    check(
+        "[listen]\nhttps = \"off\"\nhttp = \"off\"",
+        "listen: https and http are both off (in postrider.toml)",
+    );
+    check(
+        "[listen]\nhttp = \"127.0.0.1:4438\"",
+        "listen.http: is the same address as listen.https (in postrider.toml)",
+    );
+    check(
+        "[listen]\nhttps = 4438",
+        "listen.https: must be text, not 4438 (in postrider.toml)",
+    );
+    check(
+        "[listen]\ncert_file = \"a\"",
+        "listen.key_file: is required with listen.cert_file (in postrider.toml)",
+    );
+    check(
+        "[listen]\nnames = [\"ok\", \"not ok\"]",
+        "listen.names[1]: \"not ok\" is not a DNS name or an address (in postrider.toml)",
+    );
+    check(
+        "[listen]\npublic_url = \"events.example\"",
+        "listen.public_url: must be a URL such as \"https://events.example:4438\" (in postrider.toml)",
+    );
+    check(
+        "profile = \"cloud-2012\"",
+        "profile: \"cloud-2012\" is not one of cloud-2018, cloud-2019, cloud-2020, cloud-2021, cloud-current, edge, custom; did you mean \"cloud-2018\"? (in postrider.toml)",
+    );
+    check(
+        "[dead_letter]\ndelay = \"soon\"",
+        "dead_letter.delay: \"soon\" is not a duration such as \"30s\", \"1h30m\" or \"never\" (in postrider.toml)",
+    );
+    check(
+        "[dead_letter]\ndelay = 5",
+        "dead_letter.delay: 5 needs a unit, such as \"5s\" (in postrider.toml)",
+    );
+    check(
+        "[dead_letter]\ndelay = \"never\"",
+        "dead_letter.delay: \"never\" would keep every dead letter from being written (in postrider.toml)",
+    );
+    check(
+        "[egress]\npolicy = \"custom\"\nallow = [\"10.0.0.0/33\"]",
+        "egress.allow: \"10.0.0.0/33\" is not a network such as \"10.0.0.0/8\" (in postrider.toml)",
+    );
+    check(
+        "[egress]\ndeny = [\"10.0.0.0/8\"]",
+        "egress.deny: has an effect only with egress.policy = \"custom\" (in postrider.toml)",
+    );
+    check(
+        "[egress]\npolicy = \"custom\"",
+        "egress.policy: \"custom\" needs egress.allow or egress.deny (in postrider.toml)",
+    );
+    check(
+        "[store]\nkind = \"jetstream\"",
+        "store.kind: \"jetstream\" is not available yet; use \"embedded\" (in postrider.toml)",
+    );
+    check(
+        "[store]\nkind = \"embeded\"",
+        "store.kind: \"embeded\" is not one of \"embedded\", \"jetstream\" (in postrider.toml); did you mean \"embedded\"?",
+    );
+    check(
+        "threads = 0",
+        "threads: must be at least 1 (in postrider.toml)",
+    );
+    check(
+        "threads = -1",
+        "threads: -1 does not fit a whole number (in postrider.toml)",
+    );
+    check(
+        "[limits]\nevent_bytes_max = \"big\"",
+        "limits.event_bytes_max: must be a whole number, not text (in postrider.toml)",
+    );
+    check(
+        "[log]\nlevel = \"a=b=c\"",
+        "log.level: \"a=b=c\" is not a level such as \"info\" (in postrider.toml)",
+    );
+    check(
+        "[[storage_account]]\nname = \"a\"\nkey = \"…\"",
+        "storage_account[0].key: is not base64 (in postrider.toml)",
+    );
+    check(
+        "[azure]\nresource_group = \"a/b\"",
+        "azure.resource_group: \"a/b\" cannot be part of a resource's path (in postrider.toml)",
+    );
+}
+
+#[test]
+fn a_file_that_is_not_toml_is_named_by_line_without_showing_it() {
+    let error = file("profile = \"edge\"\nsecret = \"hunter2").unwrap_err();
+    assert!(error.starts_with("postrider.toml: line 2: "), "{error}");
+    assert!(!error.contains("hunter2"), "{error}");
+}
+
+#[test]
+fn what_variables_and_flags_get_wrong_is_named() {
+    let check = |env: &[(&str, &str)], flags: ServeFlags, expected: &str| {
+        assert_eq!(
+            load_with("[listen]\nhttp = \"off\"", env, flags).unwrap_err(),
+            expected
+        );
+    };
+    let none = ServeFlags::default;
+    check(
+        &[("POSTRIDER_LISTEN__HTPS", "off")],
+        none(),
+        "listen.htps: unknown key (in the variable POSTRIDER_LISTEN__HTPS); did you mean \"https\"?",
+    );
+    check(
+        &[("POSTRIDER_LISTEN_HTTPS", "off")],
+        none(),
+        "listen_https: unknown key (in the variable POSTRIDER_LISTEN_HTTPS)",
+    );
+    check(
+        &[("POSTRIDER___X", "1")],
+        none(),
+        ".x: unknown key (in the variable POSTRIDER___X)",
+    );
+    check(
+        &[("POSTRIDER_THREADS", "many")],
+        none(),
+        "threads: must be a whole number, not text (in the variable POSTRIDER_THREADS)",
+    );
+    check(
+        &[("POSTRIDER_LISTEN__NAMES", "[\"a\"")],
+        none(),
+        "listen.names: not a TOML list or table: unclosed array, expected `]` (in the variable POSTRIDER_LISTEN__NAMES)",
+    );
+    check(
+        &[("Postrider_Edge__Require_Auth", "maybe")],
+        none(),
+        "edge.require_auth: must be true or false, not text (in the variable Postrider_Edge__Require_Auth)",
+    );
+    check(
+        &[],
+        ServeFlags {
+            https: Some("4438".into()),
+            ..none()
+        },
+        "listen.https: \"4438\" is not an address such as \"127.0.0.1:4438\", nor \"off\" (in the flag --https)",
+    );
+    check(
+        &[("POSTRIDER_LOG__FORMAT", "json")],
+        ServeFlags {
+            log_format: Some("xml".into()),
+            ..none()
+        },
+        "log.format: \"xml\" is not one of \"text\", \"json\" (in the flag --log-format)",
+    );
+}
+
+#[test]
+fn the_edge_modules_variables_are_read_in_both_spellings() {
+    let check = |name: &str, text: &str, read: fn(&EdgeConfig) -> String, expected: &str| {
+        let colons = name.replace("__", ":");
+        for name in [name, &colons, &name.to_uppercase(), &colons.to_lowercase()] {
+            let loaded = env(&[(name, text), ("inbound__clientAuth__sasKeys__key1", "k")]).unwrap();
+            assert_eq!(read(&loaded.edge), expected, "{name}={text}");
+            assert_eq!(loaded.warnings, Vec::<String>::new(), "{name}");
+        }
+    };
+    check(
+        "inbound__serverAuth__tlsPolicy",
+        "Strict",
+        |e| format!("{:?}", e.tls_policy),
+        "Some(Strict)",
+    );
+    check(
+        "inbound__serverAuth__serverCert__source",
+        "IoTEdge",
+        |_| String::new(),
+        "",
+    );
+    check(
+        "inbound__clientAuth__sasKeys__enabled",
+        "TRUE",
+        |e| e.sas_keys.enabled.to_string(),
+        "true",
+    );
+    check(
+        "inbound__clientAuth__sasKeys__key2",
+        "k2",
+        |e| e.sas_keys.key2.as_ref().unwrap().expose().into(),
+        "k2",
+    );
+    check(
+        "inbound__clientAuth__clientCert__enabled",
+        "false",
+        |e| e.inbound_client_cert.enabled.to_string(),
+        "false",
+    );
+    check(
+        "inbound__clientAuth__clientCert__allowUnknownCA",
+        "false",
+        |e| e.inbound_client_cert.allow_unknown_ca.to_string(),
+        "false",
+    );
+    check(
+        "outbound__clientAuth__clientCert__enabled",
+        "false",
+        |e| e.outbound_client_cert_enabled.to_string(),
+        "false",
+    );
+    check(
+        "outbound__webhook__httpsOnly",
+        "false",
+        |e| e.webhook.https_only.to_string(),
+        "false",
+    );
+    check(
+        "outbound__webhook__skipServerCertValidation",
+        "true",
+        |e| e.webhook.skip_server_cert_validation.to_string(),
+        "true",
+    );
+    check(
+        "outbound__webhook__allowUnknownCA",
+        "false",
+        |e| e.webhook.allow_unknown_ca.to_string(),
+        "false",
+    );
+    check(
+        "outbound__eventgrid__httpsOnly",
+        "false",
+        |e| e.event_grid.https_only.to_string(),
+        "false",
+    );
+    check(
+        "outbound__eventgrid__allowInvalidHostnames",
+        "true",
+        |e| e.event_grid.allow_invalid_hostnames.to_string(),
+        "true",
+    );
+    check(
+        "broker__defaultMaxDeliveryAttempts",
+        "5",
+        |e| e.broker.default_max_delivery_attempts.to_string(),
+        "5",
+    );
+    check(
+        "broker__defaultEventTimeToLiveInSeconds",
+        "60",
+        |e| e.broker.default_event_time_to_live_in_seconds.to_string(),
+        "60",
+    );
+    check(
+        "broker__defaultMaxBatchSizeInBytes",
+        "1_058_577",
+        |e| e.broker.default_max_batch_size_in_bytes.to_string(),
+        "1058577",
+    );
+    check(
+        "broker__defaultMaxEventsPerBatch",
+        "1",
+        |e| e.broker.default_max_events_per_batch.to_string(),
+        "1",
+    );
+    check(
+        "broker__logDeliverySuccess",
+        "true",
+        |e| e.broker.log_delivery_success.to_string(),
+        "true",
+    );
+    check(
+        "api__deliveryPolicyLimits__maxEventsPerBatch",
+        "7",
+        |e| e.limits.max_events_per_batch.to_string(),
+        "7",
+    );
+    check(
+        "api__deliveryPolicyLimits__maxpreferredBatchSizeInKilobytes",
+        "8",
+        |e| e.limits.max_preferred_batch_size_in_kilobytes.to_string(),
+        "8",
+    );
+    check(
+        "api__deliveryPolicyLimits__maxBatchSizeInBytes",
+        "9",
+        |e| e.limits.max_batch_size_in_bytes.to_string(),
+        "9",
+    );
+    check(
+        "metrics__reporterType",
+        "prometheus",
+        |e| format!("{:?}", e.metrics_reporter),
+        "Prometheus",
+    );
+}
+
+#[test]
+fn every_key_of_the_edge_module_prints_what_it_reads_back() {
+    let printed = EdgeConfig::default().printed();
+    let variables: Vec<_> = printed
+        .iter()
+        .map(|(key, text)| (*key, text.as_str()))
+        .collect();
+    // All but tlsPolicy and the two keys have a default.
+    assert_eq!(variables.len(), 21);
+    assert_eq!(env(&variables).unwrap().edge, EdgeConfig::default());
+}
+
+#[test]
+fn what_is_wrong_with_the_edge_modules_variables_is_named() {
+    let refused = |name: &str, text: &str, expected: &str| {
+        assert_eq!(env(&[(name, text)]).unwrap_err(), expected);
+    };
+    refused(
+        "broker__defaultMaxDeliveryAttempts",
+        "abc",
+        "broker__defaultMaxDeliveryAttempts: \"abc\" is not a whole number of at least 1",
+    );
+    refused(
+        "broker:logDeliverySuccess",
+        "1",
+        "broker:logDeliverySuccess: \"1\" is not one of \"true\", \"false\"",
+    );
+    refused(
+        "metrics__reporterType",
+        "statsd",
+        "metrics__reporterType: \"statsd\" is not one of \"none\", \"prometheus\", \"console\"",
+    );
+    refused(
+        "inbound__clientAuth__sasKeys__enabled",
+        "true",
+        "inbound__clientAuth__sasKeys__key1: is required, or key2, while inbound__clientAuth__sasKeys__enabled is true",
+    );
+
+    let warned =
+        |name: &str, expected: &[&str]| assert_eq!(env(&[(name, "5")]).unwrap().warnings, expected);
+    warned(
+        "brokers__defaultMaxDeliveryAttempts",
+        &[
+            "brokers__defaultMaxDeliveryAttempts is not a key of the module; did you mean broker__defaultMaxDeliveryAttempts?",
+        ],
+    );
+    warned(
+        "broker:defaultMaxDeliveryAttempt",
+        &[
+            "broker:defaultMaxDeliveryAttempt is not a key of the module; did you mean broker__defaultMaxDeliveryAttempts?",
+        ],
+    );
+    warned("api__x", &["api__x is not a key of the module"]);
+    warned("BROKER_URL", &[]);
+    warned("other__x", &[]);
+}
+
+#[test]
+fn the_edge_modules_tls_policy_speaks_only_where_nothing_else_does() {
+    let check = |policy: &str, file: &str, https: bool, http: bool| {
+        let env = [("inbound__serverAuth__tlsPolicy", policy)];
+        let listen = load_with(file, &env, ServeFlags::default())
+            .unwrap()
+            .config
+            .listen;
+        assert_eq!(
+            (listen.https.is_some(), listen.http.is_some()),
+            (https, http),
+            "{policy} {file}"
+        );
+    };
+    check("strict", "", true, false);
+    check("disabled", "", false, true);
+    check("enabled", "", true, true);
+    check("strict", "[listen]\nhttp = \"127.0.0.1:5888\"", true, true);
+    check("enabled", "[listen]\nhttp = \"off\"", true, false);
+    check("disabled", "[listen]\nhttps = \"127.0.0.1:1\"", true, true);
+}
+
+#[test]
+fn an_open_edge_api_is_not_shown_to_the_world_by_accident() {
+    let check = |file: &str, env: &[(&str, &str)], refused: bool| {
+        let result = load_with(file, env, ServeFlags::default());
+        assert_eq!(result.is_err(), refused, "{file} {env:?}");
+        if let Err(error) = result {
+            assert!(error.contains("edge.require_auth = true"), "{error}");
+            assert!(error.contains("edge.allow_open = true"), "{error}");
+            assert!(
+                error.contains("0.0.0.0:5888") || error.contains("[::]:4438"),
+                "{error}"
+            );
+        }
+    };
+    let wide = "[listen]\nhttp = \"0.0.0.0:5888\"\n";
+    check(wide, &[], true);
+    check("[listen]\nhttps = \"[::]:4438\"", &[], true);
+    check(
+        "[listen]\nhttps = \"[::1]:4438\"\nhttp = \"127.9.9.9:1\"",
+        &[],
+        false,
+    );
+    check(&format!("{wide}[edge]\nrequire_auth = false"), &[], true);
+    check(&format!("{wide}[edge]\nrequire_auth = true"), &[], false);
+    check(&format!("{wide}[edge]\nallow_open = true"), &[], false);
+    let keys = [
+        ("inbound__clientAuth__sasKeys__enabled", "true"),
+        ("inbound__clientAuth__sasKeys__key1", "k"),
+    ];
+    check(wide, &keys, false);
+    check(wide, &keys[1..], true);
+}
+
+const DECLARED: &str = r#"
+[[topic]]
+name = "orders"
+key1 = "hunter2"
+input_schema = "EventGridSchema"
+tags = { cost_center = "x" }
+[[topic.subscription]]
+name = "billing"
+[topic.subscription.properties]
+retry_policy = { max_delivery_attempts = 3 }
+[[topic.event_subscription_is_a_property]]
+anything = true
+
+[[topic]]
+name = "plain"
+[topic.properties]
+inputSchema = "CloudEventSchemaV1_0"
+[[topic.event_subscription]]
+name = "s1"
+expiration_time_utc = 2030-01-02T03:04:05Z
+
+[[subscription]]
+topic = "orders"
+name = "audit"
+filter = { advanced_filters = [{ operator_type = "NumberIn", key = "data.a_b", values = [1, 2.5] }] }
+destination = { endpoint_type = "WebHook", properties = { endpoint_url = "https://f.example/?code=hunter2" } }
+
+[[domain]]
+name = "tenants"
+key2 = "hunter2"
+[[domain.topic]]
+name = "acme"
+[[domain.topic.subscription]]
+name = "s"
+"#;
+
+#[test]
+fn declared_resources_keep_the_apis_names() {
+    let config = file(DECLARED).unwrap().config;
+    let orders = &config.topics[0];
+    assert_eq!(
+        (orders.name.as_str(), orders.key1.as_ref().unwrap().expose()),
+        ("orders", "hunter2")
+    );
+    assert_eq!(
+        orders.properties,
+        json!({"inputSchema": "EventGridSchema", "tags": {"cost_center": "x"},
+               "eventSubscriptionIsAProperty": [{"anything": true}]})
+    );
+    assert_eq!(
+        config.topics[1].properties,
+        json!({"inputSchema": "CloudEventSchemaV1_0"})
+    );
+    let declared: Vec<_> = config
+        .declared_subscriptions()
+        .map(|(topic, subscription)| {
+            (
+                topic,
+                subscription.name.as_str(),
+                subscription.properties.clone(),
+            )
+        })
+        .collect();
+    assert_eq!(
+        declared,
+        [
+            (
+                "orders",
+                "billing",
+                json!({"retryPolicy": {"maxDeliveryAttempts": 3}})
+            ),
+            (
+                "plain",
+                "s1",
+                json!({"expirationTimeUtc": "2030-01-02T03:04:05Z"})
+            ),
+            (
+                "orders",
+                "audit",
+                json!({"filter": {"advancedFilters":
+                          [{"operatorType": "NumberIn", "key": "data.a_b", "values": [1, 2.5]}]},
+                       "destination": {"endpointType": "WebHook",
+                          "properties": {"endpointUrl": "https://f.example/?code=hunter2"}}})
+            ),
+        ]
+    );
+    assert_eq!(config.domains[0].topics[0].subscriptions[0].name, "s");
+}
+
+#[test]
+fn what_is_wrong_with_a_declared_resource_is_named() {
+    let check = |text: &str, expected: &str| {
+        assert_eq!(
+            file(text).unwrap_err(),
+            format!("{expected} (in postrider.toml)"),
+            "{text}"
+        );
+    };
+    let two = "[[topic]]\nname = \"a\"\n[[topic]]\nname = \"b\"\n";
+    check(
+        &format!("{two}[[topic]]\ninput_schema = \"x\""),
+        "topic[2].name: is required",
+    );
+    check(
+        &format!("{two}[[topic]]\nname = \"A\""),
+        "topic[2].name: \"A\" is declared twice",
+    );
+    check(
+        &format!("{two}[[topic.subscription]]\nfilter = {{}}"),
+        "topic[1].subscription[0].name: is required",
+    );
+    check(
+        "[[topic]]\nname = \"\"",
+        "topic[0]: name: must not be empty",
+    );
+    check(
+        "[[topic]]\nname = \"a\"\ninput_schema = 1\ninputSchema = 2",
+        "topic[0]: inputSchema is given in two spellings",
+    );
+    check(
+        "[[topic]]\nname = \"a\"\ninput_schema = 1\nproperties = { inputSchema = 2 }",
+        "topic[0]: inputSchema is given both beside \"properties\" and inside it",
+    );
+    check(
+        "[[subscription]]\nname = \"a\"",
+        "subscription[0].topic: is required",
+    );
+    check(
+        "[[subscription]]\ntopic = \"a\"",
+        "subscription[0].name: is required",
+    );
+    check(
+        "[[topic]]\nname = \"a\"\n[[topic.subscription]]\nname = \"s\"\n[[subscription]]\ntopic = \"A\"\nname = \"S\"",
+        "subscription: \"S\" of topic \"A\" is declared twice",
+    );
+    check(
+        "[[topic]]\nname = \"a\"\n[[topic.topic]]\nname = \"b\"",
+        "topic[0]: a topic holds no topics; declare a domain",
+    );
+}
+
+#[test]
+fn printing_masks_every_secret_and_can_be_read_back() {
+    let text = format!(
+        "[[client]]\nid = \"me\"\nsecret = \"hunter2\"\n\
+         [[storage_account]]\nname = \"a\"\nkey = \"aHVudGVyMg==\"\n\
+         [dead_letter]\ngive_up_after = \"never\"\n{DECLARED}"
+    );
+    let keys = [
+        ("inbound__clientAuth__sasKeys__enabled", "true"),
+        ("inbound__clientAuth__sasKeys__key1", "hunter2"),
+        ("inbound__serverAuth__tlsPolicy", "strict"),
+    ];
+    let loaded = load_with(&text, &keys, ServeFlags::default()).unwrap();
+    let printed = print_config(&loaded);
+    for shown in [printed.clone(), format!("{loaded:?}")] {
+        assert!(
+            !shown.contains("hunter2") && !shown.contains("aHVudGVyMg=="),
+            "{shown}"
+        );
+    }
+    for line in [
+        "secret = \"********\"",
+        "key = \"********\"",
+        "key1 = \"********\"",
+        "# inbound__clientAuth__sasKeys__key1=********",
+        "http = \"off\"",
+        "give_up_after = \"never\"",
+        "endpointUrl = \"https://f.example/?********\"",
+    ] {
+        assert!(printed.contains(line), "{line}\n{printed}");
+    }
+    // A masked storage key is no key, so leave it out.
+    let again = file(&printed.replace("\nkey = \"********\"", "")).unwrap();
+    assert_eq!(
+        print_config(&again).split('#').next(),
+        printed
+            .replace("\nkey = \"********\"", "")
+            .split('#')
+            .next()
+    );
+}
+
+/// The lines of the default file that are settings, uncommented; examples only if asked for.
+fn uncommented(examples: bool) -> String {
+    let is_setting = |line: &str| {
+        let key = line.split(" = ").next().unwrap_or_default();
+        line.starts_with('[')
+            || (line.contains(" = ")
+                && key
+                    .chars()
+                    .all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_'))
+    };
+    let lines = default_config_text()
+        .lines()
+        .map(|line| match line.strip_prefix('#') {
+            Some(default) if is_setting(default) => default,
+            Some(example) if examples && is_setting(example.trim_start()) => example.trim_start(),
+            _ => line,
+        });
+    lines.collect::<Vec<_>>().join("\n")
+}
+
+#[test]
+fn the_default_file_shows_the_defaults() {
+    assert_eq!(
+        file(default_config_text()).unwrap().config,
+        Config::default()
+    );
+    let config = file(&uncommented(false)).unwrap().config;
+    assert_eq!(config, Config::default());
+}
+
+#[test]
+fn the_default_file_explains_every_key() {
+    fn leaves(value: &serde_json::Value, path: &str, found: &mut Vec<String>) {
+        match value {
+            serde_json::Value::Object(map) => {
+                map.iter()
+                    .for_each(|(key, value)| leaves(value, &format!("{path}.{key}"), found));
+            }
+            serde_json::Value::Null => found.push(path.to_owned()),
+            _ => {}
+        }
+    }
+    let config = file(&uncommented(true)).unwrap().config;
+    // Every optional key has an example, so none is null; every other has its default line.
+    let mut unexplained = Vec::new();
+    leaves(
+        &serde_json::to_value(&config).unwrap(),
+        "",
+        &mut unexplained,
+    );
+    assert_eq!(unexplained, Vec::<String>::new());
+    for list in [
+        config.clients.len(),
+        config.storage_accounts.len(),
+        config.topics.len(),
+        config.domains.len(),
+        config.subscriptions.len(),
+    ] {
+        assert_eq!(list, 1);
+    }
+    let written: toml::Table = toml::from_str(&uncommented(true)).unwrap();
+    let all: toml::Table = toml::from_str(&toml::to_string(&config).unwrap()).unwrap();
+    for (key, value) in &all {
+        assert!(written.contains_key(key), "{key}");
+        for inner in value.as_table().into_iter().flat_map(|table| table.keys()) {
+            assert!(written[key].get(inner).is_some(), "{key}.{inner}");
+        }
+    }
+}

@@ -1,0 +1,638 @@
+//! Certificates and credentials: made on the first start, kept in the data directory, reused after.
+
+// TODO: remove once `serve` calls this.
+#![allow(dead_code)]
+
+use crate::config::{Client, Config, Role, Secret};
+use anyhow::{Context, Result, bail, ensure};
+use base64::Engine;
+use postrider_core::time::Timestamp;
+use rcgen::{
+    BasicConstraints, CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa,
+    Issuer, KeyPair, KeyUsagePurpose, PublicKeyData, SanType,
+};
+use ring::rand::{SecureRandom, SystemRandom};
+use rustls::RootCertStore;
+use rustls::client::WebPkiServerVerifier;
+use rustls::client::danger::ServerCertVerifier;
+use rustls::crypto::CryptoProvider;
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
+use std::fs;
+use std::io::{ErrorKind, Write};
+use std::net::IpAddr;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+const DAY: Duration = Duration::from_secs(24 * 60 * 60);
+const CA_LIFETIME: Duration = Duration::from_secs(3653 * 24 * 60 * 60);
+/// Some clients refuse a server certificate that is valid for more than 825 days.
+const SERVER_LIFETIME: Duration = Duration::from_secs(820 * 24 * 60 * 60);
+/// A server certificate that would not last this long is issued anew.
+const RENEW_BEFORE: Duration = Duration::from_secs(30 * 24 * 60 * 60);
+
+/// What the listeners need to be trusted and to know whom to trust.
+pub struct Material {
+    /// Offers HTTP/1.1.
+    pub server_config: rustls::ServerConfig,
+    /// The CA for clients to trust; `None` with the operator's own certificate.
+    pub ca_path: Option<PathBuf>,
+    /// Who may manage and publish with a token: the configured clients, or the generated one.
+    pub credentials: Vec<Client>,
+    /// The files made by this call; empty when everything was there.
+    pub created: Vec<PathBuf>,
+}
+
+/// Reads the material from the data directory, making what is missing or no longer fits.
+/// `now` is the machine's time, never a test clock's: certificates are checked by others.
+pub fn prepare(config: &Config, now: Timestamp) -> Result<Material> {
+    let mut created = Vec::new();
+    let (server_config, ca_path) = match (&config.listen.cert_file, &config.listen.key_file) {
+        (Some(cert), Some(key)) => (own_server(cert, key)?, None),
+        _ => {
+            let directory = config.data_dir.join("tls");
+            let names = server_names(config);
+            let server = local_server(&directory, &names, now, &mut created)?;
+            (server, Some(directory.join("ca.pem")))
+        }
+    };
+    let credentials = if config.clients.is_empty() {
+        vec![generated_client(&config.data_dir, &mut created)?]
+    } else {
+        config.clients.clone()
+    };
+    Ok(Material {
+        server_config,
+        ca_path,
+        credentials,
+        created,
+    })
+}
+
+fn own_server(cert: &Path, key: &Path) -> Result<rustls::ServerConfig> {
+    let chain = read_certificates(cert).context("listen.cert_file")?;
+    let signer = read_key(key).context("listen.key_file")?;
+    serve_with(chain, signer)
+        .with_context(|| format!("using {} with {}", cert.display(), key.display()))
+}
+
+/// The names that the server certificate vouches for, each once, in a fixed order.
+fn server_names(config: &Config) -> Vec<String> {
+    let listen = &config.listen;
+    let mut names = vec![
+        "localhost".to_owned(),
+        "127.0.0.1".to_owned(),
+        "::1".to_owned(),
+    ];
+    let addresses = listen
+        .https
+        .into_iter()
+        .chain(listen.http)
+        .map(|at| at.ip().to_canonical());
+    names.extend(
+        addresses
+            .filter(|ip| !ip.is_unspecified())
+            .map(|ip| ip.to_string()),
+    );
+    let url: Option<http::Uri> = listen.public_url.as_ref().and_then(|url| url.parse().ok());
+    let host = url.as_ref().and_then(|url| url.host());
+    names.extend(host.map(|host| host.trim_matches(['[', ']']).to_owned()));
+    names.extend(listen.names.iter().cloned());
+
+    let mut once = Vec::new();
+    for name in names {
+        // An address has many spellings; certificates know one.
+        let name = match name.parse::<IpAddr>() {
+            Ok(address) => address.to_string(),
+            Err(_) => name.to_lowercase(),
+        };
+        if !once.contains(&name) {
+            once.push(name);
+        }
+    }
+    once
+}
+
+/// A server certificate of the local CA, which is made if there is none.
+fn local_server(
+    directory: &Path,
+    names: &[String],
+    now: Timestamp,
+    created: &mut Vec<PathBuf>,
+) -> Result<rustls::ServerConfig> {
+    make_directory(directory)?;
+    let ca = local_ca(directory, now, created)?;
+
+    let cert_path = directory.join("server.pem");
+    let key_path = directory.join("server-key.pem");
+    if let Some(server) = reusable_server(&cert_path, &key_path, &ca, names, now)? {
+        return Ok(server);
+    }
+
+    let key = KeyPair::generate().context("generating the server's key")?;
+    let cert = server_params(names, now)?
+        .signed_by(&key, &Issuer::new(ca_params(&ca.key, now), &ca.key))
+        .context("signing the server's certificate")?;
+    trusted(&ca.cert, cert.der(), names, now).with_context(|| {
+        format!(
+            "{0}/ca-key.pem is not the key of {0}/ca.pem",
+            directory.display()
+        )
+    })?;
+    let server = serve_with(
+        vec![cert.der().clone()],
+        read_key_text(&key.serialize_pem())?,
+    )?;
+    // The key first: a certificate without its key is found out and replaced on the next start.
+    write_private(&key_path, &key.serialize_pem())?;
+    write_public(
+        &cert_path,
+        &format!("{}\n{}", names_line(names), cert.pem()),
+    )?;
+    created.extend([key_path, cert_path]);
+    Ok(server)
+}
+
+/// The certificate on disk, if it is for these names, has its key, and a client that trusts the CA
+/// would still accept it in a month.
+fn reusable_server(
+    cert_path: &Path,
+    key_path: &Path,
+    ca: &LocalCa,
+    names: &[String],
+    now: Timestamp,
+) -> Result<Option<rustls::ServerConfig>> {
+    let (Some(cert), Some(key)) = (read_if_there(cert_path)?, read_if_there(key_path)?) else {
+        return Ok(None);
+    };
+    if cert.lines().next() != Some(names_line(names).as_str()) {
+        return Ok(None);
+    }
+    let Ok(chain) = CertificateDer::pem_slice_iter(cert.as_bytes()).collect::<Result<Vec<_>, _>>()
+    else {
+        return Ok(None);
+    };
+    let Some(leaf) = chain.first() else {
+        return Ok(None);
+    };
+    if trusted(&ca.cert, leaf, names, now + RENEW_BEFORE).is_err() {
+        return Ok(None);
+    }
+    let Ok(key) = read_key_text(&key) else {
+        return Ok(None);
+    };
+    Ok(serve_with(chain, key).ok())
+}
+
+/// The line above the certificate that says which names it was issued for, so that a name that
+/// was taken out of the configuration is noticed as well as one that was added.
+fn names_line(names: &[String]) -> String {
+    format!("Issued by Postrider for: {}", names.join(", "))
+}
+
+struct LocalCa {
+    cert: CertificateDer<'static>,
+    key: KeyPair,
+}
+
+fn local_ca(directory: &Path, now: Timestamp, created: &mut Vec<PathBuf>) -> Result<LocalCa> {
+    let cert_path = directory.join("ca.pem");
+    let key_path = directory.join("ca-key.pem");
+    let key = match read_if_there(&key_path)? {
+        Some(text) => KeyPair::from_pem(&text)
+            .with_context(|| format!("reading the CA's key from {}", key_path.display()))?,
+        None => {
+            ensure!(
+                !cert_path.exists(),
+                "{} is there without its key {}: restore the key, or remove the certificate to \
+                 have a new CA made, which clients must then trust",
+                cert_path.display(),
+                key_path.display()
+            );
+            let key = KeyPair::generate().context("generating the CA's key")?;
+            write_private(&key_path, &key.serialize_pem())?;
+            created.push(key_path);
+            key
+        }
+    };
+    // A key without a certificate is a first start that was cut short.
+    if !cert_path.exists() {
+        let cert = ca_params(&key, now)
+            .self_signed(&key)
+            .context("signing the CA's certificate")?;
+        write_public(&cert_path, &cert.pem())?;
+        created.push(cert_path.clone());
+    }
+    let cert = read_certificates(&cert_path)?.remove(0);
+    Ok(LocalCa { cert, key })
+}
+
+/// The CA's name is derived from its key: it tells the CAs of several machines apart in a trust
+/// store, and a later start can sign with it without taking the certificate apart.
+fn ca_params(key: &KeyPair, now: Timestamp) -> CertificateParams {
+    let digest = ring::digest::digest(&ring::digest::SHA256, key.der_bytes());
+    let short: String = digest
+        .as_ref()
+        .iter()
+        .take(4)
+        .map(|byte| format!("{byte:02x}"))
+        .collect();
+    let mut params = params_named(&format!("Postrider local CA {short}"), now, CA_LIFETIME);
+    params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
+    params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
+    params
+}
+
+fn server_params(names: &[String], now: Timestamp) -> Result<CertificateParams> {
+    let mut params = params_named("Postrider", now, SERVER_LIFETIME);
+    for name in names {
+        let san = match name.parse::<IpAddr>() {
+            Ok(address) => SanType::IpAddress(address),
+            Err(_) => SanType::DnsName(
+                name.as_str()
+                    .try_into()
+                    .with_context(|| format!("\"{name}\" cannot stand in a certificate"))?,
+            ),
+        };
+        params.subject_alt_names.push(san);
+    }
+    params.is_ca = IsCa::ExplicitNoCa;
+    params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
+    params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
+    params.use_authority_key_identifier_extension = true;
+    Ok(params)
+}
+
+fn params_named(name: &str, now: Timestamp, lifetime: Duration) -> CertificateParams {
+    let mut params = CertificateParams::default();
+    params.distinguished_name = DistinguishedName::new();
+    params.distinguished_name.push(DnType::CommonName, name);
+    // A client whose clock is a little behind must not refuse us.
+    let (from, until) = ((now - DAY).civil(), (now + lifetime).civil());
+    params.not_before = rcgen::date_time_ymd(from.year.into(), from.month, from.day);
+    params.not_after = rcgen::date_time_ymd(until.year.into(), until.month, until.day);
+    params
+}
+
+/// Whether a client that trusts `ca` would accept `cert` for all of `names` at that time.
+fn trusted(
+    ca: &CertificateDer<'_>,
+    cert: &CertificateDer<'_>,
+    names: &[String],
+    at: Timestamp,
+) -> Result<()> {
+    let mut roots = RootCertStore::empty();
+    roots.add(ca.clone().into_owned())?;
+    let verifier =
+        WebPkiServerVerifier::builder_with_provider(Arc::new(roots), provider()).build()?;
+    let at = UnixTime::since_unix_epoch(at.since(Timestamp::MIN));
+    for name in names {
+        let name = name.replacen('*', "any", 1);
+        let name = ServerName::try_from(name.as_str())?;
+        verifier.verify_server_cert(cert, &[], &name, &[], at)?;
+    }
+    Ok(())
+}
+
+fn serve_with(
+    chain: Vec<CertificateDer<'static>>,
+    key: PrivateKeyDer<'static>,
+) -> Result<rustls::ServerConfig> {
+    let mut server = rustls::ServerConfig::builder_with_provider(provider())
+        .with_safe_default_protocol_versions()?
+        .with_no_client_auth()
+        .with_single_cert(chain, key)?;
+    server.alpn_protocols = vec![b"http/1.1".to_vec()];
+    Ok(server)
+}
+
+fn provider() -> Arc<CryptoProvider> {
+    Arc::new(rustls::crypto::ring::default_provider())
+}
+
+/// `credentials.toml`.
+#[derive(serde::Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Credentials {
+    client_id: String,
+    client_secret: Secret,
+}
+
+/// The client that is made for an installation whose configuration names none.
+fn generated_client(data_dir: &Path, created: &mut Vec<PathBuf>) -> Result<Client> {
+    let path = data_dir.join("credentials.toml");
+    let text = match read_if_there(&path)? {
+        Some(text) => text,
+        None => {
+            make_directory(data_dir)?;
+            let mut bytes = [0; 32];
+            if SystemRandom::new().fill(&mut bytes).is_err() {
+                bail!("the system has no random bytes to make a secret of");
+            }
+            let secret = base64::engine::general_purpose::URL_SAFE_NO_PAD.encode(bytes);
+            let id = uuid::Uuid::new_v4();
+            let text = format!(
+                "# Made on the first start, because the configuration names no [[client]].\n\
+                 client_id = \"{id}\"\nclient_secret = \"{secret}\"\n"
+            );
+            write_private(&path, &text)?;
+            created.push(path.clone());
+            text
+        }
+    };
+    let Credentials {
+        client_id,
+        client_secret,
+    } = toml::from_str(&text)
+        // The parser's own picture of the line would show the secret.
+        .map_err(|error| anyhow::anyhow!("reading {}: {}", path.display(), error.message()))?;
+    ensure!(
+        !client_id.is_empty() && !client_secret.expose().is_empty(),
+        "reading {}: client_id and client_secret must not be empty",
+        path.display()
+    );
+    Ok(Client {
+        id: client_id,
+        secret: client_secret,
+        role: Role::Owner,
+    })
+}
+
+fn read_certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>> {
+    let text = fs::read(path).with_context(|| format!("reading {}", path.display()))?;
+    let chain = CertificateDer::pem_slice_iter(&text)
+        .collect::<Result<Vec<_>, _>>()
+        .with_context(|| format!("reading the certificates in {}", path.display()))?;
+    ensure!(!chain.is_empty(), "{} holds no certificate", path.display());
+    Ok(chain)
+}
+
+fn read_key(path: &Path) -> Result<PrivateKeyDer<'static>> {
+    let text = fs::read_to_string(path).with_context(|| format!("reading {}", path.display()))?;
+    read_key_text(&text).with_context(|| format!("reading the private key in {}", path.display()))
+}
+
+fn read_key_text(text: &str) -> Result<PrivateKeyDer<'static>> {
+    Ok(PrivateKeyDer::from_pem_slice(text.as_bytes())?)
+}
+
+fn read_if_there(path: &Path) -> Result<Option<String>> {
+    match fs::read_to_string(path) {
+        Ok(text) => Ok(Some(text)),
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error).with_context(|| format!("reading {}", path.display())),
+    }
+}
+
+fn make_directory(path: &Path) -> Result<()> {
+    fs::create_dir_all(path).with_context(|| format!("creating the directory {}", path.display()))
+}
+
+/// Only the owner may read it, from the moment it exists.
+fn write_private(path: &Path, text: &str) -> Result<()> {
+    write(path, text, 0o600).with_context(|| format!("writing {}", path.display()))
+}
+
+fn write_public(path: &Path, text: &str) -> Result<()> {
+    write(path, text, 0o644).with_context(|| format!("writing {}", path.display()))
+}
+
+/// Whole or not at all, also after a power loss.
+fn write(path: &Path, text: &str, mode: u32) -> Result<()> {
+    use std::os::unix::fs::PermissionsExt;
+    let directory = path.parent().context("a file has a directory")?;
+    let mut file = tempfile::Builder::new()
+        .permissions(fs::Permissions::from_mode(mode))
+        .tempfile_in(directory)?;
+    file.write_all(text.as_bytes())?;
+    file.as_file().sync_all()?;
+    file.persist(path)?;
+    fs::File::open(directory)?.sync_all()?;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::PermissionsExt;
+
+    const NOW: Timestamp = Timestamp::from_secs(1_900_000_000);
+
+    fn config_in(directory: &Path) -> Config {
+        Config {
+            data_dir: directory.join("data"),
+            ..Config::default()
+        }
+    }
+
+    fn mode(path: &Path) -> u32 {
+        fs::metadata(path).unwrap().permissions().mode() & 0o777
+    }
+
+    fn created_names(material: &Material) -> Vec<String> {
+        let name = |path: &PathBuf| path.file_name().unwrap().to_string_lossy().into_owned();
+        material.created.iter().map(name).collect()
+    }
+
+    #[test]
+    fn the_first_start_makes_everything_and_the_second_nothing() {
+        let directory = tempfile::tempdir().unwrap();
+        let config = config_in(directory.path());
+        let first = prepare(&config, NOW).unwrap();
+        assert_eq!(
+            created_names(&first),
+            [
+                "ca-key.pem",
+                "ca.pem",
+                "server-key.pem",
+                "server.pem",
+                "credentials.toml"
+            ]
+        );
+        assert_eq!(first.ca_path, Some(config.data_dir.join("tls/ca.pem")));
+        assert_eq!(first.server_config.alpn_protocols, [b"http/1.1"]);
+        for private in ["tls/ca-key.pem", "tls/server-key.pem", "credentials.toml"] {
+            assert_eq!(mode(&config.data_dir.join(private)), 0o600, "{private}");
+        }
+
+        let second = prepare(&config, NOW + DAY).unwrap();
+        assert_eq!(second.created, Vec::<PathBuf>::new());
+        assert_eq!(second.credentials, first.credentials);
+        let [client] = second.credentials.as_slice() else {
+            panic!("one client")
+        };
+        assert!(uuid::Uuid::parse_str(&client.id).is_ok());
+        assert_eq!(client.secret.expose().len(), 43);
+        assert_eq!(client.role, Role::Owner);
+        // Nothing is left behind by the way files are written.
+        assert_eq!(
+            fs::read_dir(config.data_dir.join("tls")).unwrap().count(),
+            4
+        );
+    }
+
+    #[test]
+    fn the_server_certificate_is_issued_anew_when_it_must_be_and_the_ca_stays() {
+        let directory = tempfile::tempdir().unwrap();
+        let mut config = config_in(directory.path());
+        prepare(&config, NOW).unwrap();
+        let ca = fs::read(config.data_dir.join("tls/ca.pem")).unwrap();
+        let check = |config: &Config, now: Timestamp, reissued: bool, why: &str| {
+            let material = prepare(config, now).unwrap();
+            let expected: &[&str] = if reissued {
+                &["server-key.pem", "server.pem"]
+            } else {
+                &[]
+            };
+            assert_eq!(created_names(&material), expected, "{why}");
+            assert_eq!(
+                fs::read(config.data_dir.join("tls/ca.pem")).unwrap(),
+                ca,
+                "{why}"
+            );
+            assert!(
+                prepare(config, now).unwrap().created.is_empty(),
+                "{why}: settled"
+            );
+        };
+        config.listen.names = vec!["events.example".into(), "*.apps.example".into()];
+        check(&config, NOW, true, "names were added");
+        config.listen.names.pop();
+        check(&config, NOW, true, "a name was taken away");
+        config.listen.names.push("EVENTS.example".into());
+        check(&config, NOW, false, "the same name again");
+        config.listen.public_url = Some("https://[2001:db8::0:1]:4438".into());
+        check(&config, NOW, true, "the public URL has a new host");
+        config.listen.https = Some("10.1.2.3:4438".parse().unwrap());
+        check(&config, NOW, true, "the listener has an address of its own");
+        config.listen.https = Some("10.1.2.3:9999".parse().unwrap());
+        check(&config, NOW, false, "only the port changed");
+        check(
+            &config,
+            NOW + SERVER_LIFETIME - RENEW_BEFORE - 2 * DAY,
+            false,
+            "a month is left",
+        );
+        check(
+            &config,
+            NOW + SERVER_LIFETIME - RENEW_BEFORE + DAY,
+            true,
+            "less than a month is left",
+        );
+        let later = NOW + SERVER_LIFETIME;
+        fs::remove_file(config.data_dir.join("tls/server.pem")).unwrap();
+        check(&config, later, true, "the certificate is gone");
+        let other = KeyPair::generate().unwrap().serialize_pem();
+        fs::write(config.data_dir.join("tls/server-key.pem"), other).unwrap();
+        check(
+            &config,
+            later,
+            true,
+            "the key is another's, as after a crash between the two writes",
+        );
+    }
+
+    #[test]
+    fn a_client_that_trusts_the_ca_accepts_every_name() {
+        let directory = tempfile::tempdir().unwrap();
+        let mut config = config_in(directory.path());
+        config.listen.names = vec!["events.example".into()];
+        prepare(&config, NOW).unwrap();
+        let ca = read_certificates(&config.data_dir.join("tls/ca.pem"))
+            .unwrap()
+            .remove(0);
+        let cert = read_certificates(&config.data_dir.join("tls/server.pem"))
+            .unwrap()
+            .remove(0);
+        let check = |name: &str, at: Timestamp, accepted: bool| {
+            assert_eq!(
+                trusted(&ca, &cert, &[name.to_owned()], at).is_ok(),
+                accepted,
+                "{name} {at}"
+            );
+        };
+        for name in ["localhost", "127.0.0.1", "::1", "events.example"] {
+            check(name, NOW, true);
+        }
+        check("other.example", NOW, false);
+        check("localhost", NOW - 3 * DAY, false);
+        check("localhost", NOW + SERVER_LIFETIME + DAY, false);
+    }
+
+    #[test]
+    fn a_first_start_that_was_cut_short_is_finished_with_the_same_key() {
+        let directory = tempfile::tempdir().unwrap();
+        let config = config_in(directory.path());
+        prepare(&config, NOW).unwrap();
+        let key = fs::read(config.data_dir.join("tls/ca-key.pem")).unwrap();
+        fs::remove_file(config.data_dir.join("tls/ca.pem")).unwrap();
+        let again = prepare(&config, NOW).unwrap();
+        assert_eq!(created_names(&again), ["ca.pem"]);
+        assert_eq!(
+            fs::read(config.data_dir.join("tls/ca-key.pem")).unwrap(),
+            key
+        );
+    }
+
+    #[test]
+    fn what_cannot_be_used_is_named() {
+        let directory = tempfile::tempdir().unwrap();
+        let refused = |config: &Config, words: &[&str]| {
+            let error = format!("{:#}", prepare(config, NOW).err().expect("refused"));
+            for word in words {
+                assert!(error.contains(word), "{error}");
+            }
+            error
+        };
+        let mut config = config_in(directory.path());
+        prepare(&config, NOW).unwrap();
+        let tls = config.data_dir.join("tls");
+
+        let key = fs::read(tls.join("ca-key.pem")).unwrap();
+        fs::write(
+            tls.join("ca-key.pem"),
+            KeyPair::generate().unwrap().serialize_pem(),
+        )
+        .unwrap();
+        fs::remove_file(tls.join("server.pem")).unwrap();
+        refused(&config, &["ca-key.pem is not the key of", "ca.pem"]);
+        fs::remove_file(tls.join("ca-key.pem")).unwrap();
+        refused(&config, &["without its key", "ca-key.pem"]);
+        fs::write(tls.join("ca-key.pem"), key).unwrap();
+
+        fs::write(
+            config.data_dir.join("credentials.toml"),
+            "client_id = \"hunter2",
+        )
+        .unwrap();
+        let error = refused(&config, &["credentials.toml"]);
+        assert!(!error.contains("hunter2"), "{error}");
+
+        config.listen.cert_file = Some(directory.path().join("missing.pem"));
+        config.listen.key_file = Some(tls.join("server-key.pem"));
+        refused(&config, &["listen.cert_file", "missing.pem"]);
+        config.listen.cert_file = Some(tls.join("ca.pem"));
+        refused(&config, &["ca.pem", "server-key.pem"]);
+    }
+
+    #[test]
+    fn the_operators_own_certificate_and_client_are_used_as_they_are() {
+        let directory = tempfile::tempdir().unwrap();
+        let other = config_in(&directory.path().join("other"));
+        prepare(&other, NOW).unwrap();
+        let mut config = config_in(directory.path());
+        config.listen.cert_file = Some(other.data_dir.join("tls/server.pem"));
+        config.listen.key_file = Some(other.data_dir.join("tls/server-key.pem"));
+        config.clients = vec![Client {
+            id: "me".into(),
+            secret: Secret::new("s"),
+            role: Role::Reader,
+        }];
+        let material = prepare(&config, NOW).unwrap();
+        assert_eq!(material.created, Vec::<PathBuf>::new());
+        assert_eq!(material.ca_path, None);
+        assert_eq!(material.credentials, config.clients);
+        assert!(!config.data_dir.exists());
+    }
+}
