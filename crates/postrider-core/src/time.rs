@@ -46,6 +46,12 @@ impl Timestamp {
         i64::try_from(at.as_nanosecond()).ok().map(Timestamp)
     }
 
+    /// Reads the date of an HTTP header.
+    pub fn parse_http_date(text: &str) -> Option<Timestamp> {
+        let zoned = jiff::fmt::rfc2822::parse(text).ok()?;
+        i64::try_from(zoned.timestamp().as_nanosecond()).ok().map(Timestamp)
+    }
+
     /// The calendar fields in UTC.
     pub fn civil(self) -> Civil {
         let at = jiff::Timestamp::from_nanosecond(i128::from(self.0))
@@ -134,6 +140,8 @@ mod tests {
         check("2030-01-02 03:04:05+00:00", "2030-01-02T03:04:05.0000000Z");
         check("2030-01-02 03:04:05 +00:00", "2030-01-02T03:04:05.0000000Z");
         check("2023-01-02T03:04:05.678901", "2023-01-02T03:04:05.6789010Z");
+        let date = Timestamp::parse_http_date("Sun, 06 Nov 1994 08:49:37 GMT").unwrap();
+        assert_eq!(date.to_string(), "1994-11-06T08:49:37.0000000Z");
         for bad in ["", "yesterday", "2020-13-01T00:00:00Z", "12"] {
             assert_eq!(Timestamp::parse(bad), None, "{bad}");
         }

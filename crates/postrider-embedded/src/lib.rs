@@ -28,7 +28,7 @@ use state::State;
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::path::Path;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, OnceLock, RwLock, mpsc};
 use std::thread::JoinHandle;
 use tokio::sync::{Semaphore, oneshot};
@@ -71,6 +71,8 @@ struct Shared {
     corrupt: Mutex<Vec<String>>,
     corrupt_records: AtomicU64,
     redelivered: AtomicU64,
+    /// The state database is no longer waited for.
+    closing: AtomicBool,
     writer: mpsc::Sender<ToWriter>,
     listener: OnceLock<Arc<dyn Listener>>,
 }
@@ -90,14 +92,17 @@ impl EmbeddedLog {
     pub async fn open(directory: &Path, fresh_identity: u64) -> Result<EmbeddedLog, Error> {
         let unusable = |e: io::Error| Error::Unavailable(format!("{}: {e}", directory.display()));
         let disk = disk::Directory::open(directory.join("log")).map_err(unusable)?;
-        EmbeddedLog::open_on(Arc::new(disk), &directory.join("state.redb"), fresh_identity).await
+        let state = directory.join("state.redb");
+        EmbeddedLog::open_on(Arc::new(disk), &state, fresh_identity, segment::SEGMENT_BYTES_MAX).await
     }
 
-    /// The same on a disk that is handed in.
+    /// The same on a disk that is handed in, with segments that are closed when they would grow beyond
+    /// `segment_bytes_max`.
     pub async fn open_on(
         disk: Arc<dyn Disk>,
         state: &Path,
         fresh_identity: u64,
+        segment_bytes_max: u64,
     ) -> Result<EmbeddedLog, Error> {
         let (to_writer, writer_requests) = mpsc::channel();
         let (to_settler, settler_requests) = mpsc::channel();
@@ -119,6 +124,7 @@ impl EmbeddedLog {
             commit: recovered.commit,
             next: Position(shared.next.load(Relaxed)),
             spoiled: false,
+            segment_bytes_max,
         };
         let settler = Settler {
             shared: shared.clone(),
@@ -151,6 +157,15 @@ impl EmbeddedLog {
     }
 }
 
+/// A log that was not closed stops all the same; what it had not written by then is as after a crash.
+impl Drop for EmbeddedLog {
+    fn drop(&mut self) {
+        self.shared.closing.store(true, Relaxed);
+        let _ = self.shared.writer.send(ToWriter::Close(oneshot::channel().0));
+        let _ = self.settler.send(ToSettler::Close(oneshot::channel().0));
+    }
+}
+
 /// Hands each commit on: to the subscriptions first, then to the publishers that wait for it.
 async fn acknowledge(shared: Arc<Shared>, mut commits: tokio::sync::mpsc::UnboundedReceiver<Vec<Committed>>) {
     while let Some(group) = commits.recv().await {
@@ -168,33 +183,35 @@ impl Shared {
         self.subs.read().expect("no panic holds it").get(&of).cloned()
     }
 
-    /// Puts a fresh entry before every subscription that it matched.
+    /// Puts a fresh entry before every subscription that it matched, its events in their order.
     fn hand_out(&self, entry: &Arc<Entry>) {
         let batch = &entry.batch;
-        for (set, ids) in batch.matched.iter().enumerate() {
-            for of in ids {
-                let Some(sub) = self.sub(*of) else {
-                    continue;
-                };
-                let mut count = 0;
-                let mut bytes = 0;
-                {
-                    let mut queue = sub.queue.lock().expect("no panic holds it");
-                    for (index, event) in batch.events.iter().enumerate() {
-                        if event.matched as usize == set && !queue.closed {
-                            let room = self.hot_bytes.load(Relaxed) + bytes < HOT_BYTES_MAX;
-                            let ready = Ready {
-                                entry: entry.clone(),
-                                index: index as u32,
-                            };
-                            bytes += queue.push(ready, room);
-                            count += 1;
-                        }
+        let mut ids: Vec<SubscriptionId> = batch.matched.iter().flatten().copied().collect();
+        if batch.matched.len() > 1 {
+            ids.sort_unstable();
+            ids.dedup();
+        }
+        for of in ids {
+            let Some(sub) = self.sub(of) else {
+                continue;
+            };
+            let matching: Vec<bool> = batch.matched.iter().map(|set| set.contains(&of)).collect();
+            let mut count = 0;
+            {
+                let mut queue = sub.queue.lock().expect("no panic holds it");
+                for (index, event) in batch.events.iter().enumerate() {
+                    if matching[event.matched as usize] && !queue.closed {
+                        let room = self.hot_bytes.load(Relaxed) < HOT_BYTES_MAX;
+                        let ready = Ready {
+                            entry: entry.clone(),
+                            index: index as u32,
+                        };
+                        self.hot_bytes.fetch_add(queue.push(ready, room), Relaxed);
+                        count += 1;
                     }
                 }
-                self.hot_bytes.fetch_add(bytes, Relaxed);
-                self.tell_ready(*of, count);
             }
+            self.tell_ready(of, count);
         }
     }
 
@@ -221,6 +238,12 @@ impl Shared {
     fn add_segment(&self, segment: Arc<Segment>) {
         let mut segments = self.segments.write().expect("no panic holds it");
         segments.insert(segment.base.0, segment);
+    }
+
+    /// Whether this segment has been neither deleted nor replaced.
+    fn is_current(&self, segment: &Arc<Segment>) -> bool {
+        let segments = self.segments.read().expect("no panic holds it");
+        segments.get(&segment.base.0).is_some_and(|known| Arc::ptr_eq(known, segment))
     }
 
     fn last_segment_base(&self) -> Position {
@@ -254,20 +277,31 @@ impl Shared {
         }
     }
 
+    /// Changes a queue and keeps account of when its next retry comes due.
+    fn change<T>(&self, sub: &Sub, change: impl FnOnce(&mut Queue) -> T) -> T {
+        let mut queue = sub.queue.lock().expect("no panic holds it");
+        let before = queue.retry_head;
+        let result = change(&mut queue);
+        // With the queue still locked: two changes at once must not pass each other here.
+        let changed = self.move_head(sub.of, before, queue.retry_head);
+        drop(queue);
+        if changed && let Some(listener) = self.listener.get() {
+            listener.due_changed();
+        }
+        result
+    }
+
     /// Changes a queue after something was settled and sees to it that its progress gets written.
     fn settled(&self, sub: &Arc<Sub>, change: impl FnOnce(&mut Queue)) {
-        let (list, list_row, heads) = {
-            let mut queue = sub.queue.lock().expect("no panic holds it");
-            let before = queue.retry_head;
-            change(&mut queue);
+        let (list, list_row) = self.change(sub, |queue| {
             if queue.closed {
-                return;
+                return (false, false);
             }
+            change(queue);
             let list = !std::mem::replace(&mut queue.listed, true);
             let list_row = !std::mem::replace(&mut queue.listed_row, true);
-            (list, list_row, (before, queue.retry_head))
-        };
-        self.move_head(sub.of, heads.0, heads.1);
+            (list, list_row)
+        });
         if list_row {
             self.listed_rows.lock().expect("no panic holds it").push(sub.clone());
         }
@@ -281,9 +315,10 @@ impl Shared {
         }
     }
 
-    fn move_head(&self, of: SubscriptionId, before: Option<Timestamp>, after: Option<Timestamp>) {
+    /// Returns whether the earliest of all has changed.
+    fn move_head(&self, of: SubscriptionId, before: Option<Timestamp>, after: Option<Timestamp>) -> bool {
         if before == after {
-            return;
+            return false;
         }
         let mut heads = self.heads.lock().expect("no panic holds it");
         let earliest = heads.first().map(|head| head.0);
@@ -293,11 +328,7 @@ impl Shared {
         if let Some(after) = after {
             heads.insert((after, of));
         }
-        let changed = heads.first().map(|head| head.0) != earliest;
-        drop(heads);
-        if changed && let Some(listener) = self.listener.get() {
-            listener.due_changed();
-        }
+        heads.first().map(|head| head.0) != earliest
     }
 
     /// The progress of everyone on the list, as the payload of a record.
@@ -351,21 +382,23 @@ impl Shared {
         }
     }
 
-    /// Reads events of a lagging subscription from the log. Returns them and where to go on.
-    fn load(&self, sub: &Sub, from: Position) -> io::Result<(Vec<Ready>, Position)> {
+    /// Reads events of a lagging subscription from the log, none after `last`. Returns them and where to
+    /// go on.
+    fn load(&self, sub: &Sub, from: Position, last: Position) -> io::Result<(Vec<Ready>, Position)> {
         let mut from = from;
-        loop {
+        while from <= last {
             let Some(segment) = self.segment_of_or_after(from) else {
-                return Ok((Vec::new(), Position(self.next.load(Relaxed).max(from.0))));
+                break;
             };
-            // Read before the index: what is appended meanwhile is found the next time.
             let end = segment.end();
-            let entries = segment.entries(sub.of, from, LAG_RECORDS)?;
+            // One more than is read, to know where the last one read ends for this subscription.
+            let mut entries = segment.entries(sub.of, from, LAG_RECORDS + 1)?;
+            let beyond = entries.get(LAG_RECORDS).map(|entry| entry.first);
+            entries.truncate(LAG_RECORDS);
             let offsets: Vec<u64> = entries.iter().map(|e| u64::from(e.offset)).collect();
             let records = segment.read_many(&offsets, LAG_BYTES)?;
+            let next = entries.get(records.len()).map(|entry| entry.first).or(beyond);
             let mut ready = Vec::new();
-            let complete = records.len() == entries.len() && entries.len() < LAG_RECORDS;
-            let mut upto = from;
             for ((offset, record), found) in records.into_iter().zip(&entries) {
                 let first = Position(segment.base.0 + u64::from(found.first));
                 let Some(entry) = record.and_then(|(header, payload)| self.entry(offset, &header, &payload)) else {
@@ -373,8 +406,6 @@ impl Shared {
                         "{} at byte {offset}, event {first} and following",
                         segment::log_name(segment.base)
                     ));
-                    self.drop_corrupt(sub, u64::from(found.matches), first);
-                    upto = upto.max(Position(first.0 + 1));
                     continue;
                 };
                 let entry = Arc::new(entry);
@@ -385,27 +416,24 @@ impl Shared {
                         index: index as u32,
                     };
                     let position = one.position();
-                    let matched = entry.batch.matched(index).contains(&sub.of);
-                    if matched && position >= from && queue.wants(position) {
+                    let ours = position >= from && position <= last && entry.batch.matched(index).contains(&sub.of);
+                    if ours && queue.wants(position) {
                         ready.push(one);
                     }
                 }
-                upto = Position(entry.first.0 + entry.batch.events.len() as u64);
             }
-            if complete {
-                upto = upto.max(end);
-            }
-            if !ready.is_empty() || upto.0 >= self.next.load(Relaxed) || upto == from {
+            let upto = next.map_or(end, |next| Position(segment.base.0 + u64::from(next)));
+            let upto = upto.max(from).min(Position(last.0 + 1));
+            if !ready.is_empty() {
                 return Ok((ready, upto));
+            }
+            if upto == from {
+                break;
             }
             from = upto;
         }
-    }
-
-    /// Events of a damaged record cannot be delivered; they no longer wait.
-    fn drop_corrupt(&self, sub: &Sub, matches: u64, first: Position) {
-        let mut queue = sub.queue.lock().expect("no panic holds it");
-        queue.drop_corrupt(matches, first);
+        // Nothing more that could be read.
+        Ok((Vec::new(), Position(last.0 + 1)))
     }
 
     fn segment_of_or_after(&self, position: Position) -> Option<Arc<Segment>> {
@@ -427,50 +455,71 @@ impl Shared {
     }
 
     /// Brings retries that are due into memory.
-    fn load_due(&self, sub: &Sub, now: Timestamp) -> Result<(Vec<DueRetry>, Option<Timestamp>), Error> {
-        let (entries, head) = {
-            let held = |due, position| {
-                let queue = sub.queue.lock().expect("no panic holds it");
-                queue.is_held(due, position)
-            };
-            self.state.due(sub.of, now, DUE_MAX, held)?
+    fn load_due(&self, sub: &Sub, now: Timestamp) -> Result<LoadedDue, Error> {
+        let held = |due, position| {
+            let queue = sub.queue.lock().expect("no panic holds it");
+            queue.is_held(due, position)
         };
-        let mut loaded: Vec<DueRetry> = Vec::with_capacity(entries.len());
+        let (entries, head) = self.state.due(sub.of, now, DUE_MAX, held)?;
+        let mut loaded = LoadedDue {
+            retries: Vec::with_capacity(entries.len()),
+            lost: Vec::new(),
+            head,
+        };
+        let mut bytes = 0;
         for retry in entries {
+            if bytes > LAG_BYTES {
+                loaded.head = Some(retry.due);
+                break;
+            }
             // Events of one publish request often fail together: their record is read once.
-            let known = loaded.last().filter(|last| last.ready.entry.place == u64::from(retry.offset) && last.retry.segment == retry.segment);
+            let known = loaded.retries.last().filter(|last| {
+                last.ready.entry.place == u64::from(retry.offset) && last.retry.segment == retry.segment
+            });
             let entry = match known {
                 Some(last) => Some(last.ready.entry.clone()),
-                None => self.read_entry(&retry),
+                None => self.read_entry(&retry).map_err(|e| Error::Unavailable(format!("reading the log: {e}")))?,
             };
-            match entry {
-                Some(entry) => loaded.push(DueRetry {
-                    ready: Ready {
+            match entry.filter(|entry| (retry.index as usize) < entry.batch.events.len()) {
+                Some(entry) => {
+                    let ready = Ready {
                         entry,
                         index: retry.index,
-                    },
-                    retry,
-                }),
+                    };
+                    bytes += ready.size();
+                    loaded.retries.push(DueRetry { ready, retry });
+                }
                 None => {
                     let place = segment::log_name(retry.segment);
                     self.note_corrupt(format!("{place} at byte {}, event {}", retry.offset, retry.position));
-                    let write = state::Write::RemoveRetry(sub.of, retry.due, retry.position, retry.segment);
-                    let references = self.state.write(&[write])?;
-                    self.note_references(references);
-                    let mut queue = sub.queue.lock().expect("no panic holds it");
-                    queue.retrying = queue.retrying.saturating_sub(1);
+                    loaded.lost.push(retry);
                 }
             }
         }
-        Ok((loaded, head))
+        Ok(loaded)
     }
 
-    fn read_entry(&self, retry: &state::RetryEntry) -> Option<Arc<Entry>> {
-        let segment = self.segments.read().expect("no panic holds it").get(&retry.segment.0)?.clone();
-        let (header, payload) = segment.read(u64::from(retry.offset)).ok()?;
-        let entry = self.entry(u64::from(retry.offset), &header, &payload)?;
-        ((retry.index as usize) < entry.batch.events.len()).then(|| Arc::new(entry))
+    /// The entry of a retry; none if it can no longer be read.
+    fn read_entry(&self, retry: &state::RetryEntry) -> io::Result<Option<Arc<Entry>>> {
+        let segment = self.segments.read().expect("no panic holds it").get(&retry.segment.0).cloned();
+        let Some(segment) = segment else {
+            return Ok(None);
+        };
+        match segment.read(u64::from(retry.offset)) {
+            Ok((header, payload)) => Ok(self.entry(u64::from(retry.offset), &header, &payload).map(Arc::new)),
+            Err(segment::ReadError::Damaged) => Ok(None),
+            Err(segment::ReadError::Io(e)) => Err(e),
+        }
     }
+}
+
+/// Retries that are due, brought into memory.
+struct LoadedDue {
+    retries: Vec<DueRetry>,
+    /// Those whose event can no longer be read.
+    lost: Vec<state::RetryEntry>,
+    /// When the next one after them comes due.
+    head: Option<Timestamp>,
 }
 
 fn fresh_claim(ready: Ready) -> Claim {
@@ -496,54 +545,59 @@ fn retry_claim(due: DueRetry) -> Claim {
 impl EmbeddedLog {
     /// Loads from the disk what claiming needs next. Returns false when there is nothing to load.
     async fn load(&self, sub: &Arc<Sub>, now: Timestamp) -> Result<bool, Error> {
-        let (from, due) = {
+        let (range, due) = {
             let mut queue = sub.queue.lock().expect("no panic holds it");
             if queue.closed {
                 return Ok(false);
             }
-            let due = !queue.has_due() && !queue.loading_due && queue.retry_head.is_some_and(|head| head <= now);
-            let from = queue.must_load();
-            queue.loading_due |= due;
-            queue.loading |= from.is_some();
-            (from, due)
+            let due = queue.must_load_due(now);
+            if due {
+                queue.load_due();
+            }
+            let range = queue.must_load();
+            queue.loading |= range.is_some();
+            (range, due)
         };
-        if from.is_none() && !due {
+        if range.is_none() && !due {
             return Ok(false);
         }
-        let (shared, sub) = (self.shared.clone(), sub.clone());
+        let (shared, sub, settler) = (self.shared.clone(), sub.clone(), self.settler.clone());
         let work = tokio::task::spawn_blocking(move || {
             let mut count = 0;
+            let mut result = Ok(());
             if due {
                 let loaded = shared.load_due(&sub, now);
-                let mut heads = (None, None);
-                {
-                    let mut queue = sub.queue.lock().expect("no panic holds it");
-                    queue.loading_due = false;
-                    if let Ok((retries, head)) = &loaded
-                        && !queue.closed
-                    {
-                        count += retries.len();
-                        heads = (queue.retry_head, *head);
-                        queue.retry_head = *head;
-                        for retry in retries {
-                            queue.hold_due(retry.clone());
-                        }
+                shared.change(&sub, |queue| match &loaded {
+                    Ok(loaded) if !queue.closed => {
+                        count += loaded.retries.len();
+                        queue.loaded_due(&loaded.retries, &loaded.lost, loaded.head);
                     }
+                    _ => queue.loading_due_ended(),
+                });
+                match loaded {
+                    Ok(loaded) if !loaded.lost.is_empty() => {
+                        // Fails only while the store is being torn down.
+                        let _ = settler.send(ToSettler::Lost(sub.clone(), loaded.lost));
+                    }
+                    Ok(_) => {}
+                    Err(e) => result = Err(e),
                 }
-                shared.move_head(sub.of, heads.0, heads.1);
-                loaded?;
             }
-            if let Some(from) = from {
-                let loaded = shared.load(&sub, from);
+            if let Some((from, last)) = range {
+                let loaded = shared.load(&sub, from, last);
                 let mut queue = sub.queue.lock().expect("no panic holds it");
                 queue.loading = false;
-                let (ready, upto) = loaded.map_err(|e| Error::Unavailable(format!("reading the log: {e}")))?;
-                count += ready.len();
-                let bytes = queue.loaded(ready, upto);
-                shared.hot_bytes.fetch_add(bytes, Relaxed);
+                match loaded {
+                    Ok((ready, upto)) => {
+                        count += ready.len();
+                        let bytes = queue.loaded(ready, from, upto);
+                        shared.hot_bytes.fetch_add(bytes, Relaxed);
+                    }
+                    Err(e) => result = Err(Error::Unavailable(format!("reading the log: {e}"))),
+                }
             }
             shared.tell_ready(sub.of, count);
-            Ok(())
+            result
         });
         work.await.map_err(|_| Error::Closed)??;
         Ok(true)
@@ -590,11 +644,11 @@ impl EventLog for EmbeddedLog {
             let (retries, fresh, freed, due_later) = {
                 let mut queue = sub.queue.lock().expect("no panic holds it");
                 // Retries that are due go first, if they are not in memory yet.
-                let due_later = !queue.has_due() && !queue.loading_due && queue.retry_head.is_some_and(|head| head <= now);
+                let due_later = queue.must_load_due(now);
                 if due_later {
                     (Vec::new(), Vec::new(), 0, true)
                 } else {
-                    let (retries, fresh, freed) = queue.claim(want);
+                    let (retries, fresh, freed) = queue.claim(now, want);
                     (retries, fresh, freed, false)
                 }
             };
@@ -647,7 +701,7 @@ impl EventLog for EmbeddedLog {
         if queue.closed {
             return;
         }
-        for claim in claims.into_iter().rev() {
+        for claim in claims {
             let ready = Ready {
                 entry: claim.entry,
                 index: claim.index,
@@ -671,7 +725,6 @@ impl EventLog for EmbeddedLog {
                 }
             }
         }
-        fresh.reverse();
         let bytes = queue.release(fresh);
         self.shared.hot_bytes.fetch_add(bytes, Relaxed);
     }
@@ -679,6 +732,12 @@ impl EventLog for EmbeddedLog {
     fn next_due(&self) -> Option<Timestamp> {
         let heads = self.shared.heads.lock().expect("no panic holds it");
         heads.first().map(|head| head.0)
+    }
+
+    fn next_due_after(&self, after: Timestamp) -> Option<Timestamp> {
+        let heads = self.shared.heads.lock().expect("no panic holds it");
+        let beyond = heads.range((after, SubscriptionId(u64::MAX))..);
+        beyond.map(|head| head.0).find(|due| *due > after)
     }
 
     fn due(&self, now: Timestamp) -> Vec<SubscriptionId> {
@@ -698,7 +757,7 @@ impl EventLog for EmbeddedLog {
             };
             let sub = Arc::new(Sub {
                 of,
-                queue: Mutex::new(Queue::new(of, progress)),
+                queue: Mutex::new(Queue::new(progress)),
             });
             subs.insert(of, sub.clone());
             sub
@@ -712,14 +771,8 @@ impl EventLog for EmbeddedLog {
         let Some(sub) = self.shared.subs.write().expect("no panic holds it").remove(&of) else {
             return Ok(0);
         };
-        let (dropped, bytes, head) = {
-            let mut queue = sub.queue.lock().expect("no panic holds it");
-            let head = queue.retry_head;
-            let (dropped, bytes) = queue.close();
-            (dropped, bytes, head)
-        };
+        let (dropped, bytes) = self.shared.change(&sub, Queue::close);
         self.shared.hot_bytes.fetch_sub(bytes, Relaxed);
-        self.shared.move_head(of, head, None);
         let (reply, done) = oneshot::channel();
         self.settler.send(ToSettler::Forget(sub, reply)).map_err(|_| Error::Closed)?;
         done.await.map_err(|_| Error::Closed)?;
@@ -728,7 +781,8 @@ impl EventLog for EmbeddedLog {
 
     fn subscriptions(&self) -> Vec<SubscriptionId> {
         let subs = self.shared.subs.read().expect("no panic holds it");
-        subs.keys().copied().collect()
+        let busy = subs.values().filter(|sub| sub.queue.lock().expect("no panic holds it").has_work());
+        busy.map(|sub| sub.of).collect()
     }
 
     fn backlog(&self, of: SubscriptionId) -> Backlog {
@@ -760,6 +814,7 @@ impl EventLog for EmbeddedLog {
     }
 
     async fn close(&self) -> Result<(), Error> {
+        self.shared.closing.store(true, Relaxed);
         let (reply, done) = oneshot::channel();
         if self.shared.writer.send(ToWriter::Close(reply)).is_ok() {
             let _ = done.await;

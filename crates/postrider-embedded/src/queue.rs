@@ -2,7 +2,7 @@
 
 use crate::record::Progress;
 use crate::state::RetryEntry;
-use postrider_core::ids::{Position, SubscriptionId};
+use postrider_core::ids::Position;
 use postrider_core::time::Timestamp;
 use postrider_store::{Backlog, Entry, Want};
 use rustc_hash::FxHashSet;
@@ -40,46 +40,54 @@ pub struct DueRetry {
 
 #[derive(Debug)]
 pub struct Queue {
-    pub of: SubscriptionId,
     /// Everything below is claimed or settled, but for what is in `open`.
     frontier: Position,
     /// First attempts that are claimed or were claimed when the server stopped, and are not settled.
     open: BTreeSet<Position>,
-    /// Of `open`, those that nobody holds since a restart; they are offered again.
-    lapsed: FxHashSet<Position>,
+    /// Of `open`, those that nobody holds since a restart or a release; they are offered again.
+    lapsed: BTreeSet<Position>,
+    /// Ordered by position.
     hot: VecDeque<Ready>,
     hot_bytes: usize,
+    /// Every matching event below has been in `hot`, or cannot be read.
+    seen: Position,
     /// Where to go on reading in the log, when not everything is in `hot`.
     lag: Option<Position>,
-    /// The last event that matched, if any is known to wait.
+    /// The last event that matched and was handed out. Later ones in the log are not ours to read yet:
+    /// they are still to be pushed.
     last: Option<Position>,
     waiting: u64,
     pub loading: bool,
     pub closed: bool,
-    /// Retries that are due and loaded.
+    /// Retries that are due and loaded, ordered by due time.
     due: VecDeque<DueRetry>,
     /// Retries loaded or claimed, so that they are not loaded twice.
     held: FxHashSet<(Timestamp, Position)>,
-    pub retrying: u64,
+    /// Of `held`, those let go while retries are being loaded: the load may still come across them.
+    let_go_late: Vec<(Timestamp, Position)>,
+    /// The earliest retry added while retries are being loaded: the load may have missed it.
+    added_late: Option<Timestamp>,
+    /// All retries, the claimed ones too.
+    retrying: u64,
     /// When the earliest retry that is not held comes due.
     pub retry_head: Option<Timestamp>,
     /// It is on the list of those whose progress goes into the log with the next commit.
     pub listed: bool,
     /// … and of those whose progress goes into the state database with the next checkpoint.
     pub listed_row: bool,
-    pub loading_due: bool,
+    loading_due: bool,
 }
 
 impl Queue {
-    pub fn new(of: SubscriptionId, progress: Progress) -> Queue {
+    pub fn new(progress: Progress) -> Queue {
         let open: BTreeSet<Position> = progress.open.into_iter().collect();
         Queue {
-            of,
             frontier: progress.frontier,
             lapsed: open.iter().copied().collect(),
             open,
             hot: VecDeque::new(),
             hot_bytes: 0,
+            seen: progress.frontier,
             lag: None,
             last: None,
             waiting: 0,
@@ -87,6 +95,8 @@ impl Queue {
             closed: false,
             due: VecDeque::new(),
             held: FxHashSet::default(),
+            let_go_late: Vec::new(),
+            added_late: None,
             retrying: 0,
             retry_head: None,
             listed: false,
@@ -95,15 +105,18 @@ impl Queue {
         }
     }
 
-    /// After a start: the log holds `waiting` events for this subscription, the last one at `last`.
+    /// After a start: the log holds `waiting` events for this subscription, none of them after `last`.
     pub fn recovered(&mut self, waiting: u64, last: Position) {
+        let last = self.open.last().map_or(last, |open| last.max(*open));
         self.waiting = waiting;
         self.last = Some(last);
         self.lag = Some(self.lowest());
     }
 
-    pub fn frontier(&self) -> Position {
-        self.frontier
+    /// After a start: so many retries wait, the first one until `head`.
+    pub fn recovered_retries(&mut self, count: u64, head: Timestamp) {
+        self.retrying = count;
+        self.retry_head = Some(head);
     }
 
     /// Whether a position still has to be offered.
@@ -112,19 +125,23 @@ impl Queue {
     }
 
     /// The lowest position that is not settled, as far as first attempts go.
-    pub fn lowest(&self) -> Position {
+    fn lowest(&self) -> Position {
         self.open.first().copied().unwrap_or(self.frontier)
     }
 
-    /// Whether any first attempt at or below `last` is still to be made or settled.
+    /// Whether any first attempt at or below `last`, a matching event, is still to be made or settled.
     pub fn needs(&self, last: Position) -> bool {
-        !self.closed && self.lowest() <= last && (self.waiting > 0 || !self.open.is_empty())
+        !self.closed && self.lowest() <= last
     }
 
     /// Takes a fresh event into memory if there is room. Returns the bytes it takes there.
     pub fn push(&mut self, ready: Ready, room: bool) -> usize {
         let position = ready.position();
         let size = ready.size();
+        if position < self.frontier {
+            // Published before the subscription was opened.
+            return 0;
+        }
         self.last = Some(position);
         self.waiting += 1;
         if self.lag.is_some() {
@@ -136,49 +153,52 @@ impl Queue {
         }
         self.hot_bytes += size;
         self.hot.push_back(ready);
+        self.seen = Position(position.0 + 1);
         size
     }
 
-    /// Where reading from the log must go on, if claiming needs it.
-    pub fn must_load(&self) -> Option<Position> {
-        (self.hot.is_empty() && !self.loading && !self.closed).then_some(self.lag)?
+    /// What must be read from the log before more can be claimed: from where, and up to which event.
+    pub fn must_load(&self) -> Option<(Position, Position)> {
+        let needed = self.hot.is_empty() && !self.loading && !self.closed;
+        needed.then_some((self.lag?, self.last?))
     }
 
-    /// Takes what was read from the log up to `upto`. Returns the bytes it takes in memory.
-    pub fn loaded(&mut self, ready: Vec<Ready>, upto: Position) -> usize {
-        self.loading = false;
+    /// Takes what was read from the log between `from` and `upto`. Returns the bytes it takes in memory.
+    pub fn loaded(&mut self, ready: Vec<Ready>, from: Position, upto: Position) -> usize {
         if self.closed {
             return 0;
         }
         let bytes = ready.iter().map(Ready::size).sum();
         self.hot_bytes += bytes;
         self.hot.extend(ready);
+        // What should have been there and was not can never be offered: its record is damaged.
+        let lapsed: Vec<Position> = self.lapsed.range(from..upto).copied().collect();
+        for position in lapsed {
+            if self.hot.binary_search_by_key(&position, Ready::position).is_err() {
+                self.lapsed.remove(&position);
+                self.open.remove(&position);
+            }
+        }
+        self.seen = self.seen.max(upto);
         // Appends that were skipped meanwhile have raised `last`; then the log is read further.
         self.lag = self.last.is_some_and(|last| upto <= last).then_some(upto);
+        if self.lag.is_none() {
+            // All that waits is in memory now; damaged records may have been counted before.
+            self.waiting = self.hot.len() as u64;
+        }
+        self.advance();
         bytes
     }
 
-    /// Events of a record that turned out to be damaged: nobody can be offered them.
-    pub fn drop_corrupt(&mut self, matches: u64, first: Position) {
-        let open: Vec<Position> = self.lapsed.iter().filter(|p| p.0 >= first.0 && p.0 < first.0 + matches).copied().collect();
-        for position in open {
-            self.lapsed.remove(&position);
-            self.open.remove(&position);
+    /// With nothing left in `hot`, the frontier passes events that cannot be read.
+    fn advance(&mut self) {
+        if self.hot.is_empty() {
+            self.frontier = self.frontier.max(self.seen);
         }
-        self.waiting = self.waiting.saturating_sub(matches);
-    }
-
-    /// Gives up the events in memory; they are read from the log again when their time comes.
-    pub fn spill(&mut self) -> usize {
-        if let Some(first) = self.hot.front() {
-            self.lag = Some(first.position());
-        }
-        self.hot = VecDeque::new();
-        std::mem::take(&mut self.hot_bytes)
     }
 
     /// Claims retries that are due and first attempts. Returns them and the bytes no longer in memory.
-    pub fn claim(&mut self, want: Want) -> (Vec<DueRetry>, Vec<Ready>, usize) {
+    pub fn claim(&mut self, now: Timestamp, want: Want) -> (Vec<DueRetry>, Vec<Ready>, usize) {
         let mut events = 0;
         let mut bytes = 0;
         let mut fits = |size: usize| {
@@ -191,11 +211,16 @@ impl Queue {
             fits
         };
         let mut retries = Vec::new();
-        while self.due.front().is_some_and(|due| fits(due.ready.size())) {
+        let is_due = |due: &DueRetry| due.retry.due <= now;
+        while self.due.front().is_some_and(|due| is_due(due) && fits(due.ready.size())) {
             retries.extend(self.due.pop_front());
         }
         let mut fresh = Vec::new();
         let mut freed = 0;
+        if self.due.front().is_some_and(is_due) {
+            // There is no room for it; what comes after it must not overtake it.
+            return (retries, fresh, freed);
+        }
         while self.hot.front().is_some_and(|ready| fits(ready.size())) {
             let ready = self.hot.pop_front().expect("just seen");
             freed += ready.size();
@@ -210,17 +235,22 @@ impl Queue {
             fresh.push(ready);
         }
         self.hot_bytes -= freed;
+        self.advance();
         (retries, fresh, freed)
     }
 
-    /// Puts unattempted claims of first attempts back at the front. Returns the bytes they take.
+    /// Puts unattempted claims of first attempts back in their old order. Returns the bytes they take.
     pub fn release(&mut self, ready: Vec<Ready>) -> usize {
         let mut bytes = 0;
-        for ready in ready.into_iter().rev() {
+        for ready in ready {
+            let position = ready.position();
+            if !self.open.contains(&position) || !self.lapsed.insert(position) {
+                continue;
+            }
             bytes += ready.size();
-            self.lapsed.insert(ready.position());
             self.waiting += 1;
-            self.hot.push_front(ready);
+            let at = self.hot.partition_point(|other| other.position() < position);
+            self.hot.insert(at, ready);
         }
         self.hot_bytes += bytes;
         bytes
@@ -228,7 +258,10 @@ impl Queue {
 
     /// A first attempt is settled, or its retry is now on disk.
     pub fn complete(&mut self, position: Position) {
-        self.open.remove(&position);
+        // A claim that was given back changes nothing.
+        if !self.lapsed.contains(&position) {
+            self.open.remove(&position);
+        }
     }
 
     /// The progress as it would be with these first attempts settled too.
@@ -244,34 +277,84 @@ impl Queue {
         self.held.contains(&(due, position))
     }
 
-    pub fn has_due(&self) -> bool {
-        !self.due.is_empty()
-    }
-
+    /// Whether something can be claimed, at once or after reading the log, or will be due.
     pub fn has_work(&self) -> bool {
-        !self.hot.is_empty() || self.lag.is_some() || !self.due.is_empty()
+        self.waiting > 0 || self.lag.is_some() || self.retrying > 0
     }
 
-    pub fn hold_due(&mut self, due: DueRetry) {
-        self.held.insert((due.retry.due, due.ready.position()));
-        self.due.push_back(due);
+    /// Whether retries must be loaded before more can be claimed.
+    pub fn must_load_due(&self, now: Timestamp) -> bool {
+        self.due.is_empty() && !self.loading_due && self.retry_head.is_some_and(|head| head <= now)
     }
 
-    /// Puts retries back that were claimed but not attempted.
+    pub fn load_due(&mut self) {
+        self.loading_due = true;
+        self.added_late = None;
+    }
+
+    /// Takes the retries that were loaded and those that cannot be read; `head` is when the next of the
+    /// others is due.
+    pub fn loaded_due(&mut self, due: &[DueRetry], lost: &[RetryEntry], head: Option<Timestamp>) {
+        self.held.extend(lost.iter().map(|retry| (retry.due, retry.position)));
+        for one in due {
+            self.held.insert((one.retry.due, one.ready.position()));
+            self.due.push_back(one.clone());
+        }
+        self.retry_head = head;
+        self.loading_due_ended();
+    }
+
+    /// Also called when loading failed.
+    pub fn loading_due_ended(&mut self) {
+        self.loading_due = false;
+        for key in std::mem::take(&mut self.let_go_late) {
+            self.held.remove(&key);
+        }
+        if let Some(due) = self.added_late.take() {
+            self.retry_head = Some(self.retry_head.map_or(due, |head| head.min(due)));
+        }
+    }
+
+    /// Puts a retry back that was claimed but not attempted.
     pub fn release_due(&mut self, due: DueRetry) {
-        self.due.push_front(due);
+        let key = |one: &DueRetry| (one.retry.due, one.ready.position());
+        let (before, here) = (self.due.partition_point(|other| key(other) < key(&due)), key(&due));
+        if self.held.contains(&here) && self.due.get(before).is_none_or(|other| key(other) != here) {
+            self.due.insert(before, due);
+        }
     }
 
     /// A retry is settled and its entry is gone from the disk.
     pub fn let_go(&mut self, due: Timestamp, position: Position) {
-        self.held.remove(&(due, position));
+        self.retrying = self.retrying.saturating_sub(1);
+        if self.loading_due {
+            self.let_go_late.push((due, position));
+        } else {
+            self.held.remove(&(due, position));
+        }
+    }
+
+    /// A retry is on disk.
+    pub fn retry_added(&mut self, due: Timestamp) {
+        let earlier = |than: Option<Timestamp>| Some(than.map_or(due, |other| other.min(due)));
+        self.retrying += 1;
+        self.retry_head = earlier(self.retry_head);
+        if self.loading_due {
+            self.added_late = earlier(self.added_late);
+        }
+    }
+
+    fn retries_claimed(&self) -> u64 {
+        let loaded = self.let_go_late.len() + self.due.len();
+        self.held.len().saturating_sub(loaded) as u64
     }
 
     pub fn backlog(&self) -> Backlog {
+        let retries_claimed = self.retries_claimed();
         Backlog {
             waiting: self.waiting,
-            claimed: (self.open.len() - self.lapsed.len()) as u64,
-            retrying: self.retrying,
+            claimed: (self.open.len() - self.lapsed.len()) as u64 + retries_claimed,
+            retrying: self.retrying.saturating_sub(retries_claimed),
             oldest: self.hot.front().map(|ready| ready.entry.batch.received),
         }
     }
@@ -279,11 +362,13 @@ impl Queue {
     /// Everything that ends when the subscription is closed, claims in flight excepted.
     pub fn close(&mut self) -> (u64, usize) {
         self.closed = true;
-        let dropped = self.waiting + self.retrying;
+        let dropped = self.waiting + self.retrying.saturating_sub(self.retries_claimed());
         let bytes = self.hot_bytes;
         self.hot = VecDeque::new();
         self.hot_bytes = 0;
         self.due = VecDeque::new();
+        self.held = FxHashSet::default();
+        self.let_go_late = Vec::new();
         self.lag = None;
         self.waiting = 0;
         self.retrying = 0;

@@ -33,6 +33,8 @@ pub struct Header {
     /// Which group commit wrote it. Nothing of a later commit is written before an earlier one is
     /// known to be on disk.
     pub commit: u64,
+    /// Nothing more of that commit follows.
+    pub ends_commit: bool,
 }
 
 impl Header {
@@ -43,6 +45,7 @@ impl Header {
             Kind::Batch => 1,
             Kind::Progress => 2,
         };
+        out[5] = u8::from(self.ends_commit);
         out[8..12].copy_from_slice(&self.payload_len.to_le_bytes());
         out[12..16].copy_from_slice(&self.payload_crc.to_le_bytes());
         out[16..24].copy_from_slice(&self.first.0.to_le_bytes());
@@ -75,6 +78,7 @@ impl Header {
             first: Position(u64_at(16)),
             count: u32_at(24),
             commit: u64_at(28),
+            ends_commit: bytes[5] & 1 != 0,
         })
     }
 
@@ -401,6 +405,7 @@ mod tests {
             first: Position(9),
             count: 2,
             commit: 3,
+            ends_commit: true,
         };
         let bytes = header.encode();
         assert_eq!(Header::decode(&bytes), Some(header));

@@ -2,19 +2,18 @@
 
 use crate::disk::Disk;
 use crate::queue::Queue;
-use crate::record::{self, Header, Kind, Progress, Reader};
-use crate::segment::{Segment, base_of, log_name};
-use crate::state::{State, Write};
+use crate::record::{self, Kind, Progress, Reader};
+use crate::segment::{FIRST_RECORD, Head, Segment, base_of, index_base_of, index_name, log_name, scan_is_empty};
+use crate::state::{Recovered, State, Write};
 use crate::writer::ToWriter;
 use crate::{Shared, Sub};
-use bytes::Bytes;
 use postrider_core::ids::{Position, SubscriptionId};
 use postrider_store::Error;
 use rustc_hash::{FxHashMap, FxHashSet};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::path::Path;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, OnceLock, RwLock, mpsc};
 
 pub struct Recovery {
@@ -33,9 +32,9 @@ pub fn recover(
     let state = State::open(state, fresh_identity)?;
     let known = state.recover()?;
     let unreadable = |e: io::Error| Error::Unavailable(format!("reading the log: {e}"));
-    let mut progress: FxHashMap<SubscriptionId, Progress> = known.cursors.into_iter().collect();
+    let mut progress: FxHashMap<SubscriptionId, Progress> = known.cursors.iter().cloned().collect();
     let mut found = Found::default();
-    found.open_all(&*disk, known.replay_from, &mut progress).map_err(unreadable)?;
+    found.open_all(&*disk, &known, &mut progress)?;
 
     let frontier = progress.values().map(|p| p.frontier.0).max().unwrap_or(0);
     let next = found.next.max(known.next.0).max(frontier);
@@ -56,6 +55,7 @@ pub fn recover(
         corrupt: Mutex::new(Vec::new()),
         corrupt_records: AtomicU64::new(0),
         redelivered: AtomicU64::new(0),
+        closing: AtomicBool::new(false),
         writer,
         listener: OnceLock::new(),
     });
@@ -80,7 +80,7 @@ pub fn recover(
         }
     }
     shared.restore(progress, &known.retries).map_err(unreadable)?;
-    let segment = shared.create_segment(&*shared.disk, Position(next));
+    let segment = shared.create_segment(&*shared.disk, Position(next), found.commit + 1);
     let segment = Arc::new(segment.map_err(|e| Error::Unavailable(format!("making a segment: {e}")))?);
     shared.add_segment(segment.clone());
     Ok(Recovery {
@@ -103,37 +103,80 @@ impl Found {
     fn open_all(
         &mut self,
         disk: &dyn Disk,
-        replay_from: Position,
+        known: &Recovered,
         progress: &mut FxHashMap<SubscriptionId, Progress>,
-    ) -> io::Result<()> {
-        let names = disk.names()?;
+    ) -> Result<(), Error> {
+        let unreadable = |e: io::Error| Error::Unavailable(format!("reading the log: {e}"));
+        let names = disk.names().map_err(unreadable)?;
         let bases: Vec<Position> = names.iter().filter_map(|n| base_of(n)).collect();
+        for orphan in names.iter().filter(|n| index_base_of(n).is_some_and(|base| !bases.contains(&base))) {
+            // A crash came between the deletion of a segment and that of its index.
+            disk.remove(orphan).map_err(unreadable)?;
+        }
         for (i, &base) in bases.iter().enumerate() {
-            let last = i + 1 == bases.len();
-            let sealed = if last || base >= replay_from {
+            let limit = bases.get(i + 1).copied();
+            self.check_head(disk, base, known.identity)?;
+            let sealed = if limit.is_none() || base >= known.replay_from {
                 None
             } else {
-                Segment::open_sealed(disk, base)?
+                self.open_sealed(disk, base, &names).map_err(unreadable)?
             };
             let segment = match sealed {
                 Some(segment) => segment,
-                None => self.scan(disk, base, last, progress)?,
+                None => self.scan(disk, base, limit, known.next, progress).map_err(unreadable)?,
             };
             self.next = self.next.max(segment.end().0);
             self.segments.push(segment);
         }
+        if self.next < known.next.0 && !bases.is_empty() {
+            let (from, to) = (self.next, known.next);
+            self.corrupt.push(format!("the log ends with event {from}, but events up to {to} were in it"));
+        }
         Ok(())
+    }
+
+    /// A segment that is not ours must neither be delivered nor deleted.
+    fn check_head(&mut self, disk: &dyn Disk, base: Position, identity: u64) -> Result<(), Error> {
+        let name = log_name(base);
+        let unreadable = |e: io::Error| Error::Unavailable(format!("reading {name}: {e}"));
+        let file = disk.open(&name).map_err(unreadable)?;
+        match Head::read(&*file).map_err(unreadable)? {
+            Some(head) if head.base != base || head.identity != identity => Err(Error::Corrupt(format!(
+                "{name} belongs to another log, or the state database is not the one it was written with"
+            ))),
+            Some(_) => Ok(()),
+            None => {
+                // Before the first commit it need not have reached the disk.
+                let empty = scan_is_empty(&*file).map_err(unreadable)?;
+                if !empty {
+                    self.corrupt.push(format!("{name} at bytes 0 to {FIRST_RECORD}: the segment's own facts"));
+                }
+                Ok(())
+            }
+        }
+    }
+
+    fn open_sealed(&mut self, disk: &dyn Disk, base: Position, names: &[String]) -> io::Result<Option<Segment>> {
+        let segment = Segment::open_sealed(disk, base)?;
+        let name = index_name(base);
+        if segment.is_none() && names.contains(&name) {
+            // It was complete before it got this name.
+            self.corrupt.push(format!("{name} at byte 0: an index, made anew from its segment"));
+        }
+        Ok(segment)
     }
 
     fn scan(
         &mut self,
         disk: &dyn Disk,
         base: Position,
-        last: bool,
+        limit: Option<Position>,
+        known_next: Position,
         progress: &mut FxHashMap<SubscriptionId, Progress>,
     ) -> io::Result<Segment> {
         let mut unreadable = Vec::new();
-        let (segment, scan) = Segment::open_scanned(disk, base, |segment, offset, header: &Header, payload: &Bytes| {
+        let before = limit.unwrap_or(Position(u64::MAX));
+        let (segment, scan) = Segment::open_scanned(disk, base, before, |segment, offset, header, payload| {
             match header.kind {
                 Kind::Batch => match record::decode_batch(payload) {
                     Some(batch) => segment.index_batch(offset, header.first, &batch),
@@ -155,19 +198,23 @@ impl Found {
             self.corrupt.push(format!("{name} at byte {offset}: not a record of this version"));
         }
         for damage in &scan.damage {
-            let what = format!(
-                "{name} at bytes {} to {}, events {} to {}",
-                damage.from, damage.to, damage.events.start, damage.events.end
-            );
-            if damage.torn && last {
+            let (from, to) = (damage.events.start, damage.events.end);
+            let what = format!("{name} at bytes {} to {}, events {from} to {to}", damage.from, damage.to);
+            let acknowledged = limit.unwrap_or(known_next).0;
+            if damage.torn && from >= acknowledged {
                 tracing::warn!(place = %what, "a commit was cut short; it was never acknowledged");
             } else {
                 self.corrupt.push(what);
+                // Somebody may have seen these events: their positions are not given out again.
+                self.next = self.next.max(to);
             }
         }
         // What is behind the last record is of no use to anyone.
         segment.file.truncate(scan.end)?;
-        segment.seal(disk)?;
+        if let Err(e) = segment.seal(disk) {
+            // A full disk, most likely. The index stays in memory; the next start reads the segment again.
+            tracing::warn!(?segment, error = %e, "cannot write a segment's index");
+        }
         Ok(segment)
     }
 }
@@ -221,9 +268,13 @@ impl Shared {
         let mut subs = self.subs.write().expect("no panic holds it");
         for (of, progress) in progress {
             self.redelivered.fetch_add(progress.open.len() as u64, Relaxed);
-            let mut queue = Queue::new(of, progress);
-            if let Some((count, last)) = waiting.get(&of) {
-                queue.recovered(*count, *last);
+            let interrupted = !progress.open.is_empty();
+            let mut queue = Queue::new(progress);
+            match waiting.get(&of) {
+                Some((count, last)) => queue.recovered(*count, *last),
+                // Their record is damaged; reading the log will show it.
+                None if interrupted => queue.recovered(0, Position(0)),
+                None => {}
             }
             subs.insert(
                 of,
@@ -236,8 +287,7 @@ impl Shared {
         for (of, head, count) in retries {
             if let Some(sub) = subs.get(of) {
                 let mut queue = sub.queue.lock().expect("no panic holds it");
-                queue.retrying = *count;
-                queue.retry_head = Some(*head);
+                queue.recovered_retries(*count, *head);
                 drop(queue);
                 self.move_head(*of, None, Some(*head));
             }

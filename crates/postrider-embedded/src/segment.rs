@@ -1,7 +1,7 @@
 //! One file of the log: records one after the other, and an index from subscriptions to records.
 
 use crate::disk::{Disk, DiskFile};
-use crate::record::{HEADER_LEN, Header, Kind, MAGIC};
+use crate::record::{HEADER_LEN, Header, MAGIC};
 use bytes::Bytes;
 use postrider_core::event::Batch;
 use postrider_core::ids::{Position, SubscriptionId};
@@ -21,18 +21,26 @@ const SEGMENT_MAGIC: &[u8; 8] = b"PRlog1\0\0";
 const INDEX_MAGIC: &[u8; 8] = b"PRidx1\0\0";
 /// How much is read at once when a segment is scanned.
 const SCAN_BYTES: usize = 1 << 20;
+/// Records that are no farther apart are read with one call.
+const NEAR_BYTES: u64 = 32 << 10;
 
 pub fn log_name(base: Position) -> String {
     format!("{:020}.log", base.0)
 }
 
-fn index_name(base: Position) -> String {
+pub fn index_name(base: Position) -> String {
     format!("{:020}.idx", base.0)
 }
 
 /// The base position in a segment's file name.
 pub fn base_of(name: &str) -> Option<Position> {
     name.strip_suffix(".log")?.parse().ok().map(Position)
+}
+
+/// The base position in the name of an index, or of one that was never finished.
+pub fn index_base_of(name: &str) -> Option<Position> {
+    let stem = name.strip_suffix(".new").unwrap_or(name);
+    stem.strip_suffix(".idx")?.parse().ok().map(Position)
 }
 
 /// A record that holds events of one subscription.
@@ -91,7 +99,8 @@ impl fmt::Debug for Segment {
 pub struct Damage {
     pub from: u64,
     pub to: u64,
-    /// Only the last, unacknowledged commit can be concerned: a crash cut it short.
+    /// Only the segment's last commit can be concerned; unless something else shows that it was
+    /// acknowledged, a crash cut it short.
     pub torn: bool,
     /// The events that stood there, as far as that is known.
     pub events: std::ops::Range<u64>,
@@ -107,18 +116,47 @@ pub struct Scan {
     pub damage: Vec<Damage>,
 }
 
+/// What stands before a segment's first record.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Head {
+    pub base: Position,
+    pub identity: u64,
+    /// The first commit that can be in the segment.
+    pub commit: u64,
+}
+
+impl Head {
+    fn encode(&self) -> [u8; FIRST_RECORD as usize] {
+        let mut out = [0; FIRST_RECORD as usize];
+        out[0..8].copy_from_slice(SEGMENT_MAGIC);
+        out[8..16].copy_from_slice(&self.base.0.to_le_bytes());
+        out[16..24].copy_from_slice(&self.identity.to_le_bytes());
+        out[24..32].copy_from_slice(&self.commit.to_le_bytes());
+        let crc = crc32fast::hash(&out[..32]);
+        out[32..36].copy_from_slice(&crc.to_le_bytes());
+        out
+    }
+
+    /// None if the checksum does not hold: the bytes are damaged, or never reached the disk.
+    pub fn read(file: &dyn DiskFile) -> io::Result<Option<Head>> {
+        let mut bytes = [0; FIRST_RECORD as usize];
+        file.read_at(&mut bytes, 0)?;
+        let u64_at = |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().expect("eight bytes"));
+        let head = Head {
+            base: Position(u64_at(8)),
+            identity: u64_at(16),
+            commit: u64_at(24),
+        };
+        Ok((head.encode() == bytes).then_some(head))
+    }
+}
+
 impl Segment {
     /// Makes a new, empty segment. It becomes durable with the first commit and the directory's sync.
-    pub fn create(disk: &dyn Disk, base: Position, identity: u64) -> io::Result<Segment> {
-        let file = disk.create(&log_name(base))?;
-        let mut head = [0; FIRST_RECORD as usize];
-        head[0..8].copy_from_slice(SEGMENT_MAGIC);
-        head[8..16].copy_from_slice(&base.0.to_le_bytes());
-        head[16..24].copy_from_slice(&identity.to_le_bytes());
-        let crc = crc32fast::hash(&head[..24]);
-        head[24..28].copy_from_slice(&crc.to_le_bytes());
-        file.write_at(&mut [IoSlice::new(&head)], 0)?;
-        Ok(Segment::over(base, file))
+    pub fn create(disk: &dyn Disk, head: Head) -> io::Result<Segment> {
+        let file = disk.create(&log_name(head.base))?;
+        file.write_at(&mut [IoSlice::new(&head.encode())], 0)?;
+        Ok(Segment::over(head.base, file))
     }
 
     fn over(base: Position, file: Arc<dyn DiskFile>) -> Segment {
@@ -136,16 +174,16 @@ impl Segment {
 
     /// Opens a segment by its index file; none if there is no good one, and the segment must be scanned.
     pub fn open_sealed(disk: &dyn Disk, base: Position) -> io::Result<Option<Segment>> {
-        let file = disk.open(&log_name(base))?;
-        let Ok(index) = disk.open(&index_name(base)) else {
-            return Ok(None);
+        let index = match disk.open(&index_name(base)) {
+            Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
+            index => index?,
         };
         let mut bytes = vec![0; index.len()? as usize];
         index.read_at(&mut bytes, 0)?;
-        let segment = Segment::over(base, file);
         let Some((lines, entries_at, end, used)) = read_index(&bytes) else {
             return Ok(None);
         };
+        let segment = Segment::over(base, disk.open(&log_name(base))?);
         segment.end.store(end, Relaxed);
         segment.bytes.store(used, Relaxed);
         *segment.index.lock().expect("no panic holds it") = Index::Sealed {
@@ -156,15 +194,17 @@ impl Segment {
         Ok(Some(segment))
     }
 
-    /// Opens a segment by reading all of it. `found` sees every good record in order.
+    /// Opens a segment by reading all of it. `found` sees every good record in order. Events from
+    /// `limit` on are left out: the next segment has them, and these are what a failed write left behind.
     pub fn open_scanned(
         disk: &dyn Disk,
         base: Position,
+        limit: Position,
         mut found: impl FnMut(&Segment, u64, &Header, &Bytes),
     ) -> io::Result<(Segment, Scan)> {
         let file = disk.open(&log_name(base))?;
         let segment = Segment::over(base, file.clone());
-        let scan = scan(&*file, base, |offset, header, payload| {
+        let scan = scan(&*file, base, limit, |offset, header, payload| {
             found(&segment, offset, header, payload);
         })?;
         segment.end.store(scan.next.0, Relaxed);
@@ -341,7 +381,9 @@ impl Segment {
         let mut total = 0;
         while at < offsets.len() && total < bytes_max {
             let start = offsets[at];
-            let mut window = vec![0; bytes_max - total];
+            let near = offsets[at..].windows(2).take_while(|pair| pair[1] - pair[0] <= NEAR_BYTES).count();
+            let span = offsets[at + near] - start + NEAR_BYTES;
+            let mut window = vec![0; (span as usize).min(bytes_max - total)];
             let got = self.file.read_at(&mut window, start)?;
             window.truncate(got);
             let window = Bytes::from(window);
@@ -489,60 +531,76 @@ fn read_entries(
 fn scan(
     file: &dyn DiskFile,
     base: Position,
+    limit: Position,
     mut found: impl FnMut(u64, &Header, &Bytes),
 ) -> io::Result<Scan> {
     let len = file.len()?;
+    let head = Head::read(file)?;
     let mut result = Scan {
         end: FIRST_RECORD,
         next: base,
         commit: 0,
         damage: Vec::new(),
     };
+    // For each damaged place, the earliest commit that can have stood there.
+    let mut concerned = Vec::new();
+    let mut expected = head.map_or(0, |head| head.commit);
     let mut window = Window::new(file, len);
     let mut at = FIRST_RECORD;
     while at < len {
-        let header = Header::decode(window.get(at, HEADER_LEN)?);
-        if let Some(header) = header {
-            let end = at + header.record_len() as u64;
-            let payload = window.get(at + HEADER_LEN as u64, header.payload_len as usize)?;
-            let good = payload.len() == header.payload_len as usize
-                && crc32fast::hash(payload) == header.payload_crc;
-            // A write that failed may have left whole records behind what was written after it.
-            let stale = header.commit < result.commit || header.first < result.next;
-            if good && !stale {
-                let payload = Bytes::copy_from_slice(payload);
-                found(at, &header, &payload);
-                result.next = Position(header.first.0 + u64::from(header.count));
-                result.commit = header.commit;
-                result.end = end;
-                at = end;
-                continue;
+        let Some(header) = Header::decode(window.get(at, HEADER_LEN)?) else {
+            // Nothing readable here. Whatever can still be read further on is kept.
+            let next = window.find_header(at + 1)?;
+            if next.is_none() && window.is_zero_from(at)? {
+                break;
             }
-        }
-        // Nothing readable here. Whatever can still be read further on is kept.
-        let next = window.find_header(at + 1)?;
-        let Some((next_at, next_header)) = next else {
-            if header.is_some() || !window.is_zero_from(at)? {
-                let last = header.map_or(result.next.0, |h| h.first.0 + u64::from(h.count));
-                result.damage.push(Damage {
-                    from: at,
-                    to: len,
-                    torn: header.is_none_or(|h| h.commit > result.commit),
-                    events: result.next.0..last,
-                });
-            }
-            break;
+            let (to, first) = next.map_or((len, result.next), |(to, header)| (to, header.first));
+            result.damage.push(Damage {
+                from: at,
+                to,
+                torn: false,
+                events: result.next.0..first.0.max(result.next.0),
+            });
+            concerned.push(expected);
+            at = to;
+            continue;
         };
-        result.damage.push(Damage {
-            from: at,
-            to: next_at,
-            // Records of the commit after the last good one may have reached the disk in any order.
-            torn: next_header.commit == result.commit + 1 && header.is_none_or(|h| h.commit == next_header.commit),
-            events: result.next.0..next_header.first.0,
-        });
-        at = next_at;
+        let end = at + header.record_len() as u64;
+        let after = Position(header.first.0.saturating_add(u64::from(header.count)));
+        if header.first < result.next || after > limit || header.commit < result.commit {
+            // Nothing of what follows was acknowledged: no segment is written to after a failed write.
+            break;
+        }
+        let payload = window.get(at + HEADER_LEN as u64, header.payload_len as usize)?;
+        let whole = payload.len() == header.payload_len as usize;
+        if whole && crc32fast::hash(payload) == header.payload_crc {
+            let payload = Bytes::copy_from_slice(payload);
+            found(at, &header, &payload);
+            result.next = after;
+            result.end = end;
+        } else {
+            result.damage.push(Damage {
+                from: at,
+                to: end.min(len),
+                torn: false,
+                events: header.first.0..after.0,
+            });
+            concerned.push(header.commit);
+        }
+        // A header that holds shows that every commit before its own was complete.
+        result.commit = header.commit;
+        expected = header.commit + u64::from(header.ends_commit);
+        at = end;
+    }
+    for (damage, concerned) in result.damage.iter_mut().zip(concerned) {
+        damage.torn = concerned >= result.commit;
     }
     Ok(result)
+}
+
+/// Whether a segment holds no record, good or damaged.
+pub fn scan_is_empty(file: &dyn DiskFile) -> io::Result<bool> {
+    Window::new(file, file.len()?).is_zero_from(FIRST_RECORD)
 }
 
 /// A part of a file in memory, moved along as the scan goes.
@@ -581,21 +639,19 @@ impl<'a> Window<'a> {
     /// The next place from `at` on with a header whose checksum holds.
     fn find_header(&mut self, mut at: u64) -> io::Result<Option<(u64, Header)>> {
         while at + HEADER_LEN as u64 <= self.len {
-            let bytes = self.get(at, SCAN_BYTES)?;
-            let hit = memchr::memmem::find(bytes, &MAGIC);
-            match hit {
-                Some(found) => {
-                    at += found as u64;
-                    if let Some(header) = Header::decode(self.get(at, HEADER_LEN)?) {
-                        let kind_fits = header.kind == Kind::Progress || header.count > 0;
-                        if kind_fits {
-                            return Ok(Some((at, header)));
-                        }
-                    }
-                    at += 1;
-                }
-                // The magic may lie across the edge of two windows.
-                None => at += (bytes.len() as u64).saturating_sub(3).max(1),
+            self.get(at, HEADER_LEN)?;
+            let bytes = &self.bytes[(at - self.start) as usize..];
+            if bytes.len() < HEADER_LEN {
+                break;
+            }
+            // The magic may lie across the edge of two windows.
+            let found = memchr::memmem::find(bytes, &MAGIC).unwrap_or(bytes.len() - (MAGIC.len() - 1));
+            at += found as u64;
+            if let Some(header) = Header::decode(self.get(at, HEADER_LEN)?) {
+                return Ok(Some((at, header)));
+            }
+            if self.get(at, MAGIC.len())? == MAGIC {
+                at += 1;
             }
         }
         Ok(None)

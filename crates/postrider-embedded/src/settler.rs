@@ -9,6 +9,7 @@ use postrider_core::time::Timestamp;
 use postrider_store::{Error, Settled};
 use rustc_hash::{FxHashMap, FxHashSet};
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 use tokio::sync::{OwnedSemaphorePermit, oneshot};
@@ -24,6 +25,8 @@ pub enum ToSettler {
     Settle(Arc<Sub>, Vec<Settled>, OwnedSemaphorePermit),
     Open(Arc<Sub>, oneshot::Sender<()>),
     Forget(Arc<Sub>, oneshot::Sender<()>),
+    /// Retries whose events can no longer be read.
+    Lost(Arc<Sub>, Vec<RetryEntry>),
     Seal(Arc<Segment>),
     Checkpoint,
     Close(oneshot::Sender<()>),
@@ -41,7 +44,6 @@ enum After {
     /// A retry entry is gone.
     LetGo(Timestamp, Position),
     RetryAdded(Timestamp),
-    RetryRemoved,
 }
 
 /// A subscription that this commit concerns.
@@ -50,6 +52,18 @@ struct Touched {
     after: Vec<After>,
     /// First attempts that are settled by this commit.
     done: FxHashSet<Position>,
+}
+
+/// None once the subscription is closed: what is recorded for it now, nobody would ever remove.
+fn touch(touched: &mut FxHashMap<SubscriptionId, Touched>, sub: Arc<Sub>) -> Option<&mut Touched> {
+    if sub.queue.lock().expect("no panic holds it").closed {
+        return None;
+    }
+    Some(touched.entry(sub.of).or_insert_with(|| Touched {
+        sub,
+        after: Vec::new(),
+        done: FxHashSet::default(),
+    }))
 }
 
 #[expect(clippy::disallowed_methods, reason = "paces a thread's own work; no rule depends on it")]
@@ -98,13 +112,18 @@ impl Settler {
             match message {
                 ToSettler::Settle(sub, settled, permit) => {
                     permits.push(permit);
-                    let touched = touched.entry(sub.of).or_insert_with(|| Touched {
-                        sub,
-                        after: Vec::new(),
-                        done: FxHashSet::default(),
-                    });
-                    for one in &settled {
-                        self.record(touched, one, &mut writes);
+                    if let Some(touched) = touch(&mut touched, sub) {
+                        for one in &settled {
+                            self.record(touched, one, &mut writes);
+                        }
+                    }
+                }
+                ToSettler::Lost(sub, retries) => {
+                    if let Some(touched) = touch(&mut touched, sub) {
+                        for one in retries {
+                            writes.push(Write::RemoveRetry(touched.sub.of, one.due, one.position, one.segment));
+                            touched.after.push(After::LetGo(one.due, one.position));
+                        }
                     }
                 }
                 ToSettler::Open(sub, reply) => {
@@ -147,16 +166,13 @@ impl Settler {
                     match one {
                         After::Complete(position) => queue.complete(position),
                         After::LetGo(due, position) => queue.let_go(due, position),
-                        After::RetryAdded(due) => {
-                            queue.retrying += 1;
-                            queue.retry_head = Some(queue.retry_head.map_or(due, |head| head.min(due)));
-                        }
-                        After::RetryRemoved => queue.retrying = queue.retrying.saturating_sub(1),
+                        After::RetryAdded(due) => queue.retry_added(due),
                     }
                 }
             });
         }
         drop(permits);
+        unsealed.retain(|segment| self.shared.is_current(segment));
         unsealed.retain(|segment| match segment.seal(&*self.shared.disk) {
             Ok(()) => false,
             Err(e) => {
@@ -199,7 +215,6 @@ impl Settler {
             Some(due) => {
                 writes.push(Write::RemoveRetry(sub.of, due, position, segment.base));
                 after.push(After::LetGo(due, position));
-                after.push(After::RetryRemoved);
             }
             None => {
                 done.insert(position);
@@ -219,7 +234,7 @@ impl Settler {
     fn checkpoint(&self, writes: &mut Vec<Write>) {
         // First where reading must begin, then the progress: what is settled in between is in both.
         let replay_from = self.shared.last_segment_base();
-        let next = Position(self.shared.next.load(std::sync::atomic::Ordering::Relaxed));
+        let next = Position(self.shared.next.load(Relaxed));
         for sub in self.shared.take_rows() {
             let queue = sub.queue.lock().expect("no panic holds it");
             if !queue.closed {
@@ -246,7 +261,7 @@ impl Settler {
                         tracing::error!(error = %e, "cannot record what was settled; trying again");
                         reported = true;
                     }
-                    if closing {
+                    if closing || self.shared.closing.load(Relaxed) {
                         return false;
                     }
                     self.shared.sweep();

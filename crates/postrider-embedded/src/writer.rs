@@ -3,7 +3,7 @@
 use crate::Shared;
 use crate::disk::Disk;
 use crate::record::{HEADER_LEN, Header, Kind};
-use crate::segment::{SEGMENT_BYTES_MAX, Segment};
+use crate::segment::{FIRST_RECORD, Head, Segment, index_name, log_name};
 use crate::settler::ToSettler;
 use postrider_core::event::Batch;
 use postrider_core::ids::Position;
@@ -53,6 +53,8 @@ pub enum ToWriter {
     Append(Box<Append>),
     /// Some progress waits to be written.
     Progress,
+    /// Time has passed.
+    Nothing,
     Close(oneshot::Sender<()>),
 }
 
@@ -75,6 +77,7 @@ pub struct Writer {
     pub next: Position,
     /// The segment can no longer be trusted after a failed write or flush.
     pub spoiled: bool,
+    pub segment_bytes_max: u64,
 }
 
 #[expect(clippy::disallowed_methods, reason = "paces a thread's own work; no rule depends on it")]
@@ -86,6 +89,7 @@ impl Writer {
     pub fn run(mut self) {
         let mut progress_since: Option<Instant> = None;
         let mut checkpointed = instant();
+        let mut checkpoint_due = false;
         let mut refused_at: Option<Instant> = None;
         let mut closing = None;
         loop {
@@ -94,13 +98,14 @@ impl Writer {
             let wait = match (refused_at, progress_since) {
                 (Some(_), _) => Some(RECOVER_EVERY),
                 (None, Some(since)) => Some(PROGRESS_EVERY.saturating_sub(since.elapsed())),
+                (None, None) if checkpoint_due => Some(CHECKPOINT_EVERY.saturating_sub(checkpointed.elapsed())),
                 (None, None) => None,
             };
             let mut message = match wait {
                 None => self.requests.recv().ok(),
                 Some(wait) => match self.requests.recv_timeout(wait) {
                     Ok(message) => Some(message),
-                    Err(RecvTimeoutError::Timeout) => Some(ToWriter::Progress),
+                    Err(RecvTimeoutError::Timeout) => Some(ToWriter::Nothing),
                     Err(RecvTimeoutError::Disconnected) => None,
                 },
             };
@@ -115,6 +120,7 @@ impl Writer {
                             progress_since = Some(instant());
                         }
                     }
+                    Some(ToWriter::Nothing) => {}
                     Some(ToWriter::Close(done)) => closing = Some(done),
                     None => return,
                 }
@@ -140,6 +146,8 @@ impl Writer {
                     Err(e) => {
                         self.failed(&e, group);
                         refused_at = Some(instant());
+                        // What is settled meanwhile still becomes durable, and may make room.
+                        let _ = self.settler.send(ToSettler::Checkpoint);
                         if let Some(done) = closing.take() {
                             let _ = done.send(());
                             return;
@@ -156,14 +164,18 @@ impl Writer {
                 Vec::new()
             };
             if !group.is_empty() || !progress.is_empty() {
+                checkpoint_due |= !progress.is_empty();
                 if let Err((e, group)) = self.write(group, &progress, bytes) {
                     self.failed(&e, group);
                     refused_at = Some(instant());
-                }
-                if !progress.is_empty() && checkpointed.elapsed() >= CHECKPOINT_EVERY {
-                    checkpointed = instant();
+                    // The progress did not get into the log: the state database takes it.
                     let _ = self.settler.send(ToSettler::Checkpoint);
                 }
+            }
+            if checkpoint_due && checkpointed.elapsed() >= CHECKPOINT_EVERY {
+                checkpoint_due = false;
+                checkpointed = instant();
+                let _ = self.settler.send(ToSettler::Checkpoint);
             }
             if let Some(done) = closing.take() {
                 let _ = done.send(());
@@ -196,6 +208,7 @@ impl Writer {
                     first: next,
                     count: append.batch.events.len() as u32,
                     commit: self.commit,
+                    ends_commit: progress.is_empty() && headers.len() + 1 == group.len(),
                 }
                 .encode(),
             );
@@ -210,6 +223,7 @@ impl Writer {
                     first: next,
                     count: 0,
                     commit: self.commit,
+                    ends_commit: true,
                 }
                 .encode(),
             );
@@ -258,8 +272,13 @@ impl Writer {
 
     /// Makes sure that the next commit has reserved space, in this segment or a new one.
     fn make_room(&mut self, bytes: u64) -> io::Result<()> {
-        let full = self.offset + bytes > SEGMENT_BYTES_MAX || self.segment.index_is_full();
-        if self.spoiled || (full && self.next > self.segment.base) {
+        let full = self.offset + bytes > self.segment_bytes_max || self.segment.index_is_full();
+        if self.spoiled || (full && self.offset > FIRST_RECORD) {
+            if !self.spoiled && self.next == self.segment.base {
+                // It is full of progress alone. Segments are named by their first position.
+                self.next = Position(self.next.0 + 1);
+                self.shared.next.store(self.next.0, Relaxed);
+            }
             self.roll()?;
         }
         if self.offset + bytes > self.allocated {
@@ -296,13 +315,14 @@ impl Writer {
 
     fn roll(&mut self) -> io::Result<()> {
         let disk = self.shared.disk.clone();
-        let segment = Arc::new(self.shared.create_segment(&*disk, self.next)?);
+        let segment = Arc::new(self.shared.create_segment(&*disk, self.next, self.commit + 1)?);
         // What is behind the last good record is cut off; if that fails it is only wasted space.
         let _ = self.segment.file.truncate(self.offset);
-        let _ = self.settler.send(ToSettler::Seal(self.segment.clone()));
+        let complete = self.segment.clone();
         self.shared.add_segment(segment.clone());
+        let _ = self.settler.send(ToSettler::Seal(complete));
         self.segment = segment;
-        self.offset = crate::segment::FIRST_RECORD;
+        self.offset = FIRST_RECORD;
         self.allocated = self.offset;
         self.spoiled = false;
         Ok(())
@@ -310,7 +330,13 @@ impl Writer {
 
     /// Tries whether a commit would have a chance now.
     fn recover(&mut self) -> io::Result<()> {
-        self.make_room(64 << 10)
+        let result = self.make_room(64 << 10);
+        let full = result.as_ref().is_err_and(|e| e.kind() == io::ErrorKind::StorageFull);
+        if full && self.next > self.segment.base {
+            // A segment that is closed can be deleted once it is done with.
+            self.roll()?;
+        }
+        result
     }
 
     fn refuse(&self, group: Vec<Box<Append>>) {
@@ -332,12 +358,20 @@ impl Writer {
 
 impl Shared {
     /// Makes a segment file and its directory entry durable.
-    pub fn create_segment(&self, disk: &dyn Disk, base: Position) -> io::Result<Segment> {
-        // A file of this name can only be what a failed attempt left behind.
-        if disk.names()?.contains(&crate::segment::log_name(base)) {
-            disk.remove(&crate::segment::log_name(base))?;
+    pub fn create_segment(&self, disk: &dyn Disk, base: Position, commit: u64) -> io::Result<Segment> {
+        // Files of these names can only be what a failed attempt left behind.
+        let names = disk.names()?;
+        for name in [log_name(base), index_name(base)] {
+            if names.contains(&name) {
+                disk.remove(&name)?;
+            }
         }
-        let segment = Segment::create(disk, base, self.identity)?;
+        let head = Head {
+            base,
+            identity: self.identity,
+            commit,
+        };
+        let segment = Segment::create(disk, head)?;
         disk.sync()?;
         Ok(segment)
     }

@@ -1,1 +1,1065 @@
-//! One suite for every store.
+//! What every store must keep, as one suite. Each function is one promise and takes a log of its own.
+//!
+//! Settling becomes visible in the backlog and in the due times a moment after `settle` returns; the
+//! suite waits for that. Everything else holds at once.
+
+use crate::log::LastAttempt;
+use crate::{Backlog, Catalog, Change, Claim, Error, EventLog, Listener, Loaded, Settled, Want};
+use async_trait::async_trait;
+use postrider_core::event::{Batch, EventRef, Schema, Span};
+use postrider_core::filter::Filter;
+use postrider_core::ids::{Position, Secret, SubscriptionId, TopicId};
+use postrider_core::outcome::Outcome;
+use postrider_core::retry::{Next, Reason};
+use postrider_core::subscription::{
+    Destination, DomainTopic, Origin, RetryChoice, Subscription, Topic, TopicKind,
+};
+use postrider_core::time::Timestamp;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+/// A kind of log under test.
+#[async_trait]
+pub trait Subject: Send + Sync {
+    /// A new and empty log.
+    async fn open(&self) -> Arc<dyn EventLog>;
+    /// Closes the log and opens it again.
+    async fn reopen(&self, log: Arc<dyn EventLog>) -> Arc<dyn EventLog>;
+}
+
+/// A kind of catalogue under test.
+#[async_trait]
+pub trait CatalogSubject: Send + Sync {
+    async fn open(&self) -> Arc<dyn Catalog>;
+    async fn reopen(&self, catalog: Arc<dyn Catalog>) -> Arc<dyn Catalog>;
+}
+
+/// Every promise of the log, one after the other.
+pub async fn all(subject: &dyn Subject) {
+    what_is_appended_is_claimed_in_order_by_whom_it_matched(subject).await;
+    one_request_may_match_differently_event_by_event(subject).await;
+    a_claim_is_not_handed_out_twice(subject).await;
+    a_claim_stays_within_what_is_wanted(subject).await;
+    done_dropped_and_dead_are_never_offered_again(subject).await;
+    a_retry_is_offered_when_it_is_due_with_what_is_known_of_it(subject).await;
+    retries_go_before_first_attempts(subject).await;
+    due_times_are_known(subject).await;
+    what_is_released_is_offered_again_in_order(subject).await;
+    closing_a_subscription_drops_and_counts(subject).await;
+    a_subscription_starts_with_the_next_append(subject).await;
+    the_backlog_is_counted(subject).await;
+    the_listener_is_told(subject).await;
+    what_is_settled_stays_settled_after_a_restart(subject).await;
+    retries_survive_a_restart(subject).await;
+    positions_grow_and_the_identity_stays(subject).await;
+    a_closed_subscription_stays_closed(subject).await;
+    many_subscriptions_each_get_their_own(subject).await;
+    a_big_backlog_drains_in_order(subject).await;
+    a_backlog_drains_after_a_restart(subject).await;
+    nothing_is_lost_while_appends_and_claims_interleave(subject).await;
+    for seed in 1..=6 {
+        any_sequence_follows_the_model(subject, seed).await;
+    }
+}
+
+/// More than any test has, in one claim.
+pub const WANT: Want = Want {
+    events_max: usize::MAX,
+    bytes_max: usize::MAX / 2,
+    overhead: 0,
+};
+
+pub fn sub(n: u64) -> SubscriptionId {
+    SubscriptionId(n)
+}
+
+pub fn at(secs: i64) -> Timestamp {
+    Timestamp::from_secs(1_000_000 + secs)
+}
+
+/// One publish request: each event's text and the subscriptions that it matches.
+pub fn events(events: &[(&str, &[u64])]) -> Batch {
+    let mut body = String::from("[");
+    let mut refs = Vec::new();
+    let mut matched: Vec<Box<[SubscriptionId]>> = Vec::new();
+    for (text, ids) in events {
+        let start = body.len();
+        body.push_str(text);
+        let object = Span::new(start, body.len());
+        body.push(',');
+        let set: Box<[SubscriptionId]> = ids.iter().map(|id| SubscriptionId(*id)).collect();
+        let index = matched.iter().position(|known| *known == set).unwrap_or_else(|| {
+            matched.push(set);
+            matched.len() - 1
+        });
+        refs.push(EventRef {
+            object,
+            matched: index as u32,
+            ..EventRef::default()
+        });
+    }
+    body.push(']');
+    Batch {
+        topic: TopicId(3),
+        schema: Schema::CloudEvent,
+        received: at(0),
+        publisher: "key1".into(),
+        trace: Some("00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01".into()),
+        body: body.into(),
+        events: refs,
+        matched,
+    }
+}
+
+/// What follows a claim, with one more attempt made unless it is done.
+pub fn settled(claim: &Claim, next: Next) -> Settled {
+    Settled {
+        claim: claim.clone(),
+        attempts_made: claim.attempts_made + 1,
+        last_attempt: Some(LastAttempt {
+            at: at(1),
+            outcome: Outcome::Busy,
+            status: Some(503),
+        }),
+        next,
+    }
+}
+
+/// Claims until nothing more is offered.
+pub async fn claim_all(log: &dyn EventLog, of: SubscriptionId, now: Timestamp) -> Vec<Claim> {
+    let mut claims = Vec::new();
+    loop {
+        let more = log.claim(of, now, WANT).await.unwrap();
+        if more.is_empty() {
+            return claims;
+        }
+        claims.extend(more);
+    }
+}
+
+/// Waits for what a store does a moment later.
+#[expect(clippy::disallowed_methods, reason = "a store's own threads follow no clock of ours")]
+pub async fn eventually(what: &str, holds: impl Fn() -> bool) {
+    for _ in 0..2_000 {
+        if holds() {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    panic!("never came true: {what}");
+}
+
+/// A number after the other from one seed.
+pub struct Seeded(pub u64);
+
+impl Seeded {
+    pub fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    pub fn below(&mut self, bound: u64) -> u64 {
+        self.next() % bound
+    }
+
+    pub fn one_in(&mut self, n: u64) -> bool {
+        self.below(n) == 0
+    }
+}
+
+fn texts(claims: &[Claim]) -> Vec<&str> {
+    claims.iter().map(Claim::object).collect()
+}
+
+async fn open(subject: &dyn Subject, subscriptions: &[u64]) -> Arc<dyn EventLog> {
+    let log = subject.open().await;
+    for id in subscriptions {
+        log.open_subscription(sub(*id)).await.unwrap();
+    }
+    log
+}
+
+async fn settle_all(log: &dyn EventLog, of: SubscriptionId, claims: &[Claim], next: Next) {
+    let settled = claims.iter().map(|claim| settled(claim, next)).collect();
+    log.settle(of, settled).await.unwrap();
+}
+
+pub async fn what_is_appended_is_claimed_in_order_by_whom_it_matched(subject: &dyn Subject) {
+    let log = open(subject, &[1, 2, 3]).await;
+    let batch = events(&[(r#"{"id":"ä"}"#, &[1, 2]), (r#"{"id": "b" }"#, &[1, 2])]);
+    let first = log.append(batch.clone()).await.unwrap();
+    let second = log.append(events(&[("{}", &[1])])).await.unwrap();
+    assert!(second.0 >= first.0 + 2, "{second} follows two events at {first}");
+
+    let claims = claim_all(&*log, sub(1), at(0)).await;
+    assert_eq!(texts(&claims), [r#"{"id":"ä"}"#, r#"{"id": "b" }"#, "{}"]);
+    assert_eq!(claims[0].entry.batch, batch);
+    assert_eq!(claims[0].position(), first);
+    assert_eq!(claims[1].position(), Position(first.0 + 1));
+    assert_eq!(claims[2].position(), second);
+    assert!(claims.iter().all(|c| c.attempts_made == 0 && c.last_attempt.is_none() && c.due.is_none()));
+    assert_eq!(texts(&claim_all(&*log, sub(2), at(0)).await), [r#"{"id":"ä"}"#, r#"{"id": "b" }"#]);
+    assert!(claim_all(&*log, sub(3), at(0)).await.is_empty(), "nothing matched it");
+    assert!(claim_all(&*log, sub(4), at(0)).await.is_empty(), "it does not exist");
+    log.close().await.unwrap();
+}
+
+pub async fn one_request_may_match_differently_event_by_event(subject: &dyn Subject) {
+    let log = open(subject, &[1, 2]).await;
+    // The sets appear in another order than the subscription meets them.
+    let batch = events(&[("a", &[1, 2]), ("b", &[1]), ("c", &[]), ("d", &[1, 2]), ("e", &[2]), ("f", &[1])]);
+    log.append(batch).await.unwrap();
+    let claims = claim_all(&*log, sub(1), at(0)).await;
+    assert_eq!(texts(&claims), ["a", "b", "d", "f"]);
+    settle_all(&*log, sub(1), &claims[..1], Next::Done).await;
+
+    let log = subject.reopen(log).await;
+    assert_eq!(texts(&claim_all(&*log, sub(1), at(0)).await), ["b", "d", "f"]);
+    assert_eq!(texts(&claim_all(&*log, sub(2), at(0)).await), ["a", "d", "e"]);
+    log.close().await.unwrap();
+}
+
+pub async fn a_claim_is_not_handed_out_twice(subject: &dyn Subject) {
+    let log = open(subject, &[1]).await;
+    for _ in 0..50 {
+        log.append(events(&[("x", &[1]), ("y", &[1])])).await.unwrap();
+    }
+    let want = Want { events_max: 7, ..WANT };
+    let claim = || log.claim(sub(1), at(0), want);
+    let mut seen = BTreeSet::new();
+    loop {
+        let (a, b, c) = tokio::join!(claim(), claim(), claim());
+        let claims: Vec<Claim> = [a, b, c].into_iter().flat_map(|claims| claims.unwrap()).collect();
+        if claims.is_empty() {
+            break;
+        }
+        for claim in claims {
+            assert!(seen.insert(claim.position()), "twice: {}", claim.position());
+        }
+    }
+    assert_eq!(seen.len(), 100);
+    log.close().await.unwrap();
+}
+
+pub async fn a_claim_stays_within_what_is_wanted(subject: &dyn Subject) {
+    let log = open(subject, &[1]).await;
+    let big = "b".repeat(100);
+    log.append(events(&[("aaaaa", &[1]), ("aaaaa", &[1]), ("aaaaa", &[1]), (&big, &[1]), ("aa", &[1])])).await.unwrap();
+    let want = |events_max, bytes_max, overhead| Want {
+        events_max,
+        bytes_max,
+        overhead,
+    };
+    let count = async |want| log.claim(sub(1), at(0), want).await.unwrap().len();
+    assert_eq!(count(want(0, 1_000, 0)).await, 0);
+    assert_eq!(count(want(1, 1_000, 0)).await, 1);
+    assert_eq!(count(want(9, 23, 7)).await, 1, "two would be 24 bytes with their overhead");
+    assert_eq!(count(want(9, 104, 0)).await, 1, "the next is too large to come with it");
+    assert_eq!(count(want(9, 50, 7)).await, 1, "a large one comes alone");
+    assert_eq!(count(want(9, 1, 0)).await, 1);
+    assert_eq!(count(want(9, 1_000, 0)).await, 0);
+    log.close().await.unwrap();
+}
+
+pub async fn done_dropped_and_dead_are_never_offered_again(subject: &dyn Subject) {
+    let log = open(subject, &[1]).await;
+    let ends = [
+        Next::Done,
+        Next::Drop(Reason::TimeToLiveExceeded),
+        Next::DeadLetter(Reason::AttemptsExhausted),
+    ];
+    log.append(events(&[("a", &[1]), ("b", &[1]), ("c", &[1])])).await.unwrap();
+    // The same three ends once more, for deliveries that were retried before.
+    log.append(events(&[("d", &[1]), ("e", &[1]), ("f", &[1])])).await.unwrap();
+    let claims = claim_all(&*log, sub(1), at(0)).await;
+    for (claim, end) in claims.iter().zip(ends) {
+        log.settle(sub(1), vec![settled(claim, end)]).await.unwrap();
+    }
+    settle_all(&*log, sub(1), &claims[3..], Next::RetryAt(at(5))).await;
+    eventually("three retries", || log.backlog(sub(1)).retrying == 3).await;
+    let retries = claim_all(&*log, sub(1), at(5)).await;
+    assert_eq!(texts(&retries), ["d", "e", "f"]);
+    for (claim, end) in retries.iter().zip(ends) {
+        log.settle(sub(1), vec![settled(claim, end)]).await.unwrap();
+    }
+    eventually("nothing is left", || log.backlog(sub(1)) == Backlog::default()).await;
+    assert!(claim_all(&*log, sub(1), at(1_000_000)).await.is_empty());
+    assert_eq!(log.next_due(), None);
+
+    let log = subject.reopen(log).await;
+    assert!(claim_all(&*log, sub(1), at(1_000_000)).await.is_empty());
+    assert_eq!(log.backlog(sub(1)), Backlog::default());
+    assert_eq!(log.subscriptions(), []);
+    log.close().await.unwrap();
+}
+
+pub async fn a_retry_is_offered_when_it_is_due_with_what_is_known_of_it(subject: &dyn Subject) {
+    let log = open(subject, &[1]).await;
+    log.append(events(&[("a", &[1]), ("b", &[1])])).await.unwrap();
+    let claims = claim_all(&*log, sub(1), at(0)).await;
+    // The later event is due sooner.
+    let mut first = settled(&claims[0], Next::RetryAt(at(20)));
+    first.last_attempt = Some(LastAttempt {
+        at: at(2),
+        outcome: Outcome::TimedOut,
+        status: None,
+    });
+    let second = settled(&claims[1], Next::RetryAt(at(10)));
+    log.settle(sub(1), vec![first.clone(), second]).await.unwrap();
+    eventually("two retries", || log.backlog(sub(1)).retrying == 2).await;
+    assert!(log.claim(sub(1), at(9), WANT).await.unwrap().is_empty());
+
+    let due = claim_all(&*log, sub(1), at(10)).await;
+    assert_eq!(texts(&due), ["b"]);
+    assert_eq!((due[0].attempts_made, due[0].due), (1, Some(at(10))));
+    settle_all(&*log, sub(1), &due, Next::RetryAt(at(40))).await;
+    eventually("two retries again", || log.backlog(sub(1)).retrying == 2).await;
+
+    let due = claim_all(&*log, sub(1), at(30)).await;
+    assert_eq!(texts(&due), ["a"]);
+    assert_eq!((due[0].attempts_made, due[0].due), (1, Some(at(20))));
+    assert_eq!(due[0].last_attempt, first.last_attempt);
+    settle_all(&*log, sub(1), &due, Next::Done).await;
+
+    let due = claim_all(&*log, sub(1), at(40)).await;
+    assert_eq!(texts(&due), ["b"]);
+    assert_eq!((due[0].attempts_made, due[0].due), (2, Some(at(40))));
+    log.close().await.unwrap();
+}
+
+pub async fn retries_go_before_first_attempts(subject: &dyn Subject) {
+    let log = open(subject, &[1]).await;
+    log.append(events(&[("a", &[1]), ("bbbbbbbbbb", &[1])])).await.unwrap();
+    let claims = claim_all(&*log, sub(1), at(0)).await;
+    settle_all(&*log, sub(1), &claims, Next::RetryAt(at(5))).await;
+    eventually("two retries", || log.backlog(sub(1)).retrying == 2).await;
+    log.append(events(&[("c", &[1])])).await.unwrap();
+
+    let want = Want { bytes_max: 4, ..WANT };
+    assert_eq!(texts(&log.claim(sub(1), at(5), want).await.unwrap()), ["a"], "nothing overtakes a retry");
+    assert_eq!(texts(&claim_all(&*log, sub(1), at(5)).await), ["bbbbbbbbbb", "c"]);
+    log.close().await.unwrap();
+}
+
+pub async fn due_times_are_known(subject: &dyn Subject) {
+    let log = open(subject, &[1, 2]).await;
+    log.append(events(&[("a", &[1, 2]), ("b", &[1])])).await.unwrap();
+    assert_eq!((log.next_due(), log.due(at(100))), (None, vec![]));
+    let one = claim_all(&*log, sub(1), at(0)).await;
+    let two = claim_all(&*log, sub(2), at(0)).await;
+    settle_all(&*log, sub(1), &one[..1], Next::RetryAt(at(30))).await;
+    settle_all(&*log, sub(2), &two, Next::RetryAt(at(20))).await;
+    settle_all(&*log, sub(1), &one[1..], Next::RetryAt(at(10))).await;
+    eventually("three retries", || {
+        log.backlog(sub(1)).retrying == 2 && log.backlog(sub(2)).retrying == 1
+    })
+    .await;
+    let due = |now| {
+        let mut due = log.due(now);
+        due.sort();
+        due
+    };
+    assert_eq!(log.next_due(), Some(at(10)));
+    assert_eq!(log.next_due_after(at(9)), Some(at(10)));
+    assert_eq!(log.next_due_after(at(10)), Some(at(20)));
+    assert_eq!(due(at(9)), []);
+    assert_eq!(due(at(10)), [sub(1)]);
+    assert_eq!(due(at(25)), [sub(1), sub(2)]);
+
+    let claims = claim_all(&*log, sub(1), at(10)).await;
+    assert_eq!(log.next_due(), Some(at(20)), "what is claimed is no longer due");
+    assert_eq!(due(at(25)), [sub(2)]);
+    settle_all(&*log, sub(1), &claims, Next::Done).await;
+    let claims = claim_all(&*log, sub(2), at(25)).await;
+    assert_eq!(log.next_due(), Some(at(30)));
+    settle_all(&*log, sub(2), &claims, Next::RetryAt(at(28))).await;
+    eventually("it is due at 28", || log.next_due() == Some(at(28))).await;
+    log.close_subscription(sub(2)).await.unwrap();
+    assert_eq!(log.next_due(), Some(at(30)));
+
+    let log = subject.reopen(log).await;
+    assert_eq!((log.next_due(), log.due(at(30))), (Some(at(30)), vec![sub(1)]));
+    log.close().await.unwrap();
+}
+
+pub async fn what_is_released_is_offered_again_in_order(subject: &dyn Subject) {
+    let log = open(subject, &[1]).await;
+    log.append(events(&[("a", &[1]), ("b", &[1]), ("c", &[1]), ("d", &[1]), ("e", &[1])])).await.unwrap();
+    let claims = log.claim(sub(1), at(0), Want { events_max: 4, ..WANT }).await.unwrap();
+    settle_all(&*log, sub(1), &claims[1..2], Next::Done).await;
+    // Two holders give back, the first events first.
+    log.release(sub(1), claims[..1].to_vec());
+    log.release(sub(1), claims[2..].to_vec());
+    assert_eq!(log.backlog(sub(1)).waiting, 4);
+    let claims = claim_all(&*log, sub(1), at(0)).await;
+    assert_eq!(texts(&claims), ["a", "c", "d", "e"]);
+
+    settle_all(&*log, sub(1), &claims[..2], Next::RetryAt(at(5))).await;
+    eventually("two retries", || log.backlog(sub(1)).retrying == 2).await;
+    log.release(sub(1), claims[2..].to_vec());
+    let retries = claim_all(&*log, sub(1), at(5)).await;
+    assert_eq!(texts(&retries), ["a", "c", "d", "e"]);
+    log.release(sub(1), retries);
+    let again = claim_all(&*log, sub(1), at(5)).await;
+    assert_eq!(texts(&again), ["a", "c", "d", "e"]);
+    assert_eq!((again[0].attempts_made, again[0].due), (1, Some(at(5))));
+    settle_all(&*log, sub(1), &again, Next::Done).await;
+    eventually("nothing is left", || log.backlog(sub(1)) == Backlog::default()).await;
+    log.close().await.unwrap();
+}
+
+pub async fn closing_a_subscription_drops_and_counts(subject: &dyn Subject) {
+    let log = open(subject, &[1, 2]).await;
+    let five: Vec<(&str, &[u64])> = vec![("x", &[1, 2]); 5];
+    log.append(events(&five)).await.unwrap();
+    let claims = log.claim(sub(1), at(0), Want { events_max: 3, ..WANT }).await.unwrap();
+    settle_all(&*log, sub(1), &claims[..2], Next::RetryAt(at(5))).await;
+    eventually("two retries", || log.backlog(sub(1)).retrying == 2).await;
+    let retry = log.claim(sub(1), at(5), Want { events_max: 1, ..WANT }).await.unwrap();
+    // Two wait and one is to be retried; two are claimed, and whoever holds them counts them.
+    assert_eq!(log.close_subscription(sub(1)).await.unwrap(), 3);
+    assert_eq!(log.close_subscription(sub(1)).await.unwrap(), 0);
+    settle_all(&*log, sub(1), &claims[2..], Next::RetryAt(at(6))).await;
+    settle_all(&*log, sub(1), &retry, Next::Done).await;
+    assert_eq!(log.next_due(), None);
+    assert!(claim_all(&*log, sub(1), at(100)).await.is_empty());
+    assert_eq!(log.backlog(sub(1)), Backlog::default());
+    assert_eq!(claim_all(&*log, sub(2), at(0)).await.len(), 5, "the other one keeps its own");
+    log.close().await.unwrap();
+}
+
+pub async fn a_subscription_starts_with_the_next_append(subject: &dyn Subject) {
+    let log = open(subject, &[]).await;
+    log.append(events(&[("before", &[1])])).await.unwrap();
+    log.open_subscription(sub(1)).await.unwrap();
+    log.open_subscription(sub(1)).await.unwrap();
+    log.append(events(&[("after", &[1])])).await.unwrap();
+    let log = subject.reopen(log).await;
+    log.open_subscription(sub(1)).await.unwrap();
+    log.append(events(&[("later", &[1])])).await.unwrap();
+    assert_eq!(texts(&claim_all(&*log, sub(1), at(0)).await), ["after", "later"]);
+    log.close().await.unwrap();
+}
+
+pub async fn the_backlog_is_counted(subject: &dyn Subject) {
+    let log = open(subject, &[1]).await;
+    let backlog = |waiting, claimed, retrying| Backlog {
+        waiting,
+        claimed,
+        retrying,
+        oldest: (waiting > 0).then_some(at(0)),
+    };
+    let five: Vec<(&str, &[u64])> = vec![("x", &[1]); 5];
+    log.append(events(&five)).await.unwrap();
+    assert_eq!(log.backlog(sub(1)), backlog(5, 0, 0));
+    let claims = log.claim(sub(1), at(0), Want { events_max: 3, ..WANT }).await.unwrap();
+    assert_eq!(log.backlog(sub(1)), backlog(2, 3, 0));
+    settle_all(&*log, sub(1), &claims[..1], Next::RetryAt(at(5))).await;
+    settle_all(&*log, sub(1), &claims[1..2], Next::Done).await;
+    eventually("one retries", || log.backlog(sub(1)) == backlog(2, 1, 1)).await;
+    let retry = log.claim(sub(1), at(5), Want { events_max: 1, ..WANT }).await.unwrap();
+    assert_eq!(log.backlog(sub(1)), backlog(2, 2, 0));
+    assert_eq!(log.subscriptions(), [sub(1)]);
+    log.release(sub(1), claims[2..].to_vec());
+    log.release(sub(1), retry);
+    assert_eq!(log.backlog(sub(1)), backlog(3, 0, 1));
+
+    let log = subject.reopen(log).await;
+    let found = log.backlog(sub(1));
+    assert_eq!((found.waiting, found.claimed, found.retrying), (3, 0, 1));
+    assert_eq!(log.subscriptions(), [sub(1)]);
+    assert_eq!(claim_all(&*log, sub(1), at(5)).await.len(), 4);
+    assert_eq!(log.backlog(sub(1)), backlog(0, 4, 0));
+    log.close().await.unwrap();
+}
+
+#[derive(Default)]
+struct Heard {
+    ready: Mutex<BTreeMap<SubscriptionId, usize>>,
+    due_changed: AtomicUsize,
+}
+
+impl Listener for Heard {
+    fn ready(&self, of: SubscriptionId, count: usize) {
+        *self.ready.lock().unwrap().entry(of).or_default() += count;
+    }
+
+    fn due_changed(&self) {
+        self.due_changed.fetch_add(1, Relaxed);
+    }
+}
+
+pub async fn the_listener_is_told(subject: &dyn Subject) {
+    let log = open(subject, &[1, 2, 3]).await;
+    let heard = Arc::new(Heard::default());
+    log.listen(heard.clone());
+    log.append(events(&[("a", &[1, 2]), ("b", &[1])])).await.unwrap();
+    // By the time the publisher knows, so does the listener.
+    let expected = BTreeMap::from([(sub(1), 2), (sub(2), 1)]);
+    assert_eq!(*heard.ready.lock().unwrap(), expected);
+    let claims = claim_all(&*log, sub(1), at(0)).await;
+    settle_all(&*log, sub(1), &claims, Next::RetryAt(at(5))).await;
+    eventually("the due times changed", || heard.due_changed.load(Relaxed) > 0).await;
+    log.close().await.unwrap();
+}
+
+pub async fn what_is_settled_stays_settled_after_a_restart(subject: &dyn Subject) {
+    let log = open(subject, &[1, 2]).await;
+    let texts_all: Vec<String> = (0..100).map(|n| format!("e{n:03}")).collect();
+    for pair in texts_all.chunks(2) {
+        log.append(events(&[(&pair[0], &[1, 2]), (&pair[1], &[1])])).await.unwrap();
+    }
+    let claims = log.claim(sub(1), at(0), Want { events_max: 60, ..WANT }).await.unwrap();
+    let odd: Vec<Claim> = claims.iter().filter(|c| c.position().0 % 2 == 1).cloned().collect();
+    settle_all(&*log, sub(1), &odd, Next::Done).await;
+
+    let log = subject.reopen(log).await;
+    let expected: Vec<&str> = claims
+        .iter()
+        .filter(|c| c.position().0 % 2 == 0)
+        .map(Claim::object)
+        .chain(texts_all[60..].iter().map(String::as_str))
+        .collect();
+    assert_eq!(log.backlog(sub(1)).waiting, 70);
+    assert_eq!(log.backlog(sub(2)).waiting, 50);
+    let again = claim_all(&*log, sub(1), at(0)).await;
+    assert_eq!(texts(&again), expected);
+    settle_all(&*log, sub(1), &again, Next::Done).await;
+
+    let log = subject.reopen(log).await;
+    assert_eq!(log.backlog(sub(1)), Backlog::default());
+    assert!(claim_all(&*log, sub(1), at(0)).await.is_empty());
+    assert_eq!(claim_all(&*log, sub(2), at(0)).await.len(), 50);
+    log.close().await.unwrap();
+}
+
+pub async fn retries_survive_a_restart(subject: &dyn Subject) {
+    let log = open(subject, &[1]).await;
+    log.append(events(&[("a", &[1]), ("b", &[1])])).await.unwrap();
+    let claims = claim_all(&*log, sub(1), at(0)).await;
+    let one = settled(&claims[1], Next::RetryAt(at(50)));
+    log.settle(sub(1), vec![one.clone()]).await.unwrap();
+    settle_all(&*log, sub(1), &claims[..1], Next::Done).await;
+
+    let log = subject.reopen(log).await;
+    assert_eq!(log.next_due(), Some(at(50)));
+    assert!(claim_all(&*log, sub(1), at(49)).await.is_empty());
+    let again = claim_all(&*log, sub(1), at(50)).await;
+    assert_eq!(texts(&again), ["b"]);
+    assert_eq!((again[0].attempts_made, again[0].due), (1, Some(at(50))));
+    assert_eq!(again[0].last_attempt, one.last_attempt);
+    assert_eq!(again[0].position(), claims[1].position());
+
+    // Claimed and not settled: it is due as before.
+    let log = subject.reopen(log).await;
+    assert_eq!(claim_all(&*log, sub(1), at(50)).await.len(), 1);
+    log.close().await.unwrap();
+}
+
+pub async fn positions_grow_and_the_identity_stays(subject: &dyn Subject) {
+    let mut log = open(subject, &[1]).await;
+    let identity = log.identity();
+    let mut last = None;
+    for round in 0..4 {
+        for _ in 0..3 {
+            let first = log.append(events(&[("a", &[1]), ("b", &[])])).await.unwrap();
+            assert!(last.is_none_or(|last| first.0 > last), "{first} after {last:?}");
+            last = Some(first.0 + 1);
+        }
+        if round % 2 == 0 {
+            let claims = claim_all(&*log, sub(1), at(0)).await;
+            settle_all(&*log, sub(1), &claims, Next::Done).await;
+        }
+        log = subject.reopen(log).await;
+        assert_eq!(log.identity(), identity);
+    }
+    log.close().await.unwrap();
+}
+
+pub async fn a_closed_subscription_stays_closed(subject: &dyn Subject) {
+    let log = open(subject, &[1, 2]).await;
+    log.append(events(&[("a", &[1, 2]), ("b", &[1, 2])])).await.unwrap();
+    let claims = log.claim(sub(1), at(0), Want { events_max: 1, ..WANT }).await.unwrap();
+    settle_all(&*log, sub(1), &claims, Next::RetryAt(at(5))).await;
+    eventually("one retry", || log.backlog(sub(1)).retrying == 1).await;
+    assert_eq!(log.close_subscription(sub(1)).await.unwrap(), 2);
+    let log = subject.reopen(log).await;
+    assert!(claim_all(&*log, sub(1), at(100)).await.is_empty());
+    assert_eq!((log.next_due(), log.subscriptions()), (None, vec![sub(2)]));
+    assert_eq!(claim_all(&*log, sub(2), at(0)).await.len(), 2);
+    log.close().await.unwrap();
+}
+
+pub async fn many_subscriptions_each_get_their_own(subject: &dyn Subject) {
+    let ids: Vec<u64> = (1..=300).collect();
+    let log = open(subject, &ids).await;
+    let mut expected: BTreeMap<u64, Vec<String>> = BTreeMap::new();
+    for n in 0..200u64 {
+        let text = format!("event {n}");
+        let matched: Vec<u64> = ids.iter().copied().filter(|id| (n * 7 + id) % 40 == 0 || *id == 300).collect();
+        for id in &matched {
+            expected.entry(*id).or_default().push(text.clone());
+        }
+        log.append(events(&[(&text, &matched)])).await.unwrap();
+    }
+    let log = subject.reopen(log).await;
+    for id in &ids {
+        let claims = claim_all(&*log, sub(*id), at(0)).await;
+        assert_eq!(texts(&claims), expected.remove(id).unwrap_or_default(), "subscription {id}");
+    }
+    log.close().await.unwrap();
+}
+
+/// Appends `count` events of about a kilobyte for subscription 1, every third for 2 as well. Returns
+/// their first words in order.
+async fn append_many(log: &dyn EventLog, count: usize) -> Vec<String> {
+    let padding = "p".repeat(1000);
+    let all: Vec<String> = (0..count).map(|n| format!("{n} {padding}")).collect();
+    let mut next = 0;
+    for chunk in all.chunks(100) {
+        let mut batch: Vec<(&str, &[u64])> = Vec::new();
+        for text in chunk {
+            batch.push((text, if next % 3 == 0 { &[1, 2] } else { &[1] }));
+            next += 1;
+        }
+        log.append(events(&batch)).await.unwrap();
+    }
+    (0..count).map(|n| n.to_string()).collect()
+}
+
+fn first_word(claim: &Claim) -> String {
+    claim.object().split(' ').next().unwrap_or_default().to_owned()
+}
+
+/// Claims and settles until nothing is left; returns the first words in the order of claiming.
+async fn drain(log: &dyn EventLog, of: SubscriptionId, want: Want) -> Vec<String> {
+    let mut words = Vec::new();
+    loop {
+        let claims = log.claim(of, at(0), want).await.unwrap();
+        if claims.is_empty() {
+            return words;
+        }
+        words.extend(claims.iter().map(first_word));
+        settle_all(log, of, &claims, Next::Done).await;
+    }
+}
+
+pub async fn a_big_backlog_drains_in_order(subject: &dyn Subject) {
+    let log = open(subject, &[1, 2]).await;
+    let all = append_many(&*log, 20_000).await;
+    assert_eq!(log.backlog(sub(1)).waiting, 20_000);
+    let want = Want { events_max: 333, ..WANT };
+    let drained = drain(&*log, sub(1), want).await;
+    assert_eq!(drained.len(), all.len());
+    assert!(drained == all, "out of order");
+    let third: Vec<String> = all.iter().step_by(3).cloned().collect();
+    assert!(drain(&*log, sub(2), Want { events_max: 10, ..WANT }).await == third);
+    assert_eq!(log.backlog(sub(1)), Backlog::default());
+    assert_eq!(log.backlog(sub(2)), Backlog::default());
+    log.close().await.unwrap();
+}
+
+pub async fn a_backlog_drains_after_a_restart(subject: &dyn Subject) {
+    let log = open(subject, &[1, 2]).await;
+    let mut all = append_many(&*log, 7_000).await;
+    let claims = log.claim(sub(1), at(0), Want { events_max: 500, ..WANT }).await.unwrap();
+    assert_eq!(claims.len(), 500);
+    settle_all(&*log, sub(1), &claims[100..], Next::Done).await;
+    all.drain(100..500);
+
+    let log = subject.reopen(log).await;
+    assert_eq!(log.backlog(sub(1)).waiting, 6_600);
+    // Fresh ones must not overtake those that are still in the log.
+    all.extend(append_many(&*log, 1_000).await);
+    let drained = drain(&*log, sub(1), WANT).await;
+    assert_eq!(drained.len(), all.len());
+    assert!(drained == all, "out of order");
+    assert_eq!(drain(&*log, sub(2), WANT).await.len(), 2_334 + 334);
+    log.close().await.unwrap();
+}
+
+pub async fn nothing_is_lost_while_appends_and_claims_interleave(subject: &dyn Subject) {
+    const REQUESTS: usize = 600;
+    let log = open(subject, &[1, 2]).await;
+    let padding = "p".repeat(30_000);
+    let appended = AtomicUsize::new(0);
+    let publish = async |from: usize| {
+        for n in (from..REQUESTS).step_by(4) {
+            log.append(events(&[(&format!("{n}.0 {padding}"), &[1, 2]), (&format!("{n}.1 x"), &[1])])).await.unwrap();
+            appended.fetch_add(1, Relaxed);
+        }
+    };
+    // One subscription is claimed from all the time and keeps catching up with the end of the log.
+    let follow = async |of: SubscriptionId, expected: usize| {
+        let mut positions = Vec::new();
+        let mut words = BTreeSet::new();
+        let mut idle = 0;
+        while positions.len() < expected && idle < 20_000 {
+            let done = appended.load(Relaxed) == REQUESTS;
+            let claims = log.claim(of, at(0), Want { events_max: 50, ..WANT }).await.unwrap();
+            idle = if claims.is_empty() && done { idle + 1 } else { 0 };
+            positions.extend(claims.iter().map(Claim::position));
+            words.extend(claims.iter().map(first_word));
+            settle_all(&*log, of, &claims, Next::Done).await;
+            tokio::task::yield_now().await;
+        }
+        assert_eq!(positions.len(), expected, "subscription {of}");
+        assert_eq!(words.len(), expected, "subscription {of}");
+        assert!(positions.is_sorted(), "subscription {of}");
+        assert!(log.claim(of, at(0), WANT).await.unwrap().is_empty(), "subscription {of}");
+    };
+    tokio::join!(
+        publish(0),
+        publish(1),
+        publish(2),
+        publish(3),
+        follow(sub(1), REQUESTS * 2),
+        follow(sub(2), REQUESTS),
+    );
+    assert_eq!(log.backlog(sub(1)), Backlog::default());
+    assert_eq!(log.backlog(sub(2)), Backlog::default());
+    log.close().await.unwrap();
+}
+
+/// Where a delivery stands, as far as the test knows.
+#[derive(Clone, Debug, PartialEq)]
+enum Stands {
+    Waiting,
+    Claimed,
+    Retrying(Timestamp),
+    Ended,
+}
+
+/// What should be true of every delivery, kept beside the log.
+struct Model {
+    deliveries: BTreeMap<(SubscriptionId, Position), (Stands, u32, String)>,
+    held: BTreeMap<SubscriptionId, Vec<Claim>>,
+    now: i64,
+}
+
+impl Model {
+    /// Checks claims against what is known, and notes that they are held.
+    fn claimed(&mut self, of: SubscriptionId, claims: Vec<Claim>) {
+        let mut fresh_before = None;
+        for claim in claims {
+            let key = (of, claim.position());
+            let Some((stands, attempts, text)) = self.deliveries.get_mut(&key) else {
+                panic!("{key:?} never matched");
+            };
+            assert_eq!(claim.object(), text, "{key:?}");
+            assert_eq!(claim.attempts_made, *attempts, "{key:?}");
+            match claim.due {
+                Some(due) => {
+                    assert!(fresh_before.is_none(), "{key:?}: a retry after a first attempt");
+                    assert_eq!(*stands, Stands::Retrying(due), "{key:?}");
+                    assert!(due <= at(self.now), "{key:?}: claimed before it was due");
+                }
+                None => {
+                    assert_eq!(*stands, Stands::Waiting, "{key:?}");
+                    assert!(fresh_before.is_none_or(|before| before < key.1), "{key:?}: out of order");
+                    fresh_before = Some(key.1);
+                }
+            }
+            *stands = Stands::Claimed;
+            self.held.entry(of).or_default().push(claim);
+        }
+        if let Some(upto) = fresh_before {
+            let skipped = self.deliveries.range((of, Position(0))..(of, upto)).find(|(_, d)| d.0 == Stands::Waiting);
+            assert!(skipped.is_none(), "{skipped:?} was overtaken by {upto}");
+        }
+    }
+
+    fn take_held(&mut self, of: SubscriptionId, random: &mut Seeded) -> Vec<Claim> {
+        let held = self.held.entry(of).or_default();
+        let mut taken = Vec::new();
+        for _ in 0..random.below(30) {
+            if !held.is_empty() {
+                taken.push(held.swap_remove(random.below(held.len() as u64) as usize));
+            }
+        }
+        taken
+    }
+}
+
+/// Does things at random, and a restart now and then, and compares with a model.
+pub async fn any_sequence_follows_the_model(subject: &dyn Subject, seed: u64) {
+    const SUBSCRIPTIONS: u64 = 4;
+    let mut random = Seeded(seed);
+    let mut log = open(subject, &[1, 2, 3, 4]).await;
+    let mut model = Model {
+        deliveries: BTreeMap::new(),
+        held: BTreeMap::new(),
+        now: 0,
+    };
+    let steps = 600;
+    for step in 0..steps {
+        let of = sub(1 + random.below(SUBSCRIPTIONS));
+        match random.below(100) {
+            0..35 => append_random(&*log, &mut model, &mut random, step).await,
+            35..65 => {
+                let want = Want {
+                    events_max: 1 + random.below(60) as usize,
+                    bytes_max: 1 + random.below(400_000) as usize,
+                    overhead: random.below(100) as usize,
+                };
+                let claims = log.claim(of, at(model.now), want).await.unwrap();
+                let bytes: usize = claims.iter().map(|c| c.object().len() + want.overhead).sum();
+                assert!(claims.len() <= want.events_max && (claims.len() < 2 || bytes <= want.bytes_max));
+                model.claimed(of, claims);
+            }
+            65..85 => settle_random(&*log, &mut model, of, &mut random).await,
+            85..93 => {
+                let claims = model.take_held(of, &mut random);
+                for claim in &claims {
+                    let stands = claim.due.map_or(Stands::Waiting, Stands::Retrying);
+                    model.deliveries.get_mut(&(of, claim.position())).unwrap().0 = stands;
+                }
+                log.release(of, claims);
+            }
+            93..99 => model.now += random.below(8) as i64,
+            _ => {
+                log = subject.reopen(log).await;
+                for (of, claims) in std::mem::take(&mut model.held) {
+                    for claim in claims {
+                        let stands = claim.due.map_or(Stands::Waiting, Stands::Retrying);
+                        model.deliveries.get_mut(&(of, claim.position())).unwrap().0 = stands;
+                    }
+                }
+            }
+        }
+    }
+
+    // Everything comes to rest.
+    model.now += 1_000;
+    for of in (1..=SUBSCRIPTIONS).map(sub) {
+        let held = model.held.remove(&of).unwrap_or_default();
+        for claim in &held {
+            model.deliveries.get_mut(&(of, claim.position())).unwrap().0 = Stands::Ended;
+        }
+        settle_all(&*log, of, &held, Next::Done).await;
+        eventually("all is settled", || log.backlog(of).claimed == 0).await;
+        let waiting = model.deliveries.iter().filter(|(key, d)| key.0 == of && d.0 != Stands::Ended).count();
+        let backlog = log.backlog(of);
+        assert_eq!(backlog.waiting + backlog.retrying, waiting as u64, "seed {seed}, subscription {of}");
+        loop {
+            let claims = log.claim(of, at(model.now), Want { events_max: 100, ..WANT }).await.unwrap();
+            if claims.is_empty() {
+                break;
+            }
+            model.claimed(of, claims);
+            let held = model.held.remove(&of).unwrap_or_default();
+            for claim in &held {
+                model.deliveries.get_mut(&(of, claim.position())).unwrap().0 = Stands::Ended;
+            }
+            settle_all(&*log, of, &held, Next::Done).await;
+        }
+        eventually("nothing is left", || log.backlog(of) == Backlog::default()).await;
+    }
+    let left = model.deliveries.iter().find(|(_, d)| d.0 != Stands::Ended);
+    assert!(left.is_none(), "seed {seed}: {left:?} was never offered");
+    assert_eq!(log.next_due(), None, "seed {seed}");
+    log.close().await.unwrap();
+}
+
+async fn append_random(log: &dyn EventLog, model: &mut Model, random: &mut Seeded, step: usize) {
+    let mut all: Vec<(String, Vec<u64>)> = Vec::new();
+    for n in 0..1 + random.below(12) {
+        let size = if random.one_in(4) { random.below(90_000) } else { random.below(300) };
+        let text = format!("{step}.{n} {}", "p".repeat(size as usize));
+        let mask = random.next();
+        all.push((text, (1..=4).filter(|id| mask >> id & 1 == 1).collect()));
+    }
+    let batch: Vec<(&str, &[u64])> = all.iter().map(|(text, ids)| (text.as_str(), ids.as_slice())).collect();
+    let first = log.append(events(&batch)).await.unwrap();
+    for (n, (text, ids)) in all.into_iter().enumerate() {
+        for id in ids {
+            let key = (sub(id), Position(first.0 + n as u64));
+            let known = model.deliveries.insert(key, (Stands::Waiting, 0, text.clone()));
+            assert!(known.is_none(), "{key:?} was given out twice");
+        }
+    }
+}
+
+async fn settle_random(log: &dyn EventLog, model: &mut Model, of: SubscriptionId, random: &mut Seeded) {
+    let mut all = Vec::new();
+    for claim in model.take_held(of, random) {
+        let next = match random.below(10) {
+            0..6 => Next::Done,
+            6..8 => Next::RetryAt(at(model.now + random.below(20) as i64)),
+            8 => Next::DeadLetter(Reason::AttemptsExhausted),
+            _ => Next::Drop(Reason::TimeToLiveExceeded),
+        };
+        let one = settled(&claim, next);
+        let known = model.deliveries.get_mut(&(of, claim.position())).unwrap();
+        known.0 = match next {
+            Next::RetryAt(due) => Stands::Retrying(due),
+            _ => Stands::Ended,
+        };
+        known.1 = one.attempts_made;
+        all.push(one);
+    }
+    log.settle(of, all).await.unwrap();
+}
+
+/// Every promise of the catalogue.
+pub async fn catalog(subject: &dyn CatalogSubject) {
+    what_is_put_is_loaded_until_it_is_deleted(subject).await;
+    the_changes_of_a_commit_come_together(subject).await;
+    ids_are_never_given_out_twice(subject).await;
+}
+
+fn topic(id: u64, name: &str) -> Topic {
+    Topic {
+        id: TopicId(id),
+        name: name.into(),
+        kind: TopicKind::Domain {
+            auto_create: true,
+            auto_delete: false,
+        },
+        resource_group: "rg1".into(),
+        location: "westus2".into(),
+        tags: BTreeMap::from([("team".into(), "ä".into())]),
+        input_schema: Schema::EventGrid,
+        mapping: None,
+        keys: [Secret::new("one"), Secret::new("two")],
+        local_auth_disabled: false,
+        public_network: true,
+        inbound_ip_rules: vec!["10.0.0.0/8".into()],
+        profile: None,
+        created: at(3),
+        extras: Some("{}".into()),
+    }
+}
+
+fn domain_topic(domain: u64, name: &str) -> DomainTopic {
+    DomainTopic {
+        domain: TopicId(domain),
+        name: name.into(),
+        created: at(4),
+    }
+}
+
+fn subscription(id: u64, topic: u64) -> Subscription {
+    Subscription {
+        id: sub(id),
+        name: format!("sub{id}"),
+        topic: TopicId(topic),
+        domain_topic: None,
+        destination: Destination::EdgeHub { output: "out".into() },
+        identity: None,
+        filter: Filter::default(),
+        labels: vec!["a".into()],
+        expires: Some(at(9)),
+        delivery_schema: Schema::CloudEvent,
+        retry: RetryChoice {
+            attempts_max: Some(3),
+            time_to_live_minutes: None,
+        },
+        dead_letter: None,
+        dead_letter_identity: None,
+        profile: None,
+        created: at(5),
+        origin: Origin::Azure,
+        extras: None,
+    }
+}
+
+/// What is loaded, in an order of its own.
+async fn load(catalog: &dyn Catalog) -> Loaded {
+    let mut loaded = catalog.load().await.unwrap();
+    loaded.topics.sort_by_key(|topic| topic.id);
+    loaded.domain_topics.sort_by_key(|topic| (topic.domain, topic.name.clone()));
+    loaded.subscriptions.sort_by_key(|subscription| subscription.id);
+    loaded
+}
+
+pub async fn what_is_put_is_loaded_until_it_is_deleted(subject: &dyn CatalogSubject) {
+    let catalog = subject.open().await;
+    assert_eq!(load(&*catalog).await, Loaded::default());
+    let mut expected = Loaded {
+        topics: vec![topic(1, "orders"), topic(2, "stock")],
+        domain_topics: vec![domain_topic(1, "a"), domain_topic(1, "b"), domain_topic(2, "a")],
+        subscriptions: vec![subscription(7, 1), subscription(8, 1)],
+    };
+    for one in &expected.topics {
+        catalog.commit(vec![Change::PutTopic(one.clone())]).await.unwrap();
+    }
+    for one in &expected.domain_topics {
+        catalog.commit(vec![Change::PutDomainTopic(one.clone())]).await.unwrap();
+    }
+    for one in &expected.subscriptions {
+        catalog.commit(vec![Change::PutSubscription(one.clone())]).await.unwrap();
+    }
+    assert_eq!(load(&*catalog).await, expected);
+
+    let catalog = subject.reopen(catalog).await;
+    assert_eq!(load(&*catalog).await, expected);
+    expected.topics[0].name = "orders2".into();
+    expected.subscriptions[1].labels = vec![];
+    expected.topics.remove(1);
+    expected.domain_topics.remove(1);
+    expected.subscriptions.remove(0);
+    let changes = vec![
+        Change::PutTopic(expected.topics[0].clone()),
+        Change::PutSubscription(expected.subscriptions[0].clone()),
+        Change::DeleteTopic(TopicId(2)),
+        Change::DeleteDomainTopic(TopicId(1), "b".into()),
+        Change::DeleteSubscription(sub(7)),
+        Change::DeleteSubscription(sub(99)),
+    ];
+    catalog.commit(changes).await.unwrap();
+    assert_eq!(load(&*catalog).await, expected);
+    let catalog = subject.reopen(catalog).await;
+    assert_eq!(load(&*catalog).await, expected);
+}
+
+pub async fn the_changes_of_a_commit_come_together(subject: &dyn CatalogSubject) {
+    let catalog = subject.open().await;
+    let mut last = 0;
+    let write = async {
+        for n in 1..=30 {
+            let changes = vec![Change::PutTopic(topic(1, &n.to_string())), Change::PutTopic(topic(2, &n.to_string()))];
+            catalog.commit(changes).await.unwrap();
+        }
+    };
+    let read = async {
+        while last < 30 {
+            let loaded = load(&*catalog).await;
+            let names: Vec<&str> = loaded.topics.iter().map(|topic| topic.name.as_str()).collect();
+            match names[..] {
+                [] => {}
+                [one, two] => {
+                    assert_eq!(one, two, "half of a commit");
+                    let now = one.parse().unwrap();
+                    assert!(now >= last, "{now} after {last}");
+                    last = now;
+                }
+                _ => panic!("half of a commit: {names:?}"),
+            }
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::join!(write, read);
+}
+
+pub async fn ids_are_never_given_out_twice(subject: &dyn CatalogSubject) {
+    let mut catalog = subject.open().await;
+    let mut given = BTreeSet::new();
+    for _ in 0..4 {
+        for _ in 0..700 {
+            let (one, two) = tokio::join!(catalog.next_id(), catalog.next_id());
+            assert!(given.insert(one.unwrap()) && given.insert(two.unwrap()));
+        }
+        catalog = subject.reopen(catalog).await;
+    }
+}
+
+/// Whether an error means that nothing can be written now.
+pub fn is_unavailable<T>(result: &Result<T, Error>) -> bool {
+    matches!(result, Err(Error::Unavailable(_)))
+}

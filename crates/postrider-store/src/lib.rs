@@ -1,6 +1,7 @@
 //! The promise: what an event log and a catalogue must hold, whatever they are built on.
 
 pub mod catalog;
+pub mod record;
 pub mod log;
 pub mod memory;
 pub mod conformance;

@@ -133,6 +133,11 @@ pub trait EventLog: Send + Sync {
     /// When the next retry of any subscription comes due.
     fn next_due(&self) -> Option<Timestamp>;
 
+    /// When the next retry comes due that is not due by `after`.
+    fn next_due_after(&self, after: Timestamp) -> Option<Timestamp> {
+        self.next_due().filter(|due| *due > after)
+    }
+
     /// The subscriptions with a retry due by `now`.
     fn due(&self, now: Timestamp) -> Vec<SubscriptionId>;
 

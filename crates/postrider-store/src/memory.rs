@@ -1,1 +1,526 @@
-//! Both promises in memory: for tests, and for the simulation's log that crashes.
+//! Both promises in memory: for tests and the simulation, and for reading what the promises mean.
+
+use crate::log::LastAttempt;
+use crate::{Backlog, Catalog, Change, Claim, Entry, Error, EventLog, Health, Listener, Loaded, Settled, Want};
+use async_trait::async_trait;
+use postrider_core::event::Batch;
+use postrider_core::ids::{Position, SubscriptionId, TopicId};
+use postrider_core::retry::{Next, Reason};
+use postrider_core::subscription::{DomainTopic, Subscription, Topic};
+use postrider_core::time::Timestamp;
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
+
+/// An event log in memory.
+///
+/// It tells what is durable from what is not, as a real log must: [`MemoryLog::crash`] leaves only the
+/// former. Appends are durable at once, settling is with the next [`MemoryLog::checkpoint`].
+#[derive(Default)]
+pub struct MemoryLog {
+    log: Mutex<Log>,
+    listener: OnceLock<Arc<dyn Listener>>,
+}
+
+#[derive(Default)]
+struct Log {
+    identity: u64,
+    next: u64,
+    subscriptions: BTreeMap<SubscriptionId, Deliveries>,
+    dead_letters: BTreeMap<(SubscriptionId, Position), Reason>,
+    /// What the deliveries settled since the last checkpoint were before; a crash brings them back.
+    not_durable: BTreeMap<(SubscriptionId, Position), Delivery>,
+    refusing: Option<String>,
+    fail_next_append: bool,
+    closed: bool,
+    redelivered: u64,
+}
+
+/// What one subscription has before it. A delivery is in one of the three.
+#[derive(Clone, Default)]
+struct Deliveries {
+    waiting: BTreeMap<Position, Delivery>,
+    claimed: BTreeMap<Position, Delivery>,
+    retrying: BTreeMap<(Timestamp, Position), Delivery>,
+}
+
+#[derive(Clone)]
+struct Delivery {
+    entry: Arc<Entry>,
+    index: u32,
+    attempts_made: u32,
+    last_attempt: Option<LastAttempt>,
+    due: Option<Timestamp>,
+}
+
+impl Delivery {
+    fn position(&self) -> Position {
+        Position(self.entry.first.0 + u64::from(self.index))
+    }
+
+    fn size(&self) -> usize {
+        self.entry.batch.object(self.index as usize).len()
+    }
+
+    fn claim(&self) -> Claim {
+        Claim {
+            entry: self.entry.clone(),
+            index: self.index,
+            attempts_made: self.attempts_made,
+            last_attempt: self.last_attempt,
+            due: self.due,
+        }
+    }
+}
+
+impl Deliveries {
+    /// Puts a delivery where it waits for its time.
+    fn put(&mut self, delivery: Delivery) {
+        match delivery.due {
+            Some(due) => self.retrying.insert((due, delivery.position()), delivery),
+            None => self.waiting.insert(delivery.position(), delivery),
+        };
+    }
+
+    /// The next one to be offered.
+    fn next(&self, now: Timestamp) -> Option<&Delivery> {
+        let retry = self.retrying.values().next();
+        let due = retry.filter(|retry| retry.due.is_some_and(|due| due <= now));
+        due.or_else(|| self.waiting.values().next())
+    }
+
+    fn take(&mut self, delivery: &Delivery) {
+        match delivery.due {
+            Some(due) => self.retrying.remove(&(due, delivery.position())),
+            None => self.waiting.remove(&delivery.position()),
+        };
+    }
+
+    /// Ends a claim; none if it is not held.
+    fn end_claim(&mut self, claim: &Claim) -> Option<Delivery> {
+        let position = claim.position();
+        let held = self.claimed.get(&position)?;
+        if held.due != claim.due || held.attempts_made != claim.attempts_made {
+            return None;
+        }
+        self.claimed.remove(&position)
+    }
+}
+
+impl MemoryLog {
+    pub fn new(identity: u64) -> MemoryLog {
+        let log = MemoryLog::default();
+        log.lock().identity = identity;
+        log
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Log> {
+        self.log.lock().expect("no panic holds it")
+    }
+
+    /// Makes everything settled so far durable.
+    pub fn checkpoint(&self) {
+        self.lock().not_durable.clear();
+    }
+
+    /// Cuts the power: returns what a restart finds. This log answers nothing but `Closed` from now on.
+    pub fn crash(&self) -> MemoryLog {
+        let mut old = self.lock();
+        old.closed = true;
+        let mut subscriptions = std::mem::take(&mut old.subscriptions);
+        let not_durable = std::mem::take(&mut old.not_durable);
+        let mut dead_letters = std::mem::take(&mut old.dead_letters);
+        let mut redelivered = 0;
+        for ((of, position), before) in not_durable {
+            dead_letters.remove(&(of, position));
+            if let Some(deliveries) = subscriptions.get_mut(&of) {
+                deliveries.waiting.remove(&position);
+                deliveries.claimed.remove(&position);
+                deliveries.retrying.retain(|(_, p), _| *p != position);
+                deliveries.put(before);
+                redelivered += 1;
+            }
+        }
+        for deliveries in subscriptions.values_mut() {
+            redelivered += deliveries.claimed.len() as u64;
+            for delivery in std::mem::take(&mut deliveries.claimed).into_values() {
+                deliveries.put(delivery);
+            }
+        }
+        MemoryLog {
+            log: Mutex::new(Log {
+                identity: old.identity,
+                next: old.next,
+                subscriptions,
+                dead_letters,
+                redelivered,
+                ..Log::default()
+            }),
+            listener: OnceLock::new(),
+        }
+    }
+
+    /// Refuses every append with this reason, until it is taken back with none.
+    pub fn refuse_appends(&self, reason: Option<&str>) {
+        self.lock().refusing = reason.map(Into::into);
+    }
+
+    /// The next append is stored, and its publisher is told that it failed.
+    pub fn fail_next_append(&self) {
+        self.lock().fail_next_append = true;
+    }
+
+    /// The dead letters that were recorded, with their reasons.
+    pub fn dead_letters(&self) -> BTreeMap<(SubscriptionId, Position), Reason> {
+        self.lock().dead_letters.clone()
+    }
+
+    fn tell(&self, tell: impl FnOnce(&dyn Listener)) {
+        if let Some(listener) = self.listener.get() {
+            tell(&**listener);
+        }
+    }
+}
+
+#[async_trait]
+impl EventLog for MemoryLog {
+    async fn append(&self, batch: Batch) -> Result<Position, Error> {
+        let mut ready: BTreeMap<SubscriptionId, usize> = BTreeMap::new();
+        let (first, failed) = {
+            let mut log = self.lock();
+            if log.closed {
+                return Err(Error::Closed);
+            }
+            if let Some(reason) = &log.refusing {
+                return Err(Error::Unavailable(reason.clone()));
+            }
+            let first = Position(log.next);
+            log.next += batch.events.len() as u64;
+            let entry = Arc::new(Entry {
+                batch,
+                first,
+                place: first.0,
+            });
+            for index in 0..entry.batch.events.len() {
+                for of in entry.batch.matched(index) {
+                    if let Some(deliveries) = log.subscriptions.get_mut(of) {
+                        *ready.entry(*of).or_default() += 1;
+                        deliveries.put(Delivery {
+                            entry: entry.clone(),
+                            index: index as u32,
+                            attempts_made: 0,
+                            last_attempt: None,
+                            due: None,
+                        });
+                    }
+                }
+            }
+            (first, std::mem::take(&mut log.fail_next_append))
+        };
+        for (of, count) in ready {
+            self.tell(|listener| listener.ready(of, count));
+        }
+        if failed {
+            return Err(Error::Unavailable("the flush failed".into()));
+        }
+        Ok(first)
+    }
+
+    async fn claim(&self, of: SubscriptionId, now: Timestamp, want: Want) -> Result<Vec<Claim>, Error> {
+        let mut log = self.lock();
+        if log.closed {
+            return Err(Error::Closed);
+        }
+        let Some(deliveries) = log.subscriptions.get_mut(&of) else {
+            return Ok(Vec::new());
+        };
+        let mut claims = Vec::new();
+        let mut bytes = 0;
+        while claims.len() < want.events_max {
+            let Some(delivery) = deliveries.next(now).cloned() else {
+                break;
+            };
+            bytes += delivery.size() + want.overhead;
+            if !claims.is_empty() && bytes > want.bytes_max {
+                break;
+            }
+            deliveries.take(&delivery);
+            claims.push(delivery.claim());
+            deliveries.claimed.insert(delivery.position(), delivery);
+        }
+        Ok(claims)
+    }
+
+    async fn settle(&self, of: SubscriptionId, settled: Vec<Settled>) -> Result<(), Error> {
+        let earliest = self.next_due();
+        {
+            let mut log = self.lock();
+            if log.closed {
+                return Err(Error::Closed);
+            }
+            let Log {
+                subscriptions,
+                dead_letters,
+                not_durable,
+                ..
+            } = &mut *log;
+            let Some(deliveries) = subscriptions.get_mut(&of) else {
+                return Ok(());
+            };
+            for one in settled {
+                let Some(before) = deliveries.end_claim(&one.claim) else {
+                    continue;
+                };
+                let key = (of, before.position());
+                match one.next {
+                    Next::RetryAt(due) => deliveries.put(Delivery {
+                        attempts_made: one.attempts_made,
+                        last_attempt: one.last_attempt,
+                        due: Some(due),
+                        ..before.clone()
+                    }),
+                    Next::DeadLetter(reason) => {
+                        dead_letters.insert(key, reason);
+                    }
+                    Next::Done | Next::Drop(_) => {}
+                }
+                not_durable.entry(key).or_insert(before);
+            }
+        }
+        if self.next_due() != earliest {
+            self.tell(|listener| listener.due_changed());
+        }
+        Ok(())
+    }
+
+    fn release(&self, of: SubscriptionId, claims: Vec<Claim>) {
+        if let Some(deliveries) = self.lock().subscriptions.get_mut(&of) {
+            for claim in claims {
+                if let Some(delivery) = deliveries.end_claim(&claim) {
+                    deliveries.put(delivery);
+                }
+            }
+        }
+    }
+
+    fn next_due(&self) -> Option<Timestamp> {
+        let log = self.lock();
+        let firsts = log.subscriptions.values().filter_map(|d| d.retrying.keys().next());
+        firsts.map(|(due, _)| *due).min()
+    }
+
+    fn next_due_after(&self, after: Timestamp) -> Option<Timestamp> {
+        let log = self.lock();
+        let dues = log.subscriptions.values().flat_map(|d| d.retrying.keys());
+        dues.map(|(due, _)| *due).filter(|due| *due > after).min()
+    }
+
+    fn due(&self, now: Timestamp) -> Vec<SubscriptionId> {
+        let log = self.lock();
+        let has_due = |d: &Deliveries| d.retrying.keys().next().is_some_and(|(due, _)| *due <= now);
+        log.subscriptions.iter().filter(|(_, d)| has_due(d)).map(|(of, _)| *of).collect()
+    }
+
+    async fn open_subscription(&self, of: SubscriptionId) -> Result<(), Error> {
+        let mut log = self.lock();
+        if log.closed {
+            return Err(Error::Closed);
+        }
+        log.subscriptions.entry(of).or_default();
+        Ok(())
+    }
+
+    async fn close_subscription(&self, of: SubscriptionId) -> Result<u64, Error> {
+        let mut log = self.lock();
+        if log.closed {
+            return Err(Error::Closed);
+        }
+        log.not_durable.retain(|(other, _), _| *other != of);
+        let dropped = log.subscriptions.remove(&of).unwrap_or_default();
+        Ok((dropped.waiting.len() + dropped.retrying.len()) as u64)
+    }
+
+    fn subscriptions(&self) -> Vec<SubscriptionId> {
+        let log = self.lock();
+        let busy = |d: &Deliveries| !d.waiting.is_empty() || !d.retrying.is_empty();
+        log.subscriptions.iter().filter(|(_, d)| busy(d)).map(|(of, _)| *of).collect()
+    }
+
+    fn backlog(&self, of: SubscriptionId) -> Backlog {
+        let log = self.lock();
+        log.subscriptions.get(&of).map_or_else(Backlog::default, |d| Backlog {
+            waiting: d.waiting.len() as u64,
+            claimed: d.claimed.len() as u64,
+            retrying: d.retrying.len() as u64,
+            oldest: d.waiting.values().next().map(|one| one.entry.batch.received),
+        })
+    }
+
+    fn health(&self) -> Health {
+        let log = self.lock();
+        Health {
+            refusing: log.refusing.clone(),
+            redelivered: log.redelivered,
+            ..Health::default()
+        }
+    }
+
+    fn identity(&self) -> u64 {
+        self.lock().identity
+    }
+
+    fn listen(&self, listener: Arc<dyn Listener>) {
+        // There is one; a second one is ignored.
+        let _ = self.listener.set(listener);
+    }
+
+    async fn close(&self) -> Result<(), Error> {
+        self.checkpoint();
+        Ok(())
+    }
+}
+
+/// A catalogue in memory.
+#[derive(Default)]
+pub struct MemoryCatalog {
+    catalog: Mutex<Resources>,
+}
+
+#[derive(Default)]
+struct Resources {
+    topics: BTreeMap<TopicId, Topic>,
+    /// Names of domain topics are compared without regard to case.
+    domain_topics: BTreeMap<(TopicId, String), DomainTopic>,
+    subscriptions: BTreeMap<SubscriptionId, Subscription>,
+    ids_given: u64,
+}
+
+#[async_trait]
+impl Catalog for MemoryCatalog {
+    async fn load(&self) -> Result<Loaded, Error> {
+        let catalog = self.catalog.lock().expect("no panic holds it");
+        Ok(Loaded {
+            topics: catalog.topics.values().cloned().collect(),
+            domain_topics: catalog.domain_topics.values().cloned().collect(),
+            subscriptions: catalog.subscriptions.values().cloned().collect(),
+        })
+    }
+
+    async fn commit(&self, changes: Vec<Change>) -> Result<(), Error> {
+        let mut catalog = self.catalog.lock().expect("no panic holds it");
+        for change in changes {
+            match change {
+                Change::PutTopic(topic) => {
+                    catalog.topics.insert(topic.id, topic);
+                }
+                Change::DeleteTopic(id) => {
+                    catalog.topics.remove(&id);
+                }
+                Change::PutDomainTopic(topic) => {
+                    catalog.domain_topics.insert((topic.domain, topic.name.to_lowercase()), topic);
+                }
+                Change::DeleteDomainTopic(domain, name) => {
+                    catalog.domain_topics.remove(&(domain, name.to_lowercase()));
+                }
+                Change::PutSubscription(subscription) => {
+                    catalog.subscriptions.insert(subscription.id, subscription);
+                }
+                Change::DeleteSubscription(id) => {
+                    catalog.subscriptions.remove(&id);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    async fn next_id(&self) -> Result<u64, Error> {
+        let mut catalog = self.catalog.lock().expect("no panic holds it");
+        catalog.ids_given += 1;
+        Ok(catalog.ids_given)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::conformance::{self, CatalogSubject, Subject, WANT, at, claim_all, events, settled, sub};
+
+    #[derive(Default)]
+    struct Memory {
+        opened: Mutex<Option<Arc<MemoryLog>>>,
+    }
+
+    impl Memory {
+        fn opened(&self, log: MemoryLog) -> Arc<dyn EventLog> {
+            let log = Arc::new(log);
+            *self.opened.lock().unwrap() = Some(log.clone());
+            log
+        }
+    }
+
+    #[async_trait]
+    impl Subject for Memory {
+        async fn open(&self) -> Arc<dyn EventLog> {
+            self.opened(MemoryLog::new(7))
+        }
+
+        async fn reopen(&self, log: Arc<dyn EventLog>) -> Arc<dyn EventLog> {
+            log.close().await.unwrap();
+            let log = self.opened.lock().unwrap().take().expect("it was opened");
+            self.opened(log.crash())
+        }
+    }
+
+    #[async_trait]
+    impl CatalogSubject for MemoryCatalog {
+        async fn open(&self) -> Arc<dyn Catalog> {
+            Arc::new(MemoryCatalog::default())
+        }
+
+        async fn reopen(&self, catalog: Arc<dyn Catalog>) -> Arc<dyn Catalog> {
+            catalog
+        }
+    }
+
+    #[tokio::test]
+    async fn keeps_the_logs_promise() {
+        conformance::all(&Memory::default()).await;
+    }
+
+    #[tokio::test]
+    async fn keeps_the_catalogues_promise() {
+        conformance::catalog(&MemoryCatalog::default()).await;
+    }
+
+    #[tokio::test]
+    async fn a_crash_keeps_what_was_durable_and_nothing_else() {
+        let log = MemoryLog::new(7);
+        log.open_subscription(sub(1)).await.unwrap();
+        log.append(events(&[("a", &[1]), ("b", &[1]), ("c", &[1])])).await.unwrap();
+        let claims = claim_all(&log, sub(1), at(0)).await;
+        log.settle(sub(1), vec![settled(&claims[0], Next::Done)]).await.unwrap();
+        log.checkpoint();
+        log.settle(sub(1), vec![settled(&claims[1], Next::RetryAt(at(9)))]).await.unwrap();
+
+        let restarted = log.crash();
+        assert!(matches!(log.append(events(&[("x", &[1])])).await, Err(Error::Closed)));
+        assert_eq!(restarted.next_due(), None);
+        let claims = claim_all(&restarted, sub(1), at(0)).await;
+        let texts: Vec<&str> = claims.iter().map(Claim::object).collect();
+        assert_eq!(texts, ["b", "c"]);
+        assert_eq!(restarted.health().redelivered, 2);
+    }
+
+    #[tokio::test]
+    async fn appends_fail_on_demand() {
+        let log = MemoryLog::new(7);
+        log.open_subscription(sub(1)).await.unwrap();
+        log.refuse_appends(Some("the disk is full"));
+        assert!(matches!(log.append(events(&[("a", &[1])])).await, Err(Error::Unavailable(_))));
+        assert!(log.claim(sub(1), at(0), WANT).await.unwrap().is_empty());
+        log.refuse_appends(None);
+        log.fail_next_append();
+        assert!(matches!(log.append(events(&[("b", &[1])])).await, Err(Error::Unavailable(_))));
+        log.append(events(&[("c", &[1])])).await.unwrap();
+        assert_eq!(claim_all(&log, sub(1), at(0)).await.len(), 2);
+    }
+}

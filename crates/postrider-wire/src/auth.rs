@@ -49,6 +49,16 @@ pub enum Authorized<'a> {
     Bearer(&'a str),
 }
 
+/// A new access key: 32 bytes from the system's generator, in base64.
+pub fn fresh_key() -> Secret {
+    use ring::rand::SecureRandom;
+    let mut bytes = [0; 32];
+    ring::rand::SystemRandom::new()
+        .fill(&mut bytes)
+        .expect("the system has a source of randomness");
+    Secret::new(base64::prelude::BASE64_STANDARD.encode(bytes))
+}
+
 /// Decides by the first credential found, in this order: `aeg-sas-key`, `aeg-sas-token`,
 /// `Authorization`, the key in the query. One that is wrong is not made good by the next.
 pub fn authorize<'a>(

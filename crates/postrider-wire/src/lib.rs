@@ -4,4 +4,3 @@ pub mod auth;
 pub mod error;
 pub mod publish;
 pub mod resources;
-pub mod record;

@@ -1,6 +1,54 @@
+//! The binary: `postrider serve` and the command line.
+
 mod config;
 mod material;
-
+mod serve;
 mod bench;
 mod receiver;
-fn main() {}
+
+use clap::{Parser, Subcommand};
+
+/// Many small buffers live and die with every delivery.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
+#[derive(Parser)]
+#[command(name = "postrider", version, about = "Durable event delivery that speaks Azure Event Grid")]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Run the server
+    Serve(config::ServeFlags),
+    /// Print webhook deliveries as they arrive
+    Receiver(receiver::ReceiverArgs),
+    /// Measure publish-to-delivered on this machine, beside a minimal relay
+    Bench(bench::BenchArgs),
+    #[command(hide = true)]
+    BenchSink(bench::SinkArgs),
+    #[command(hide = true)]
+    BenchRelay(bench::RelayArgs),
+    #[command(hide = true)]
+    BenchPublish(bench::PublishArgs),
+}
+
+fn main() -> std::process::ExitCode {
+    let result = match Cli::parse().command {
+        Command::Serve(flags) => serve::run(&flags),
+        Command::Receiver(args) => receiver::run(args),
+        Command::Bench(args) => bench::run(args),
+        Command::BenchSink(args) => bench::run_sink(args),
+        Command::BenchRelay(args) => bench::run_relay(args),
+        Command::BenchPublish(args) => bench::run_publish(args),
+    };
+    match result {
+        Ok(()) => std::process::ExitCode::SUCCESS,
+        Err(e) => {
+            eprintln!("postrider: {e:#}");
+            std::process::ExitCode::FAILURE
+        }
+    }
+}

@@ -104,15 +104,23 @@ pub(super) fn parse_destination(
     });
     let words: Vec<_> = known.map(|(name, kind, ..)| (*name, *kind)).collect();
     node.need_string("endpointType")?;
-    let kind = node.word("endpointType", &words)?.expect("it was found to be there");
+    let kind = node
+        .word("endpointType", &words)?
+        .expect("it was found to be there");
     let properties = node.need_object("properties")?;
     refuse_foreign_members(&properties, kind, road)?;
 
-    let reader = Reader { properties, kind, context };
+    let reader = Reader {
+        properties,
+        kind,
+        context,
+    };
     match kind {
         Type::WebHook => reader.web_hook(batching).map(Destination::WebHook),
         Type::EventGrid => reader.event_grid(batching),
-        Type::EdgeHub => Ok(Destination::EdgeHub { output: reader.properties.need_string("outputName")? }),
+        Type::EdgeHub => Ok(Destination::EdgeHub {
+            output: reader.properties.need_string("outputName")?,
+        }),
         Type::AzureFunction => Ok(Destination::AzureFunction {
             resource: reader.function()?,
             batching: reader.batching(batching)?,
@@ -154,7 +162,7 @@ fn refuse_foreign_members(properties: &Node<'_>, kind: Type, road: Road) -> Resu
     ];
     for (member, allowed) in rules {
         if let Some(given) = properties.get(member).filter(|_| !allowed) {
-            return Err(given.fail(format!("must be left out: a {} has no such property", kind.name())));
+            return Err(given.fail(format!("must be left out: {} has no such property", kind.name())));
         }
     }
     Ok(())
@@ -202,7 +210,9 @@ impl Reader<'_> {
     }
 
     fn previous_destination(&self) -> Option<&Destination> {
-        self.context.previous.map(|subscription| &subscription.destination)
+        self.context
+            .previous
+            .map(|subscription| &subscription.destination)
     }
 
     fn previous_web_hook(&self) -> Option<&WebHook> {
@@ -213,7 +223,10 @@ impl Reader<'_> {
     }
 
     fn active_directory(&self) -> Result<(Option<String>, Option<String>), FieldError> {
-        let names = ["azureActiveDirectoryTenantId", "azureActiveDirectoryApplicationIdOrUri"];
+        let names = [
+            "azureActiveDirectoryTenantId",
+            "azureActiveDirectoryApplicationIdOrUri",
+        ];
         let [tenant, application] = names.map(|name| self.properties.string(name));
         let given = |text: Result<Option<String>, _>| Ok(text?.filter(|text| !text.is_empty()));
         let (tenant, application) = (given(tenant)?, given(application)?);
@@ -233,7 +246,10 @@ impl Reader<'_> {
             Road::Config | Road::Azure => (CLOUD_BATCH_EVENTS_MAX, CLOUD_BATCH_KILOBYTES_MAX),
         };
         Ok(Batching {
-            events_max: self.properties.count("maxEventsPerBatch", events)?.or(otherwise.events_max),
+            events_max: self
+                .properties
+                .count("maxEventsPerBatch", events)?
+                .or(otherwise.events_max),
             preferred_kilobytes: self
                 .properties
                 .count("preferredBatchSizeInKilobytes", kilobytes)?
@@ -262,22 +278,28 @@ impl Reader<'_> {
             return Err(field.fail("must have the query parameter api-version=2018-01-01"));
         }
         let host = url.host.trim_end_matches('.').to_ascii_lowercase();
-        let clouds = [".eventgrid.azure.net", ".eventgrid.azure.us", ".eventgrid.azure.cn"];
+        let clouds = [
+            ".eventgrid.azure.net",
+            ".eventgrid.azure.us",
+            ".eventgrid.azure.cn",
+        ];
         if !limits.event_grid_any_host && !clouds.iter().any(|cloud| host.ends_with(cloud)) {
-            let reason = "must have a host that ends in eventgrid.azure.net, eventgrid.azure.us or eventgrid.azure.cn";
+            let reason =
+                "must have a host that ends in eventgrid.azure.net, eventgrid.azure.us or eventgrid.azure.cn";
             return Err(field.fail(reason));
         }
         // A masked key stays with the server it was given for.
         let previous = match self.previous_destination() {
-            Some(Destination::EventGrid { url: previous, sas_key, .. })
-                if Url::parse(previous).is_ok_and(|previous| previous.same_origin(&url)) =>
-            {
-                Some(sas_key)
-            }
+            Some(Destination::EventGrid {
+                url: previous,
+                sas_key,
+                ..
+            }) if Url::parse(previous).is_ok_and(|previous| previous.same_origin(&url)) => Some(sas_key),
             _ => None,
         };
         let sas_key = self.secret("sasKey", previous)?;
-        check_attribute_value(sas_key.expose()).map_err(|reason| self.properties.at("sasKey").fail(reason))?;
+        check_attribute_value(sas_key.expose())
+            .map_err(|reason| self.properties.at("sasKey").fail(reason))?;
         Ok(Destination::EventGrid {
             sas_key,
             topic_name: self.properties.string("topicName")?,
@@ -299,7 +321,8 @@ impl Reader<'_> {
     fn function(&self) -> Result<String, FieldError> {
         let id = self.properties.need_string("resourceId")?;
         let types: [&[&str]; 2] = [&["sites", "functions"], &["sites", "slots", "functions"]];
-        let fits = |types| resource_names(&id, "Microsoft.Web", types).is_some_and(|(_, rest)| rest.is_empty());
+        let fits =
+            |types| resource_names(&id, "Microsoft.Web", types).is_some_and(|(_, rest)| rest.is_empty());
         if types.into_iter().any(fits) {
             return Ok(id);
         }
@@ -351,7 +374,8 @@ impl Reader<'_> {
             match rest.as_slice() {
                 [] => {}
                 [services, _, queues, queue]
-                    if services.eq_ignore_ascii_case("queueServices") && queues.eq_ignore_ascii_case("queues") =>
+                    if services.eq_ignore_ascii_case("queueServices")
+                        && queues.eq_ignore_ascii_case("queues") =>
                 {
                     queue_in_id = Some(queue.clone());
                 }
@@ -367,21 +391,31 @@ impl Reader<'_> {
         let ttl = "queueMessageTimeToLiveInSeconds";
         let message_ttl_secs = self.properties.integer(ttl, -1..=i64::MAX)?;
         if message_ttl_secs == Some(0) {
-            return Err(self.properties.at(ttl).fail("must be positive, or -1 for never, was 0"));
+            return Err(self
+                .properties
+                .at(ttl)
+                .fail("must be positive, or -1 for never, was 0"));
         }
-        Ok(Destination::StorageQueue { resource, queue, message_ttl_secs })
+        Ok(Destination::StorageQueue {
+            resource,
+            queue,
+            message_ttl_secs,
+        })
     }
 
     fn storage_connection(&self) -> Result<String, FieldError> {
         let given = self.properties.need_string("connectionString")?;
         if given == HIDDEN {
             return match self.previous_destination() {
-                Some(Destination::StorageQueue { resource, .. }) if is_connection(resource) => Ok(resource.clone()),
+                Some(Destination::StorageQueue { resource, .. }) if is_connection(resource) => {
+                    Ok(resource.clone())
+                }
                 _ => Err(self.properties.at("connectionString").fail(MASKED)),
             };
         }
         if !is_connection(&given) {
-            let reason = "must be the connection string of a storage account: with AccountName or QueueEndpoint";
+            let reason =
+                "must be the connection string of a storage account: with AccountName or QueueEndpoint";
             return Err(self.properties.at("connectionString").fail(reason));
         }
         Ok(given)
@@ -392,10 +426,20 @@ impl Reader<'_> {
     }
 
     /// Reads the delivery attributes of a destination at `url`.
-    fn attributes_beside(&self, url: Option<&Secret>, aad: bool) -> Result<Vec<DeliveryAttribute>, FieldError> {
-        let list = self.properties.list("deliveryAttributeMappings")?.unwrap_or_default();
+    fn attributes_beside(
+        &self,
+        url: Option<&Secret>,
+        aad: bool,
+    ) -> Result<Vec<DeliveryAttribute>, FieldError> {
+        let list = self
+            .properties
+            .list("deliveryAttributeMappings")?
+            .unwrap_or_default();
         if list.len() > ATTRIBUTES_MAX {
-            let reason = format!("must not have more than {ATTRIBUTES_MAX} attributes, had {}", list.len());
+            let reason = format!(
+                "must not have more than {ATTRIBUTES_MAX} attributes, had {}",
+                list.len()
+            );
             return Err(self.properties.at("deliveryAttributeMappings").fail(reason));
         }
         let mut attributes: Vec<DeliveryAttribute> = Vec::new();
@@ -403,12 +447,21 @@ impl Reader<'_> {
             let node = node.of_kind(Kind::Object)?;
             let attribute = self.attribute(&node, url)?;
             self.check_attribute(&node, &attribute, aad)?;
-            if attributes.iter().any(|other| other.name.eq_ignore_ascii_case(&attribute.name)) {
-                return Err(node.at("name").fail(format!("is given twice: {:?}", attribute.name)));
+            if attributes
+                .iter()
+                .any(|other| other.name.eq_ignore_ascii_case(&attribute.name))
+            {
+                return Err(node
+                    .at("name")
+                    .fail(format!("is given twice: {:?}", attribute.name)));
             }
             attributes.push(attribute);
         }
-        let has = |name: &str| attributes.iter().any(|attribute| attribute.name.eq_ignore_ascii_case(name));
+        let has = |name: &str| {
+            attributes
+                .iter()
+                .any(|attribute| attribute.name.eq_ignore_ascii_case(name))
+        };
         if self.is_service_bus() && has("SessionId") && has("MessageId") {
             let reason = "must not set both SessionId and MessageId";
             return Err(self.properties.at("deliveryAttributeMappings").fail(reason));
@@ -423,7 +476,10 @@ impl Reader<'_> {
         let properties = node.need_object("properties")?;
         if !is_static {
             let source_field = properties.need_string("sourceField")?;
-            return Ok(DeliveryAttribute { name, value: AttributeValue::Dynamic { source_field } });
+            return Ok(DeliveryAttribute {
+                name,
+                value: AttributeValue::Dynamic { source_field },
+            });
         }
         let secret = properties.bool("isSecret")?.unwrap_or(false);
         let value = properties.need("value")?.as_string()?;
@@ -434,22 +490,33 @@ impl Reader<'_> {
             check_attribute_value(&value).map_err(|reason| properties.at("value").fail(reason))?;
             Secret::new(value)
         };
-        Ok(DeliveryAttribute { name, value: AttributeValue::Static { value, secret } })
+        Ok(DeliveryAttribute {
+            name,
+            value: AttributeValue::Static { value, secret },
+        })
     }
 
     /// The secret value of an attribute as it was. It stays with the server it was given for: who
     /// may change a subscription but not read its secrets must not be able to send them elsewhere.
     fn previous_secret(&self, name: &str, url: Option<&Secret>) -> Option<Secret> {
-        let previous = self.previous_destination().filter(|previous| Type::of(previous) == self.kind)?;
+        let previous = self
+            .previous_destination()
+            .filter(|previous| Type::of(previous) == self.kind)?;
         if let (Destination::WebHook(hook), Some(url)) = (previous, url) {
-            let (before, now) = (Url::parse(hook.url.expose()).ok()?, Url::parse(url.expose()).ok()?);
+            let (before, now) = (
+                Url::parse(hook.url.expose()).ok()?,
+                Url::parse(url.expose()).ok()?,
+            );
             if !before.same_origin(&now) {
                 return None;
             }
         } else if resource_of(previous)? != self.properties.string("resourceId").ok()??.as_str() {
             return None;
         }
-        let attribute = previous.attributes().iter().find(|a| a.name.eq_ignore_ascii_case(name))?;
+        let attribute = previous
+            .attributes()
+            .iter()
+            .find(|a| a.name.eq_ignore_ascii_case(name))?;
         match &attribute.value {
             AttributeValue::Static { value, secret: true } => Some(value.clone()),
             _ => None,
@@ -489,8 +556,7 @@ impl Reader<'_> {
 }
 
 const MASKED: &str = "is masked: give the secret itself";
-const ACCOUNT_ID: &str =
-    "must be a resource id …/providers/Microsoft.Storage/storageAccounts/<name>";
+const ACCOUNT_ID: &str = "must be a resource id …/providers/Microsoft.Storage/storageAccounts/<name>";
 
 /// The account named by `resourceId`, and what follows it in the id.
 fn storage_account(properties: &Node<'_>, road: Road) -> Result<(String, Vec<String>), FieldError> {
@@ -510,7 +576,10 @@ fn storage_account(properties: &Node<'_>, road: Road) -> Result<(String, Vec<Str
 
 fn is_connection(text: &str) -> bool {
     let part = |name| connection_part(text, name);
-    part("AccountName").or(part("QueueEndpoint")).or(part("UseDevelopmentStorage")).is_some()
+    part("AccountName")
+        .or(part("QueueEndpoint"))
+        .or(part("UseDevelopmentStorage"))
+        .is_some()
 }
 
 fn connection_of(destination: &Destination) -> Option<&Secret> {
@@ -550,7 +619,8 @@ pub(super) fn parse_dead_letter(node: &Node<'_>, road: Road) -> Result<DeadLette
     let container_in_id = match rest.as_slice() {
         [] => None,
         [services, _, containers, container]
-            if services.eq_ignore_ascii_case("blobServices") && containers.eq_ignore_ascii_case("containers") =>
+            if services.eq_ignore_ascii_case("blobServices")
+                && containers.eq_ignore_ascii_case("containers") =>
         {
             Some(container.clone())
         }
@@ -570,13 +640,19 @@ pub(super) fn parse_dead_letter(node: &Node<'_>, road: Road) -> Result<DeadLette
 
 pub(super) fn parse_identity(node: &Node<'_>) -> Result<Identity, FieldError> {
     node.need_string("type")?;
-    let words = [("SystemAssigned", "SystemAssigned"), ("UserAssigned", "UserAssigned")];
+    let words = [
+        ("SystemAssigned", "SystemAssigned"),
+        ("UserAssigned", "UserAssigned"),
+    ];
     let kind = node.word("type", &words)?.expect("it was found to be there");
     let user_assigned = match kind {
         "UserAssigned" => Some(node.need_string("userAssignedIdentity")?),
         _ => node.string("userAssignedIdentity")?.filter(|id| !id.is_empty()),
     };
-    Ok(Identity { kind: kind.into(), user_assigned })
+    Ok(Identity {
+        kind: kind.into(),
+        user_assigned,
+    })
 }
 
 /// A destination as the APIs write it: what was given, secrets masked, but the URL of a webhook in
@@ -600,7 +676,10 @@ impl DestinationBody {
             Destination::WebHook(hook) => {
                 put("endpointUrl", hook.url.expose().into());
                 put("azureActiveDirectoryTenantId", hook.aad_tenant.clone().into());
-                put("azureActiveDirectoryApplicationIdOrUri", hook.aad_application.clone().into());
+                put(
+                    "azureActiveDirectoryApplicationIdOrUri",
+                    hook.aad_application.clone().into(),
+                );
             }
             Destination::EventGrid { url, topic_name, .. } => {
                 put("endpointUrl", url.clone().into());
@@ -609,7 +688,11 @@ impl DestinationBody {
             }
             Destination::EdgeHub { output } => put("outputName", output.clone().into()),
             Destination::AzureFunction { resource, .. } => put("resourceId", resource.clone().into()),
-            Destination::StorageQueue { resource, queue, message_ttl_secs } => {
+            Destination::StorageQueue {
+                resource,
+                queue,
+                message_ttl_secs,
+            } => {
                 if is_connection(resource) {
                     put("connectionString", HIDDEN.into());
                 } else {
@@ -628,12 +711,18 @@ impl DestinationBody {
         }
         let batching = destination.batching();
         put("maxEventsPerBatch", batching.events_max.into());
-        put("preferredBatchSizeInKilobytes", batching.preferred_kilobytes.into());
+        put(
+            "preferredBatchSizeInKilobytes",
+            batching.preferred_kilobytes.into(),
+        );
         let attributes: Vec<_> = destination.attributes().iter().map(attribute_body).collect();
         if !attributes.is_empty() {
             put("deliveryAttributeMappings", attributes.into());
         }
-        DestinationBody { endpoint_type: Type::of(destination).name(), properties }
+        DestinationBody {
+            endpoint_type: Type::of(destination).name(),
+            properties,
+        }
     }
 }
 
@@ -646,4 +735,669 @@ fn attribute_body(attribute: &DeliveryAttribute) -> Value {
         AttributeValue::Dynamic { source_field } => ("Dynamic", json!({"sourceField": source_field})),
     };
     json!({"name": attribute.name, "type": kind, "properties": properties})
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::resources::{Limits, TopicContext, parse_subscription};
+    use postrider_core::event::Schema;
+    use postrider_core::ids::{SubscriptionId, TopicId};
+    use postrider_core::json::Raw;
+    use postrider_core::subscription::Subscription;
+    use postrider_core::time::Timestamp;
+
+    fn subscription(
+        road: Road,
+        limits: &Limits,
+        destination: &str,
+        previous: Option<&Subscription>,
+    ) -> Result<Subscription, FieldError> {
+        let body = format!(r#"{{"properties":{{"destination":{destination}}}}}"#);
+        let topic = TopicContext {
+            name: "orders",
+            input_schema: Schema::EventGrid,
+            mapping: None,
+        };
+        let now = Timestamp::from_secs(1_000_000_000);
+        let context = SubscriptionContext {
+            road,
+            name: "sub",
+            topic,
+            limits,
+            now,
+            previous,
+        };
+        let spec = parse_subscription(Raw::parse(&body).unwrap(), &context)?;
+        Ok(spec.into_subscription(SubscriptionId(1), TopicId(1), None, now))
+    }
+
+    /// Reads a destination and writes it as an answer; errors without the path to the destination.
+    fn written(road: Road, limits: &Limits, destination: &str, previous: Option<&Subscription>) -> String {
+        match subscription(road, limits, destination, previous) {
+            Ok(subscription) => {
+                serde_json::to_string(&DestinationBody::of(&subscription.destination).properties).unwrap()
+            }
+            Err(error) => format!("{} {}", error.path, error.reason)
+                .replace("properties.destination.properties", "@")
+                .replace("properties.destination", "~"),
+        }
+    }
+
+    fn check(road: Road, kind: &str, properties: &str, expected: &str) {
+        let destination = format!(r#"{{"endpointType":"{kind}","properties":{properties}}}"#);
+        let got = written(road, &Limits::default(), &destination, None);
+        // Members of answers are compared as sets.
+        let json = |text: &str| serde_json::from_str::<Value>(text).ok();
+        match (json(&got), json(expected)) {
+            (Some(got), Some(expected)) => assert_eq!(got, expected, "{kind} {properties}"),
+            _ => assert_eq!(got, expected, "{kind} {properties}"),
+        }
+    }
+
+    #[test]
+    fn destinations_are_of_a_type_that_the_road_knows() {
+        let check = |road, destination: &str, expected: &str| {
+            assert_eq!(
+                written(road, &Limits::default(), destination, None),
+                expected,
+                "{destination}"
+            );
+        };
+        check(Road::Config, "{}", "~.endpointType is required");
+        check(Road::Config, "[]", "~ must be an object, was a list");
+        check(Road::Config, r#"{"endpointType":"WebHook"}"#, "@ is required");
+        check(
+            Road::Edge,
+            r#"{"endpointType":"AzureFunction"}"#,
+            "~.endpointType must be one of WebHook, EventGrid, EdgeHub, EventHub, ServiceBusQueue, \
+             ServiceBusTopic, StorageQueue, was \"AzureFunction\"",
+        );
+        check(
+            Road::Azure,
+            r#"{"endpointType":"EdgeHub"}"#,
+            "~.endpointType must be one of WebHook, EventHub, ServiceBusQueue, ServiceBusTopic, StorageQueue, \
+             AzureFunction, HybridConnection, was \"EdgeHub\"",
+        );
+        check(
+            Road::Config,
+            r#"{"endpointType":"MonitorAlert"}"#,
+            "~.endpointType must be one of WebHook, EventGrid, EdgeHub, EventHub, ServiceBusQueue, \
+             ServiceBusTopic, StorageQueue, AzureFunction, HybridConnection, was \"MonitorAlert\"",
+        );
+    }
+
+    #[test]
+    fn web_hooks() {
+        let good = |road, properties: &str| check(road, "webhook", properties, properties);
+        let bad = |road, properties: &str, reason: &str| check(road, "WebHook", properties, reason);
+        for road in [Road::Edge, Road::Config, Road::Azure] {
+            good(road, r#"{"endpointUrl":"https://a.example/x?code=1"}"#);
+            good(
+                road,
+                r#"{"endpointUrl":"http://localhost:7000/x","maxEventsPerBatch":50}"#,
+            );
+            good(
+                road,
+                r#"{"endpointUrl":"https://a.example","preferredBatchSizeInKilobytes":1}"#,
+            );
+            bad(road, "{}", "@.endpointUrl is required");
+            bad(road, r#"{"endpointUrl":""}"#, "@.endpointUrl must not be empty");
+            bad(
+                road,
+                r#"{"endpointUrl":1}"#,
+                "@.endpointUrl must be a string, was a number",
+            );
+            bad(
+                road,
+                r#"{"endpointUrl":"hook"}"#,
+                "@.endpointUrl must be an absolute http or https URL",
+            );
+            bad(
+                road,
+                r#"{"endpointUrl":"https://u@a"}"#,
+                "@.endpointUrl must not have a user name or password",
+            );
+            bad(
+                road,
+                r#"{"endpointUrl":"https://a","maxEventsPerBatch":"9"}"#,
+                "@.maxEventsPerBatch must be a whole number, was a string",
+            );
+        }
+        let bad = |road, member: &str, number: u32, reason: &str| {
+            bad(
+                road,
+                &format!(r#"{{"endpointUrl":"https://a","{member}":{number}}}"#),
+                reason,
+            );
+        };
+        bad(
+            Road::Azure,
+            "maxEventsPerBatch",
+            0,
+            "@.maxEventsPerBatch must be between 1 and 5000, was 0",
+        );
+        bad(
+            Road::Azure,
+            "maxEventsPerBatch",
+            9000,
+            "@.maxEventsPerBatch must be between 1 and 5000, was 9000",
+        );
+        bad(
+            Road::Config,
+            "maxEventsPerBatch",
+            5001,
+            "@.maxEventsPerBatch must be between 1 and 5000, was 5001",
+        );
+        bad(
+            Road::Edge,
+            "maxEventsPerBatch",
+            51,
+            "@.maxEventsPerBatch must be between 1 and 50, was 51",
+        );
+        let size = "preferredBatchSizeInKilobytes";
+        bad(
+            Road::Azure,
+            size,
+            1025,
+            "@.preferredBatchSizeInKilobytes must be between 1 and 1024, was 1025",
+        );
+        bad(
+            Road::Edge,
+            size,
+            1034,
+            "@.preferredBatchSizeInKilobytes must be between 1 and 1033, was 1034",
+        );
+        check(
+            Road::Azure,
+            "WebHook",
+            r#"{"endpointUrl":"https://a","queueMessageTimeToLiveInSeconds":1}"#,
+            "@.queueMessageTimeToLiveInSeconds must be left out: WebHook has no such property",
+        );
+    }
+
+    #[test]
+    fn web_hooks_may_have_to_be_https() {
+        let limits = Limits {
+            web_hook_https_only: true,
+            ..Limits::default()
+        };
+        let message = |road, url: &str| {
+            let destination = format!(r#"{{"endpointType":"WebHook","properties":{{"endpointUrl":{url}}}}}"#);
+            subscription(road, &limits, &destination, None)
+                .map(drop)
+                .map_err(|e| (e.code, e.to_string()))
+        };
+        let http = r#""http://a""#;
+        assert_eq!(message(Road::Edge, r#""https://a""#), Ok(()));
+        assert_eq!(
+            message(Road::Config, http),
+            Err((
+                "InvalidRequest",
+                "properties.destination.properties.endpointUrl must be an https URL".into()
+            ))
+        );
+        assert_eq!(
+            message(Road::Edge, http),
+            Err((
+                "InvalidDestination",
+                "EventSubscription.Properties.Destination failed validation. Reason: \
+                 properties.destination.properties.endpointUrl must be an https URL."
+                    .into()
+            ))
+        );
+        for url in [http, "null", r#""""#] {
+            let supplied = "Invalid event subscription request: Supplied URL is invalid. It cannot be null or \
+                            empty and should be a proper HTTPS URL like https://www.example.com.";
+            assert_eq!(
+                message(Road::Azure, url),
+                Err(("InvalidRequest", supplied.into()))
+            );
+        }
+    }
+
+    #[test]
+    fn active_directory_needs_both() {
+        let (tenant, application) = (
+            "azureActiveDirectoryTenantId",
+            "azureActiveDirectoryApplicationIdOrUri",
+        );
+        let hook = |more: &str| format!(r#"{{"endpointUrl":"https://a"{more}}}"#);
+        let both = hook(&format!(r#","{tenant}":"t","{application}":"a""#));
+        check(Road::Azure, "WebHook", &both, &both);
+        let one = hook(&format!(r#","{tenant}":"t""#));
+        check(
+            Road::Azure,
+            "WebHook",
+            &one,
+            &format!("@.{application} is required with {tenant}"),
+        );
+        let one = hook(&format!(r#","{application}":"t""#));
+        check(
+            Road::Azure,
+            "WebHook",
+            &one,
+            &format!("@.{tenant} is required with {application}"),
+        );
+        let neither = hook(&format!(r#","{tenant}":"","{application}":null"#));
+        check(Road::Azure, "WebHook", &neither, &hook(""));
+    }
+
+    #[test]
+    fn the_way_from_the_edge_to_the_cloud() {
+        let url = "https://t.westus2-1.eventgrid.azure.net/api/events?api-version=2018-01-01";
+        let with = |url: &str, more: &str| format!(r#"{{"endpointUrl":"{url}"{more}}}"#);
+        let key = r#","sasKey":"abc=""#;
+        let shown = r#","sasKey":"Hidden""#;
+        let topic = r#","topicName":"t","maxEventsPerBatch":10"#;
+        check(Road::Edge, "eventGrid", &with(url, key), &with(url, shown));
+        check(
+            Road::Edge,
+            "EventGrid",
+            &with(url, &format!("{key}{topic}")),
+            &with(url, &format!("{shown}{topic}")),
+        );
+        check(
+            Road::Edge,
+            "EventGrid",
+            &with(&url.replace(".net", ".cn"), key),
+            &with(&url.replace(".net", ".cn"), shown),
+        );
+
+        let bad = |properties: &str, reason: &str| check(Road::Config, "EventGrid", properties, reason);
+        bad("{}", "@.endpointUrl is required");
+        bad(&with(url, ""), "@.sasKey is required");
+        bad(&with(url, r#","sasKey":"""#), "@.sasKey must not be empty");
+        bad(
+            &with(url, r#","sasKey":"a\nb""#),
+            "@.sasKey must be a header value: visible ASCII, spaces and tabs",
+        );
+        bad(&with(url, shown), "@.sasKey is masked: give the secret itself");
+        bad(
+            &with(&url.replace("https", "http"), key),
+            "@.endpointUrl must be an https URL",
+        );
+        bad(
+            &with(&url.replace("api/events", "api"), key),
+            "@.endpointUrl must target the /api/events API of Azure Event Grid in the cloud",
+        );
+        bad(
+            &with(&url.replace("2018-01-01", "2018-01-02"), key),
+            "@.endpointUrl must have the query parameter api-version=2018-01-01",
+        );
+        for host in [
+            "example.com",
+            "eventgrid.azure.net.example.com",
+            "noteventgrid.azure.net",
+        ] {
+            bad(
+                &with(&url.replace("t.westus2-1.eventgrid.azure.net", host), key),
+                "@.endpointUrl must have a host that ends in eventgrid.azure.net, eventgrid.azure.us or eventgrid.azure.cn",
+            );
+        }
+        let limits = Limits {
+            event_grid_any_host: true,
+            event_grid_https_only: false,
+            ..Limits::default()
+        };
+        let local = with("http://localhost:7000/api/events?api-version=2018-01-01", key);
+        let destination = format!(r#"{{"endpointType":"EventGrid","properties":{local}}}"#);
+        assert!(subscription(Road::Edge, &limits, &destination, None).is_ok());
+
+        // The one message of the module that is known.
+        let destination = format!(
+            r#"{{"endpointType":"EventGrid","properties":{}}}"#,
+            with("https://a/", key)
+        );
+        let error = subscription(Road::Edge, &Limits::default(), &destination, None).unwrap_err();
+        assert_eq!(error.code, "InvalidDestination");
+        assert_eq!(
+            error.to_string(),
+            "EventSubscription.Properties.Destination failed validation. Reason: EndpointUrl must target the \
+             /api/events API of Azure Event Grid in the cloud.."
+        );
+    }
+
+    #[test]
+    fn brokers_of_the_cloud_are_resource_ids() {
+        let id =
+            |rest: &str| format!(r#"{{"resourceId":"/subscriptions/s/resourceGroups/g/providers/{rest}"}}"#);
+        let lines = [
+            (
+                "EventHub",
+                "Microsoft.EventHub/namespaces/n/eventhubs/e",
+                "Microsoft.EventHub/namespaces/<name>/eventhubs/<name>",
+            ),
+            (
+                "ServiceBusQueue",
+                "Microsoft.ServiceBus/namespaces/n/queues/q",
+                "Microsoft.ServiceBus/namespaces/<name>/queues/<name>",
+            ),
+            (
+                "ServiceBusTopic",
+                "Microsoft.ServiceBus/namespaces/n/topics/t",
+                "Microsoft.ServiceBus/namespaces/<name>/topics/<name>",
+            ),
+            (
+                "HybridConnection",
+                "Microsoft.Relay/namespaces/n/hybridConnections/h",
+                "Microsoft.Relay/namespaces/<name>/hybridConnections/<name>",
+            ),
+            (
+                "AzureFunction",
+                "Microsoft.Web/sites/s/functions/f",
+                "Microsoft.Web/sites/<name>/functions/<name>",
+            ),
+            (
+                "AzureFunction",
+                "Microsoft.Web/sites/s/slots/t/functions/f",
+                "Microsoft.Web/sites/<name>/functions/<name>",
+            ),
+        ];
+        for (kind, path, form) in lines {
+            for road in [Road::Azure, Road::Config] {
+                check(road, kind, &id(path), &id(path));
+                check(road, kind, "{}", "@.resourceId is required");
+                let reason = format!("@.resourceId must be a resource id …/providers/{form}");
+                check(road, kind, r#"{"resourceId":"x"}"#, &reason);
+                check(road, kind, &id(&format!("{path}/more/x")), &reason);
+            }
+        }
+        let function = id("Microsoft.Web/sites/s/functions/f").replace('}', r#","maxEventsPerBatch":2}"#);
+        check(Road::Azure, "AzureFunction", &function, &function);
+        let hub =
+            id("Microsoft.EventHub/namespaces/n/eventhubs/e").replace('}', r#","maxEventsPerBatch":2}"#);
+        let reason = "@.maxEventsPerBatch must be left out: EventHub has no such property";
+        check(Road::Azure, "EventHub", &hub, reason);
+    }
+
+    #[test]
+    fn brokers_of_the_edge_are_connection_strings() {
+        let entity = r#"{"connectionString":"Endpoint=sb://n/;SharedAccessKey=k=;EntityPath=e"}"#;
+        let shown = r#"{"connectionString":"Hidden"}"#;
+        for kind in ["EventHub", "ServiceBusQueue", "ServiceBusTopic"] {
+            check(Road::Edge, kind, entity, shown);
+            check(Road::Config, kind, entity, shown);
+            check(Road::Azure, kind, entity, "@.resourceId is required");
+            check(Road::Edge, kind, "{}", "@.connectionString is required");
+            check(
+                Road::Edge,
+                kind,
+                shown,
+                "@.connectionString is masked: give the secret itself",
+            );
+            check(
+                Road::Edge,
+                kind,
+                r#"{"connectionString":"Endpoint=sb://n/;SharedAccessKey=k="}"#,
+                "@.connectionString must be the connection string of the entity: with Endpoint and EntityPath",
+            );
+        }
+        check(
+            Road::Edge,
+            "edgeHub",
+            r#"{"outputName":"o"}"#,
+            r#"{"outputName":"o"}"#,
+        );
+        check(Road::Edge, "EdgeHub", "{}", "@.outputName is required");
+    }
+
+    #[test]
+    fn storage_queues() {
+        let kind = "StorageQueue";
+        let account = "/subscriptions/s/resourceGroups/g/providers/Microsoft.Storage/storageAccounts/a";
+        let good =
+            format!(r#"{{"resourceId":"{account}","queueName":"q-1","queueMessageTimeToLiveInSeconds":-1}}"#);
+        check(Road::Azure, kind, &good, &good);
+        check(
+            Road::Azure,
+            kind,
+            &format!(r#"{{"resourceId":"{account}/queueServices/default/queues/q-1"}}"#),
+            &format!(r#"{{"resourceId":"{account}","queueName":"q-1"}}"#),
+        );
+        let named = r#"{"resourceId":"devstoreaccount1","queueName":"q-1"}"#;
+        check(Road::Config, kind, named, named);
+        let form = "@.resourceId must be a resource id …/providers/Microsoft.Storage/storageAccounts/<name>";
+        check(Road::Azure, kind, named, form);
+        check(
+            Road::Azure,
+            kind,
+            &format!(r#"{{"resourceId":"{account}/x/y","queueName":"q-1"}}"#),
+            form,
+        );
+        check(
+            Road::Azure,
+            kind,
+            &format!(r#"{{"resourceId":"{account}"}}"#),
+            "@.queueName is required",
+        );
+        check(
+            Road::Azure,
+            kind,
+            &format!(r#"{{"resourceId":"{account}","queueName":"Q"}}"#),
+            "@.queueName must have 3 to 63 lowercase letters, digits or single hyphens between them, was \"Q\"",
+        );
+        check(
+            Road::Azure,
+            kind,
+            &good.replace("-1}", "0}"),
+            "@.queueMessageTimeToLiveInSeconds must be positive, or -1 for never, was 0",
+        );
+        check(
+            Road::Azure,
+            kind,
+            &good.replace("-1}", "-2}"),
+            "@.queueMessageTimeToLiveInSeconds must be between -1 and 9223372036854775807, was -2",
+        );
+        check(
+            Road::Azure,
+            kind,
+            &good.replace('}', r#","deliveryAttributeMappings":[]}"#),
+            "@.deliveryAttributeMappings must be left out: StorageQueue has no such property",
+        );
+        check(
+            Road::Edge,
+            kind,
+            r#"{"connectionString":"AccountName=a;AccountKey=k","queueName":"q-1"}"#,
+            r#"{"connectionString":"Hidden","queueName":"q-1"}"#,
+        );
+        check(
+            Road::Edge,
+            kind,
+            r#"{"connectionString":"x","queueName":"q-1"}"#,
+            "@.connectionString must be the connection string of a storage account: with AccountName or QueueEndpoint",
+        );
+    }
+
+    fn hook(more: &str, attributes: &[String]) -> String {
+        let attributes = attributes.join(",");
+        format!(r#"{{"endpointUrl":"https://a/x"{more},"deliveryAttributeMappings":[{attributes}]}}"#)
+    }
+
+    fn fixed(name: &str, value: &str, secret: bool) -> String {
+        format!(
+            r#"{{"name":"{name}","type":"Static","properties":{{"value":"{value}","isSecret":{secret}}}}}"#
+        )
+    }
+
+    fn looked_up(name: &str, field: &str) -> String {
+        format!(r#"{{"name":"{name}","type":"Dynamic","properties":{{"sourceField":"{field}"}}}}"#)
+    }
+
+    #[test]
+    fn delivery_attributes() {
+        let list = [
+            fixed("X-Open", "v w", false),
+            fixed("X-Secret", "v", true),
+            looked_up("X-Dyn", "data.k"),
+        ];
+        let shown = [
+            list[0].clone(),
+            fixed("X-Secret", "Hidden", true),
+            list[2].clone(),
+        ];
+        for road in [Road::Azure, Road::Config, Road::Edge] {
+            check(road, "WebHook", &hook("", &list), &hook("", &shown));
+        }
+        let literal = [
+            fixed("X", "Hidden", false),
+            fixed("Authorization", "Bearer x", false),
+        ];
+        check(Road::Azure, "WebHook", &hook("", &literal), &hook("", &literal));
+
+        let bad = |attribute: String, reason: &str| {
+            check(
+                Road::Azure,
+                "WebHook",
+                &hook("", &[attribute]),
+                &format!("@.deliveryAttributeMappings{reason}"),
+            );
+        };
+        bad("1".into(), "[0] must be an object, was a number");
+        bad("{}".into(), "[0].name is required");
+        bad(r#"{"name":"X"}"#.into(), "[0].type is required");
+        bad(
+            r#"{"name":"X","type":"Odd"}"#.into(),
+            "[0].type must be one of Static, Dynamic, was \"Odd\"",
+        );
+        bad(
+            r#"{"name":"X","type":"Static"}"#.into(),
+            "[0].properties is required",
+        );
+        bad(
+            r#"{"name":"X","type":"Static","properties":{}}"#.into(),
+            "[0].properties.value is required",
+        );
+        bad(
+            r#"{"name":"X","type":"Dynamic","properties":{}}"#.into(),
+            "[0].properties.sourceField is required",
+        );
+        bad(looked_up("X", ""), "[0].properties.sourceField must not be empty");
+        bad(
+            fixed("X Y", "v", false),
+            "[0].name must be an HTTP header name of at most 256 letters, was \"X Y\"",
+        );
+        bad(
+            fixed("Aeg-X", "v", false),
+            "[0].name must not begin with aeg-, which is reserved, was \"Aeg-X\"",
+        );
+        bad(
+            fixed("HOST", "v", false),
+            "[0].name must not be a header that the delivery itself sets, was \"HOST\"",
+        );
+        bad(
+            fixed("X", "a\\r\\nb", false),
+            "[0].properties.value must be a header value: visible ASCII, spaces and tabs",
+        );
+        bad(
+            fixed("X", &"x".repeat(4097), false),
+            "[0].properties.value must not be longer than 4096 bytes, was 4097",
+        );
+        bad(
+            fixed("X", "Hidden", true),
+            "[0].properties.value is masked: give the secret itself",
+        );
+        bad(
+            [fixed("X-a", "v", false), looked_up("x-A", "f")].join(","),
+            "[1].name is given twice: \"x-A\"",
+        );
+        let many: Vec<_> = (0..11).map(|i| fixed(&format!("X{i}"), "v", false)).collect();
+        check(
+            Road::Azure,
+            "WebHook",
+            &hook("", &many[..10]),
+            &hook("", &many[..10]),
+        );
+        bad(many.join(","), " must not have more than 10 attributes, had 11");
+    }
+
+    #[test]
+    fn some_attributes_belong_to_some_destinations() {
+        let aad = r#","azureActiveDirectoryTenantId":"t","azureActiveDirectoryApplicationIdOrUri":"a""#;
+        check(
+            Road::Azure,
+            "WebHook",
+            &hook(aad, &[fixed("authorization", "x", true)]),
+            "@.deliveryAttributeMappings[0].name must not be Authorization: Azure Active Directory sets it",
+        );
+        let at = |rest: &str, attributes: &[String]| {
+            let id = format!("/subscriptions/s/resourceGroups/g/providers/{rest}");
+            format!(
+                r#"{{"resourceId":"{id}","deliveryAttributeMappings":[{}]}}"#,
+                attributes.join(",")
+            )
+        };
+        let function = "Microsoft.Web/sites/s/functions/f";
+        check(
+            Road::Azure,
+            "AzureFunction",
+            &at(function, &[fixed("Authorization", "x", true)]),
+            "@.deliveryAttributeMappings[0].name must not be Authorization: only a WebHook may set it",
+        );
+        let queue = "Microsoft.ServiceBus/namespaces/n/queues/q";
+        let message = at(queue, &[looked_up("MessageId", "id"), fixed("Host", "x", false)]);
+        check(Road::Azure, "ServiceBusQueue", &message, &message);
+        check(
+            Road::Azure,
+            "ServiceBusQueue",
+            &at(queue, &[fixed("messageid", "x", false)]),
+            "@.deliveryAttributeMappings[0].type must be Dynamic for MessageId",
+        );
+        check(
+            Road::Azure,
+            "ServiceBusQueue",
+            &at(
+                queue,
+                &[looked_up("MessageId", "id"), looked_up("SessionId", "id")],
+            ),
+            "@.deliveryAttributeMappings must not set both SessionId and MessageId",
+        );
+    }
+
+    // Make a subscription, then send its own answer back.
+    #[test]
+    fn masks_stand_for_the_secrets_that_are_there() {
+        let limits = Limits::default();
+        let of = |kind: &str, properties: &str| {
+            format!(r#"{{"endpointType":"{kind}","properties":{properties}}}"#)
+        };
+        let first = of("WebHook", &hook("", &[fixed("X", "hunter2", true)]));
+        let before = subscription(Road::Azure, &limits, &first, None).unwrap();
+        let again = |properties: &str| {
+            let destination = of("WebHook", properties);
+            let after = subscription(Road::Azure, &limits, &destination, Some(&before));
+            after
+                .map(|after| after.destination == before.destination)
+                .map_err(|error| error.reason)
+        };
+        let masked = hook("", &[fixed("x", "Hidden", true)]).replace("\"x\"", "\"X\"");
+        assert_eq!(again(&masked), Ok(true));
+        assert_eq!(again(&masked.replace("\"https://a/x\"", "null")), Ok(true));
+        assert_eq!(again(&masked.replace("https://a/x", "https://a/y")), Ok(false));
+        // A secret does not follow the subscription to another server.
+        assert_eq!(
+            again(&masked.replace("https://a/x", "https://evil/x")),
+            Err("is masked: give the secret itself".into())
+        );
+
+        let url = "https://t.eventgrid.azure.net/api/events?api-version=2018-01-01";
+        let grid = |url: &str, key: &str| {
+            of(
+                "EventGrid",
+                &format!(r#"{{"endpointUrl":"{url}","sasKey":"{key}"}}"#),
+            )
+        };
+        let before = subscription(Road::Edge, &limits, &grid(url, "hunter2"), None).unwrap();
+        let after = subscription(Road::Edge, &limits, &grid(url, "Hidden"), Some(&before)).unwrap();
+        assert_eq!(after.destination, before.destination);
+        let elsewhere = grid(&url.replace("//t.", "//u."), "Hidden");
+        assert!(subscription(Road::Edge, &limits, &elsewhere, Some(&before)).is_err());
+
+        let hub = |text: &str| of("EventHub", &format!(r#"{{"connectionString":"{text}"}}"#));
+        let before = subscription(Road::Edge, &limits, &hub("Endpoint=sb://n/;EntityPath=e"), None).unwrap();
+        let after = subscription(Road::Edge, &limits, &hub("Hidden"), Some(&before)).unwrap();
+        assert_eq!(after.destination, before.destination);
+        let queue = hub("Hidden").replace("EventHub", "ServiceBusQueue");
+        assert!(subscription(Road::Edge, &limits, &queue, Some(&before)).is_err());
+    }
 }

@@ -82,7 +82,10 @@ pub fn edge_topic(topic: &Topic, base_url: &str, module_path: &str) -> EdgeTopic
         name: topic.name.clone(),
         kind: "Microsoft.EventGrid/topics",
         properties: EdgeTopicProperties {
-            endpoint: format!("{base_url}/topics/{}/events?api-version={API_VERSION}", topic.name),
+            endpoint: format!(
+                "{base_url}/topics/{}/events?api-version={API_VERSION}",
+                topic.name
+            ),
             input_schema: schema_name(topic.input_schema),
             postrider: profile_body(topic.profile.as_deref()),
         },
@@ -99,10 +102,17 @@ pub fn edge_subscription(subscription: &Subscription, topic: &Topic, module_path
         let properties = json!({"resourceId": place.account, "blobContainerName": place.container});
         json!({"endpointType": "StorageBlob", "properties": properties})
     });
-    let extras = subscription.extras.as_deref().and_then(|text| Raw::parse(text).ok());
+    let extras = subscription
+        .extras
+        .as_deref()
+        .and_then(|text| Raw::parse(text).ok());
     let extra = |name: &str| extras.and_then(|extras| extras.get(name));
     EdgeSubscription {
-        id: format!("{}/eventSubscriptions/{}", topic_id(module_path, &topic.name), subscription.name),
+        id: format!(
+            "{}/eventSubscriptions/{}",
+            topic_id(module_path, &topic.name),
+            subscription.name
+        ),
         name: subscription.name.clone(),
         kind: "Microsoft.EventGrid/eventSubscriptions",
         properties: EdgeSubscriptionProperties {
@@ -143,4 +153,160 @@ fn filter_body(subscription: &Subscription, sent: Option<Raw<'_>>) -> Option<Fil
         body.advanced_filters.get_or_insert_default();
     }
     (sent.is_some() || !body.is_empty()).then_some(body)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::resources::{
+        Limits, Road, SubscriptionContext, TopicContext, parse_subscription, parse_topic,
+    };
+    use postrider_core::ids::{SubscriptionId, TopicId};
+    use postrider_core::time::Timestamp;
+
+    const MODULE: &str = "/iotHubs/h/devices/d/modules/eventgridmodule";
+
+    fn topic(body: &str) -> Topic {
+        let spec = parse_topic(Raw::parse(body).unwrap(), Road::Edge, "t1", None).unwrap();
+        spec.into_topic(TopicId(1), String::new(), Default::default(), Timestamp::MIN)
+    }
+
+    /// Makes a subscription out of properties and answers with its properties.
+    fn answer(road: Road, properties: &str) -> Value {
+        let topic = topic("{}");
+        let body = format!("{{\"properties\":{properties}}}");
+        let context = SubscriptionContext {
+            road,
+            name: "sub",
+            topic: TopicContext {
+                name: "t1",
+                input_schema: topic.input_schema,
+                mapping: None,
+            },
+            limits: &Limits::default(),
+            now: Timestamp::MIN,
+            previous: None,
+        };
+        let spec = parse_subscription(Raw::parse(&body).unwrap(), &context).unwrap();
+        let subscription = spec.into_subscription(SubscriptionId(1), TopicId(1), None, Timestamp::MIN);
+        let answer = edge_subscription(&subscription, &topic, MODULE);
+        assert_eq!(answer.id, format!("{MODULE}/topics/t1/eventSubscriptions/sub"));
+        assert_eq!(
+            (answer.name.as_str(), answer.kind),
+            ("sub", "Microsoft.EventGrid/eventSubscriptions")
+        );
+        serde_json::to_value(answer.properties).unwrap()
+    }
+
+    #[test]
+    fn topics() {
+        let check = |body: &str, schema: &str| {
+            let expected = format!(
+                r#"{{"id":"{MODULE}/topics/t1","name":"t1","type":"Microsoft.EventGrid/topics","properties":{{"endpoint":"http://eventgridmodule:5888/topics/t1/events?api-version=2019-01-01-preview","inputSchema":"{schema}"}}}}"#
+            );
+            let answer = edge_topic(&topic(body), "http://eventgridmodule:5888/", MODULE);
+            assert_eq!(serde_json::to_string(&answer).unwrap(), expected);
+        };
+        check(
+            r#"{"name":"t1","properties":{"inputSchema":"EventGridSchema"}}"#,
+            "EventGridSchema",
+        );
+        check(
+            r#"{"properties":{"inputschema":"customschema"}}"#,
+            "CustomEventSchema",
+        );
+        check("{}", "EventGridSchema");
+    }
+
+    // The exchange that was recorded with a stand-in for the module, which adds a member `topic` of
+    // its own and spells ids in its own way.
+    #[test]
+    fn the_recorded_subscription() {
+        let sent = json!({
+            "eventDeliverySchema": "EventGridSchema",
+            "retryPolicy": {"eventExpiryInMinutes": 120, "maxDeliveryAttempts": 50},
+            "destination": {"endpointType": "WebHook", "properties": {
+                "endpointUrl": "http://127.0.0.1:7000/e1", "maxEventsPerBatch": 10, "preferredBatchSizeInKilobytes": 1033}},
+            "filter": {"subjectBeginsWith": "/keep",
+                "advancedFilters": [{"operatorType": "NumberLessThan", "key": "data.n", "value": 100}]},
+        });
+        let mut expected = sent.clone();
+        expected["topicName"] = "t1".into();
+        assert_eq!(answer(Road::Edge, &sent.to_string()), expected);
+    }
+
+    #[test]
+    fn what_was_sent_is_echoed_in_one_spelling() {
+        let destination =
+            r#""destination":{"endpointType":"WebHook","properties":{"endpointUrl":"https://a/x?code=1"}}"#;
+        let check = |sent: &str, echoed: &str| {
+            let got = answer(Road::Edge, &format!("{{{destination}{sent}}}"));
+            let expected = format!(
+                r#"{{"topicName":"t1","eventDeliverySchema":"EventGridSchema",{destination}{echoed}}}"#
+            );
+            assert_eq!(got, serde_json::from_str::<Value>(&expected).unwrap(), "{sent}");
+        };
+        let same = |sent: &str| check(sent, sent);
+        same("");
+        same(r#","filter":{}"#);
+        same(
+            r#","filter":{"isSubjectCaseSensitive":false,"includedEventTypes":["All"],"advancedFilters":[]}"#,
+        );
+        same(r#","filter":{"subjectBeginsWith":"","subjectEndsWith":"x","isSubjectCaseSensitive":true}"#);
+        same(r#","retryPolicy":{"maxDeliveryAttempts":3}"#);
+        same(r#","persistencePolicy":{"isPersisted":"true"}"#);
+        same(r#","persistencePolicy":"true""#);
+        same(r#","labels":["a"],"postrider":{"profile":"edge"}"#);
+        same(
+            r#","deadLetterDestination":{"endpointType":"StorageBlob","properties":{"resourceId":"acc","blobContainerName":"dead"}}"#,
+        );
+        check(
+            r#","expirationTimeUtc":"2030-01-01T00:00:00Z""#,
+            r#","expirationTimeUtc":"2030-01-01T00:00:00.0000000Z""#,
+        );
+        check(r#","retryPolicy":{},"unknown":1,"topic":"t1""#, "");
+        check(
+            r#","Filter":{"AdvancedFilters":[{"OperatorType":"stringin","KEY":"data.a","Values":["x"],"more":1}]}"#,
+            r#","filter":{"advancedFilters":[{"operatorType":"StringIn","key":"data.a","values":["x"]}]}"#,
+        );
+    }
+
+    #[test]
+    fn numbers_keep_their_digits() {
+        let body = r#"{"destination":{"endpointType":"WebHook","properties":{"endpointUrl":"https://a/x"}},
+            "filter":{"advancedFilters":[{"operatorType":"NumberIn","key":"n","values":[12345678901234567890.12345]}]}}"#;
+        let topic = topic("{}");
+        let limits = Limits::default();
+        let context = SubscriptionContext {
+            road: Road::Edge,
+            name: "sub",
+            topic: TopicContext {
+                name: "t1",
+                input_schema: topic.input_schema,
+                mapping: None,
+            },
+            limits: &limits,
+            now: Timestamp::MIN,
+            previous: None,
+        };
+        let spec = parse_subscription(
+            Raw::parse(&format!("{{\"properties\":{body}}}")).unwrap(),
+            &context,
+        )
+        .unwrap();
+        let subscription = spec.into_subscription(SubscriptionId(1), TopicId(1), None, Timestamp::MIN);
+        let text = serde_json::to_string(&edge_subscription(&subscription, &topic, MODULE)).unwrap();
+        assert!(text.contains("12345678901234567890.12345"), "{text}");
+    }
+
+    #[test]
+    fn resources_of_other_roads_are_shown_too() {
+        let got = answer(
+            Road::Config,
+            r#"{"destination":{"endpointType":"WebHook","properties":{"endpointUrl":"https://a/x"}},
+                "retryPolicy":{"eventTimeToLiveInMinutes":5},"filter":{"subjectEndsWith":"x"}}"#,
+        );
+        assert_eq!(got["retryPolicy"], json!({"eventExpiryInMinutes": 5}));
+        assert_eq!(got["filter"], json!({"subjectEndsWith": "x"}));
+    }
 }

@@ -3,7 +3,9 @@
 use super::read::Node;
 use super::{FieldError, Road};
 use postrider_core::decimal::Decimal;
-use postrider_core::filter::{AdvancedFilter, Filter, KeyStyle, OPERATORS, Operand, Test, operator_from_name};
+use postrider_core::filter::{
+    AdvancedFilter, Filter, KeyStyle, OPERATORS, Operand, Test, operator_from_name,
+};
 use serde::Serialize;
 use serde_json::value::RawValue;
 
@@ -73,7 +75,9 @@ fn parse_entry(entry: &Node<'_>, road: Road) -> Result<AdvancedFilter, FieldErro
     let name = entry.need_string(word)?;
     let known = operator_from_name(&name).filter(|operator| operator.on_edge || road != Road::Edge);
     let Some(operator) = known else {
-        let known = OPERATORS.iter().filter(|operator| operator.on_edge || road != Road::Edge);
+        let known = OPERATORS
+            .iter()
+            .filter(|operator| operator.on_edge || road != Road::Edge);
         let known: Vec<_> = known.map(|operator| operator.name).collect();
         let reason = format!("must be one of {}, was {name:?}", known.join(", "));
         return Err(entry.at(word).fail(reason));
@@ -87,9 +91,9 @@ fn parse_entry(entry: &Node<'_>, road: Road) -> Result<AdvancedFilter, FieldErro
         }
         Operand::Numbers(test) => test(many_values(&entry, operator.name, parse_number)?),
         Operand::Ranges(test) => test(many_values(&entry, operator.name, parse_range)?),
-        Operand::Strings(test) => {
-            test(many_values(&entry, operator.name, |value| parse_text(value, road))?)
-        }
+        Operand::Strings(test) => test(many_values(&entry, operator.name, |value| {
+            parse_text(value, road)
+        })?),
         Operand::Nothing(test) => {
             for member in ["value", "values"] {
                 if let Some(given) = entry.get(member) {
@@ -234,7 +238,11 @@ pub struct AdvancedFilterBody {
 
 impl FilterBody {
     pub fn of(filter: &Filter) -> FilterBody {
-        let advanced = filter.advanced.iter().map(AdvancedFilterBody::of).collect::<Vec<_>>();
+        let advanced = filter
+            .advanced
+            .iter()
+            .map(AdvancedFilterBody::of)
+            .collect::<Vec<_>>();
         FilterBody {
             subject_begins_with: filter.subject_begins_with.clone(),
             subject_ends_with: filter.subject_ends_with.clone(),
@@ -271,7 +279,12 @@ impl AdvancedFilterBody {
             Operands::One(text) => (Some(raw(text)), None),
             Operands::Many(texts) => (None, Some(texts.into_iter().map(raw).collect())),
         };
-        AdvancedFilterBody { operator_type: filter.test.operator(), key: filter.key.clone(), value, values }
+        AdvancedFilterBody {
+            operator_type: filter.test.operator(),
+            key: filter.key.clone(),
+            value,
+            values,
+        }
     }
 }
 
@@ -294,7 +307,11 @@ mod tests {
             serde_json::to_string(&body.advanced_filters.unwrap()[0]).unwrap()
         });
         let short = |text: &str| text.replace("filter.advancedFilters[0]", "@");
-        assert_eq!(written.map_err(|e| short(&e)), expected.map(Into::into).map_err(Into::into), "{entry}");
+        assert_eq!(
+            written.map_err(|e| short(&e)),
+            expected.map(Into::into).map_err(Into::into),
+            "{entry}"
+        );
     }
 
     #[test]
@@ -303,10 +320,16 @@ mod tests {
             let entry = format!(r#"{{"operatorType":"{operator}","key":"data.n"{operand}}}"#);
             check(&entry, Road::Azure, Ok(&entry));
             check(&entry, Road::Config, Ok(&entry));
-            let lower = entry.replace("operatorType", "OPERATORTYPE").replace(operator, &operator.to_lowercase());
+            let lower = entry
+                .replace("operatorType", "OPERATORTYPE")
+                .replace(operator, &operator.to_lowercase());
             check(&lower.replace("key", "Key"), Road::Azure, Ok(&entry));
             let edge = operator_from_name(operator).unwrap().on_edge;
-            assert_eq!(parse(&format!("{{\"advancedFilters\":[{entry}]}}"), Road::Edge).is_ok(), edge, "{operator}");
+            assert_eq!(
+                parse(&format!("{{\"advancedFilters\":[{entry}]}}"), Road::Edge).is_ok(),
+                edge,
+                "{operator}"
+            );
         };
         for operator in &OPERATORS {
             match operator.operand {
@@ -326,13 +349,31 @@ mod tests {
         bad("1", "@ must be an object, was a number");
         bad("{}", "@.operatorType is required");
         bad(r#"{"operatorType":"StringIn"}"#, "@.key is required");
-        bad(r#"{"operatorType":"StringIn","key":""}"#, "@.key must not be empty");
+        bad(
+            r#"{"operatorType":"StringIn","key":""}"#,
+            "@.key must not be empty",
+        );
         bad(r#"{"operatorType":"StringIn","key":"a"}"#, "@.values is required");
-        bad(r#"{"operatorType":"StringIn","key":"a","values":null}"#, "@.values is required");
-        bad(r#"{"operatorType":"StringIn","key":"a","values":"x"}"#, "@.values must be a list, was a string");
-        bad(r#"{"operatorType":"StringIn","key":"a","values":[]}"#, "@.values must not be empty");
-        bad(r#"{"operatorType":"StringIn","key":"a","values":["x",1]}"#, "@.values[1] must be a string, was a number");
-        bad(r#"{"operatorType":"StringIn","key":"a","values":[null]}"#, "@.values[0] must be a string, was null");
+        bad(
+            r#"{"operatorType":"StringIn","key":"a","values":null}"#,
+            "@.values is required",
+        );
+        bad(
+            r#"{"operatorType":"StringIn","key":"a","values":"x"}"#,
+            "@.values must be a list, was a string",
+        );
+        bad(
+            r#"{"operatorType":"StringIn","key":"a","values":[]}"#,
+            "@.values must not be empty",
+        );
+        bad(
+            r#"{"operatorType":"StringIn","key":"a","values":["x",1]}"#,
+            "@.values[1] must be a string, was a number",
+        );
+        bad(
+            r#"{"operatorType":"StringIn","key":"a","values":[null]}"#,
+            "@.values[0] must be a string, was null",
+        );
         bad(
             r#"{"operatorType":"StringIn","key":"a","value":"x"}"#,
             "@.value must be left out: StringIn takes a list of \"values\"",
@@ -341,15 +382,30 @@ mod tests {
             r#"{"operatorType":"NumberLessThan","key":"a","values":[1]}"#,
             "@.values must be left out: NumberLessThan takes one \"value\"",
         );
-        bad(r#"{"operatorType":"NumberLessThan","key":"a"}"#, "@.value is required");
-        bad(r#"{"operatorType":"NumberLessThan","key":"a","value":"1"}"#, "@.value must be a number, was a string");
+        bad(
+            r#"{"operatorType":"NumberLessThan","key":"a"}"#,
+            "@.value is required",
+        );
+        bad(
+            r#"{"operatorType":"NumberLessThan","key":"a","value":"1"}"#,
+            "@.value must be a number, was a string",
+        );
         bad(
             r#"{"operatorType":"NumberLessThan","key":"a","value":1e10000}"#,
             "@.value must have an exponent of at most 9999",
         );
-        bad(r#"{"operatorType":"NumberIn","key":"a","values":[true]}"#, "@.values[0] must be a number, was true or false");
-        bad(r#"{"operatorType":"BoolEquals","key":"a","value":"true"}"#, "@.value must be true or false, was a string");
-        bad(r#"{"operatorType":"NumberInRange","key":"a","values":[1,2]}"#, "@.values[0] must be a list, was a number");
+        bad(
+            r#"{"operatorType":"NumberIn","key":"a","values":[true]}"#,
+            "@.values[0] must be a number, was true or false",
+        );
+        bad(
+            r#"{"operatorType":"BoolEquals","key":"a","value":"true"}"#,
+            "@.value must be true or false, was a string",
+        );
+        bad(
+            r#"{"operatorType":"NumberInRange","key":"a","values":[1,2]}"#,
+            "@.values[0] must be a list, was a number",
+        );
         bad(
             r#"{"operatorType":"NumberInRange","key":"a","values":[[1,2],[1]]}"#,
             "@.values[1] must be a range of two numbers, had 1",
@@ -365,9 +421,11 @@ mod tests {
         check(
             r#"{"operatorType":"StringNotContains","key":"a","values":["x"]}"#,
             Road::Edge,
-            Err("@.operatorType must be one of NumberIn, NumberNotIn, NumberLessThan, NumberGreaterThan, \
+            Err(
+                "@.operatorType must be one of NumberIn, NumberNotIn, NumberLessThan, NumberGreaterThan, \
                  NumberLessThanOrEquals, NumberGreaterThanOrEquals, BoolEquals, StringIn, StringNotIn, \
-                 StringBeginsWith, StringEndsWith, StringContains, was \"StringNotContains\""),
+                 StringBeginsWith, StringEndsWith, StringContains, was \"StringNotContains\"",
+            ),
         );
         // The spelling of 2018.
         check(
@@ -390,7 +448,10 @@ mod tests {
             format!("{{\"advancedFilters\":[{}]}}", vec![entry; count].join(","))
         };
         check(filters(25, "\"x\""), Ok(()));
-        check(filters(26, "\"x\""), Err("filter.advancedFilters must not have more than 25 filters, had 26"));
+        check(
+            filters(26, "\"x\""),
+            Err("filter.advancedFilters must not have more than 25 filters, had 26"),
+        );
         check(filters(5, r#""1","2","3","4","5""#), Ok(()));
         check(
             filters(13, r#""1","2""#),
@@ -406,7 +467,8 @@ mod tests {
     #[test]
     fn the_rest_of_a_filter() {
         let check = |text: &str, expected: &str| {
-            let written = parse(text, Road::Azure).map(|f| serde_json::to_string(&FilterBody::of(&f)).unwrap());
+            let written =
+                parse(text, Road::Azure).map(|f| serde_json::to_string(&FilterBody::of(&f)).unwrap());
             assert_eq!(written.unwrap_or_else(|error| error), expected, "{text}");
         };
         check("{}", "{}");
@@ -415,15 +477,30 @@ mod tests {
             r#"{"SubjectBeginsWith":"/a","subjectEndsWith":"","isSubjectCaseSensitive":true}"#,
             r#"{"subjectBeginsWith":"/a","subjectEndsWith":"","isSubjectCaseSensitive":true}"#,
         );
-        check(r#"{"subjectIsCaseSensitive":"True"}"#, r#"{"isSubjectCaseSensitive":true}"#);
+        check(
+            r#"{"subjectIsCaseSensitive":"True"}"#,
+            r#"{"isSubjectCaseSensitive":true}"#,
+        );
         check(
             r#"{"includedEventTypes":["All"],"enableAdvancedFilteringOnArrays":true}"#,
             r#"{"includedEventTypes":["All"],"enableAdvancedFilteringOnArrays":true}"#,
         );
-        check(r#"{"includedEventTypes":"a"}"#, "filter.includedEventTypes must be a list, was a string");
-        check(r#"{"includedEventTypes":["a",1]}"#, "filter.includedEventTypes[1] must be a string, was a number");
-        check(r#"{"subjectEndsWith":1}"#, "filter.subjectEndsWith must be a string, was a number");
-        check(r#"{"advancedFilters":{}}"#, "filter.advancedFilters must be a list, was an object");
+        check(
+            r#"{"includedEventTypes":"a"}"#,
+            "filter.includedEventTypes must be a list, was a string",
+        );
+        check(
+            r#"{"includedEventTypes":["a",1]}"#,
+            "filter.includedEventTypes[1] must be a string, was a number",
+        );
+        check(
+            r#"{"subjectEndsWith":1}"#,
+            "filter.subjectEndsWith must be a string, was a number",
+        );
+        check(
+            r#"{"advancedFilters":{}}"#,
+            "filter.advancedFilters must be a list, was an object",
+        );
         assert_eq!(parse("{}", Road::Edge).unwrap().keys, KeyStyle::Edge);
         assert_eq!(parse("{}", Road::Config).unwrap().keys, KeyStyle::Cloud);
     }

@@ -14,8 +14,11 @@ mod topic;
 pub mod validate;
 
 pub use destination::{DestinationBody, HIDDEN};
-pub use edge::{EdgeSubscription, EdgeTopic, edge_subscription, edge_topic};
-pub use filter::FilterBody;
+pub use edge::{
+    EdgeRetryPolicy, EdgeSubscription, EdgeSubscriptionProperties, EdgeTopic, EdgeTopicProperties,
+    edge_subscription, edge_topic,
+};
+pub use filter::{AdvancedFilterBody, FilterBody};
 pub use read::{FieldError, read_body};
 pub use subscription::{SubscriptionContext, SubscriptionSpec, TopicContext, parse_subscription};
 pub use topic::{TopicSpec, parse_domain, parse_system_topic, parse_topic};
@@ -134,7 +137,11 @@ impl Extras {
     }
 
     fn into_text(self) -> Option<String> {
-        let members: Vec<_> = self.0.into_iter().map(|(name, json)| format!("\"{name}\":{json}")).collect();
+        let members: Vec<_> = self
+            .0
+            .into_iter()
+            .map(|(name, json)| format!("\"{name}\":{json}"))
+            .collect();
         (!members.is_empty()).then(|| format!("{{{}}}", members.join(",")))
     }
 }

@@ -19,21 +19,31 @@ pub struct FieldError {
 }
 
 impl FieldError {
-    pub(super) fn new(path: impl Into<String>, reason: impl Into<String>) -> FieldError {
-        FieldError { path: path.into(), reason: reason.into(), code: "InvalidRequest", said: None }
+    pub fn new(path: impl Into<String>, reason: impl Into<String>) -> FieldError {
+        FieldError {
+            path: path.into(),
+            reason: reason.into(),
+            code: "InvalidRequest",
+            said: None,
+        }
     }
 
     /// Speaks in the original service's own words; path and reason stay for those who ask.
     pub(super) fn saying(self, message: impl Into<String>) -> FieldError {
-        FieldError { said: Some(message.into()), ..self }
+        FieldError {
+            said: Some(message.into()),
+            ..self
+        }
     }
 
     /// As the edge module refuses destinations.
     pub(super) fn of_edge_destination(self) -> FieldError {
-        let message = format!(
-            "EventSubscription.Properties.Destination failed validation. Reason: {self}."
-        );
-        FieldError { code: "InvalidDestination", said: Some(message), ..self }
+        let message = format!("EventSubscription.Properties.Destination failed validation. Reason: {self}.");
+        FieldError {
+            code: "InvalidDestination",
+            said: Some(message),
+            ..self
+        }
     }
 }
 
@@ -70,7 +80,11 @@ const NULL: &str = "null";
 impl<'a> Node<'a> {
     /// The whole body, which must be an object.
     pub fn root(body: Raw<'a>) -> Result<Node<'a>, FieldError> {
-        Node { path: String::new(), value: body }.of_kind(Kind::Object)
+        Node {
+            path: String::new(),
+            value: body,
+        }
+        .of_kind(Kind::Object)
     }
 
     pub fn fail(&self, reason: impl Into<String>) -> FieldError {
@@ -79,7 +93,11 @@ impl<'a> Node<'a> {
 
     /// The member of this name, which may be absent: then it is null.
     pub fn at(&self, name: &str) -> Node<'a> {
-        let path = if self.path.is_empty() { name.to_owned() } else { format!("{}.{name}", self.path) };
+        let path = if self.path.is_empty() {
+            name.to_owned()
+        } else {
+            format!("{}.{name}", self.path)
+        };
         let value = self.value.get_any_case(name).unwrap_or(Raw::trusted(NULL));
         Node { path, value }
     }
@@ -94,7 +112,9 @@ impl<'a> Node<'a> {
     }
 
     pub fn object(&self, name: &str) -> Result<Option<Node<'a>>, FieldError> {
-        self.get(name).map(|member| member.of_kind(Kind::Object)).transpose()
+        self.get(name)
+            .map(|member| member.of_kind(Kind::Object))
+            .transpose()
     }
 
     pub fn need_object(&self, name: &str) -> Result<Node<'a>, FieldError> {
@@ -166,17 +186,28 @@ impl<'a> Node<'a> {
         let Some(list) = self.list(name)? else {
             return Ok(None);
         };
-        list.iter().map(Node::as_string).collect::<Result<_, _>>().map(Some)
+        list.iter()
+            .map(Node::as_string)
+            .collect::<Result<_, _>>()
+            .map(Some)
     }
 
     pub fn elements(&self) -> Result<Vec<Node<'a>>, FieldError> {
         let list = self.clone().of_kind(Kind::Array)?;
         let elements = list.value.elements().enumerate();
-        Ok(elements.map(|(i, value)| Node { path: format!("{}[{i}]", self.path), value }).collect())
+        Ok(elements
+            .map(|(i, value)| Node {
+                path: format!("{}[{i}]", self.path),
+                value,
+            })
+            .collect())
     }
 
     pub fn as_string(&self) -> Result<String, FieldError> {
-        self.value.as_str().map(Into::into).ok_or_else(|| self.not("a string"))
+        self.value
+            .as_str()
+            .map(Into::into)
+            .ok_or_else(|| self.not("a string"))
     }
 
     /// A truth value; the words may be written as strings, as the edge articles do.
@@ -226,18 +257,36 @@ mod tests {
         let check = |error: FieldError, expected: &str| assert_eq!(error.to_string(), expected);
 
         check(root.need("z").unwrap_err(), "z is required");
-        check(a.need_object("b").unwrap_err(), "a.b must be an object, was a list");
+        check(
+            a.need_object("b").unwrap_err(),
+            "a.b must be an object, was a list",
+        );
         check(a.string("n").unwrap_err(), "a.n must be a string, was a number");
         check(a.need_string("s").unwrap_err(), "a.s must not be empty");
-        check(a.strings("b").unwrap_err(), "a.b[0] must be a string, was a number");
-        check(a.count("n", 5000).unwrap_err(), "a.n must be between 1 and 5000, was 9000");
+        check(
+            a.strings("b").unwrap_err(),
+            "a.b[0] must be a string, was a number",
+        );
+        check(
+            a.count("n", 5000).unwrap_err(),
+            "a.n must be between 1 and 5000, was 9000",
+        );
         check(
             a.count("huge", 5000).unwrap_err(),
             "a.huge must be between 1 and 5000, was 99999999999999999999",
         );
-        check(a.count("f", 5000).unwrap_err(), "a.f must be a whole number, was 1.5");
-        check(a.count("s", 5000).unwrap_err(), "a.s must be a whole number, was a string");
-        check(a.bool("s").unwrap_err(), "a.s must be true or false, was a string");
+        check(
+            a.count("f", 5000).unwrap_err(),
+            "a.f must be a whole number, was 1.5",
+        );
+        check(
+            a.count("s", 5000).unwrap_err(),
+            "a.s must be a whole number, was a string",
+        );
+        check(
+            a.bool("s").unwrap_err(),
+            "a.s must be true or false, was a string",
+        );
         check(
             a.word("t", &[("yes", 1), ("no", 2)]).unwrap_err(),
             "a.t must be one of yes, no, was \"TRUE\"",
@@ -246,8 +295,14 @@ mod tests {
         let b = a.list("b").unwrap().unwrap();
         check(b[2].need("c").unwrap_err(), "a.b[2].c is required");
 
-        check(Node::root(Raw::trusted("[]")).unwrap_err(), "the body must be an object, was a list");
-        check(read_body(b"{").unwrap_err(), "the body is not JSON: expected a string at byte 1");
+        check(
+            Node::root(Raw::trusted("[]")).unwrap_err(),
+            "the body must be an object, was a list",
+        );
+        check(
+            read_body(b"{").unwrap_err(),
+            "the body is not JSON: expected ',' or '}' at byte 1",
+        );
         assert!(read_body(b"\xff").is_err());
         assert_eq!(read_body("\u{feff}{}".as_bytes()).unwrap().text(), "{}");
     }

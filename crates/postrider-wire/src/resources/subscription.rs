@@ -105,11 +105,22 @@ pub fn parse_subscription(
     };
     let destination = old_batching(&properties, context)
         .and_then(|batching| parse_destination(&place, batching, context))
-        .map_err(|error| if road == Road::Edge { error.of_edge_destination() } else { error })?;
+        .map_err(|error| {
+            if road == Road::Edge {
+                error.of_edge_destination()
+            } else {
+                error
+            }
+        })?;
 
-    let (dead_letter, dead_letter_identity) =
-        one_of_two(&properties, "deadLetterDestination", "deadLetterWithResourceIdentity")?;
-    let dead_letter = dead_letter.map(|node| parse_dead_letter(&node, road)).transpose()?;
+    let (dead_letter, dead_letter_identity) = one_of_two(
+        &properties,
+        "deadLetterDestination",
+        "deadLetterWithResourceIdentity",
+    )?;
+    let dead_letter = dead_letter
+        .map(|node| parse_dead_letter(&node, road))
+        .transpose()?;
 
     let mut extras = Extras::default();
     let filter = match properties.object("filter")? {
@@ -118,7 +129,10 @@ pub fn parse_subscription(
             extras.keep("filter", sent_defaults(&node, &filter));
             filter
         }
-        None => Filter { keys: key_style(road), ..Filter::default() },
+        None => Filter {
+            keys: key_style(road),
+            ..Filter::default()
+        },
     };
     if let Some(policy) = parse_persistence(&properties, context)? {
         extras.keep("persistencePolicy", policy);
@@ -190,7 +204,12 @@ fn old_batching(properties: &Node<'_>, context: &SubscriptionContext<'_>) -> Res
         return Ok(Batching::default());
     };
     // The documented most is 1058576 bytes, a little more than the 1033 kilobytes it became.
-    let bytes_max = context.limits.edge_batch_kilobytes_max.saturating_add(1).saturating_mul(1024) - 1;
+    let bytes_max = context
+        .limits
+        .edge_batch_kilobytes_max
+        .saturating_add(1)
+        .saturating_mul(1024)
+        - 1;
     let bytes = policy.count("approxBatchSizeInBytes", bytes_max)?;
     Ok(Batching {
         events_max: policy.count("maxEventsPerBatch", context.limits.edge_batch_events_max)?,
@@ -224,7 +243,11 @@ fn parse_persistence(
         return Ok(None);
     }
     let before = context.previous.filter(|previous| previous.origin == Road::Edge);
-    let kept = before.and_then(|previous| Raw::parse(previous.extras.as_deref()?).ok()?.get("persistencePolicy"));
+    let kept = before.and_then(|previous| {
+        Raw::parse(previous.extras.as_deref()?)
+            .ok()?
+            .get("persistencePolicy")
+    });
     let is_persisted = |policy: &Node<'_>| {
         if let Some(inner) = policy.get("isPersisted") {
             return inner.as_bool();
@@ -238,7 +261,10 @@ fn parse_persistence(
         return Ok(kept.map(|kept| kept.text().to_owned()));
     };
     let now = is_persisted(&given)?;
-    let kept = kept.map(|value| Node { path: given.path.clone(), value });
+    let kept = kept.map(|value| Node {
+        path: given.path.clone(),
+        value,
+    });
     let was = kept.map_or(Ok(false), |kept| is_persisted(&kept))?;
     if before.is_some() && now != was {
         return Err(given.fail("cannot be changed: delete the subscription and create it again"));
@@ -297,7 +323,11 @@ fn parse_delivery_schema(
         return Ok(given);
     }
     let (given, input) = (schema_name(given), schema_name(input));
-    let without = if unmapped { " without inputSchemaMapping" } else { "" };
+    let without = if unmapped {
+        " without inputSchemaMapping"
+    } else {
+        ""
+    };
     let reason = format!("cannot be {given}: the topic's input schema is {input}{without}");
     Err(place.at(member).fail(reason))
 }
@@ -316,12 +346,641 @@ fn parse_retry(properties: &Node<'_>, road: Road) -> Result<RetryChoice, FieldEr
     let time_to_live_minutes = match road {
         Road::Azure => policy.count(cloud, minutes_most)?,
         Road::Edge => policy.count(edge, minutes_most)?,
-        Road::Config => match (policy.count(cloud, minutes_most)?, policy.count(edge, minutes_most)?) {
+        Road::Config => match (
+            policy.count(cloud, minutes_most)?,
+            policy.count(edge, minutes_most)?,
+        ) {
             (Some(a), Some(b)) if a != b => {
                 return Err(policy.at(edge).fail(format!("must be left out beside {cloud}")));
             }
             (a, b) => a.or(b),
         },
     };
-    Ok(RetryChoice { attempts_max: policy.count("maxDeliveryAttempts", attempts_most)?, time_to_live_minutes })
+    Ok(RetryChoice {
+        attempts_max: policy.count("maxDeliveryAttempts", attempts_most)?,
+        time_to_live_minutes,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use postrider_core::subscription::WebHook;
+
+    const HOOK: &str =
+        r#""destination":{"endpointType":"WebHook","properties":{"endpointUrl":"https://a/x"}}"#;
+    const NOW: Timestamp = Timestamp::from_secs(1_900_000_000); // 2030-03-17
+
+    fn parse_for(
+        road: Road,
+        (input_schema, mapped): (Schema, bool),
+        body: &str,
+        previous: Option<&Subscription>,
+    ) -> Result<SubscriptionSpec, FieldError> {
+        let mapping = InputMapping::default();
+        let topic = TopicContext {
+            name: "orders",
+            input_schema,
+            mapping: mapped.then_some(&mapping),
+        };
+        let limits = Limits::default();
+        let context = SubscriptionContext {
+            road,
+            name: "sub",
+            topic,
+            limits: &limits,
+            now: NOW,
+            previous,
+        };
+        parse_subscription(Raw::parse(body).unwrap(), &context)
+    }
+
+    /// Properties beside a webhook.
+    fn parse_with(road: Road, properties: &str) -> Result<SubscriptionSpec, FieldError> {
+        let body = format!("{{\"properties\":{{{HOOK}{properties}}}}}");
+        parse_for(road, (Schema::EventGrid, false), &body, None)
+    }
+
+    fn check_error(road: Road, properties: &str, expected: &str) {
+        let error = parse_with(road, properties).expect_err(properties);
+        assert_eq!(error.to_string(), expected, "{properties}");
+    }
+
+    #[test]
+    fn the_least_that_makes_a_subscription() {
+        let spec = parse_with(Road::Config, "").unwrap();
+        let expected = SubscriptionSpec {
+            name: "sub".into(),
+            destination: Destination::WebHook(WebHook {
+                url: postrider_core::ids::Secret::new("https://a/x"),
+                batching: Batching::default(),
+                attributes: Vec::new(),
+                aad_tenant: None,
+                aad_application: None,
+            }),
+            identity: None,
+            filter: Filter::default(),
+            labels: Vec::new(),
+            expires: None,
+            delivery_schema: Schema::EventGrid,
+            retry: RetryChoice::default(),
+            dead_letter: None,
+            dead_letter_identity: None,
+            profile: None,
+            origin: Road::Config,
+            extras: None,
+        };
+        assert_eq!(spec, expected);
+        assert_eq!(
+            parse_with(Road::Edge, "").unwrap().filter.keys,
+            key_style(Road::Edge)
+        );
+    }
+
+    #[test]
+    fn names_in_the_body_are_those_in_the_url() {
+        let check = |road: Road, body: &str, expected: Result<(), &str>| {
+            let got = parse_for(road, (Schema::EventGrid, false), body, None);
+            assert_eq!(
+                got.map(drop).map_err(|error| error.to_string()),
+                expected.map_err(Into::into),
+                "{body}"
+            );
+        };
+        let with = |name: &str, properties: &str| format!("{{{name}\"properties\":{{{properties}{HOOK}}}}}");
+        check(
+            Road::Edge,
+            &with(r#""name":"sub","#, r#""topicName":"orders","#),
+            Ok(()),
+        );
+        check(Road::Edge, &with("", r#""Topic":"orders","#), Ok(()));
+        check(
+            Road::Edge,
+            &with("", r#""topic":"/iotHubs/h/devices/d/modules/m/topics/orders","#),
+            Ok(()),
+        );
+        check(
+            Road::Azure,
+            &with(r#""name":"SUB","#, r#""topic":"/subscriptions/s/other","#),
+            Ok(()),
+        );
+        check(
+            Road::Edge,
+            &with(r#""name":"SUB","#, ""),
+            Err("name must be \"sub\" like the resource it is sent to, was \"SUB\""),
+        );
+        check(
+            Road::Edge,
+            &with("", r#""topicName":"others","#),
+            Err("properties.topicName must be \"orders\" like the topic it is sent to, was \"others\""),
+        );
+        check(
+            Road::Config,
+            &with("", r#""topic":"/x/topics/others","#),
+            Err("properties.topic must be \"orders\" like the topic it is sent to, was \"/x/topics/others\""),
+        );
+        check(Road::Edge, "{}", Err("properties is required"));
+        check(
+            Road::Edge,
+            r#"{"properties":{}}"#,
+            Err("properties.destination is required"),
+        );
+        check(Road::Edge, "1", Err("the body must be an object, was a number"));
+    }
+
+    #[test]
+    fn names_follow_the_rules_of_the_road() {
+        let limits = Limits::default();
+        let topic = TopicContext {
+            name: "orders",
+            input_schema: Schema::EventGrid,
+            mapping: None,
+        };
+        let body = format!("{{\"properties\":{{{HOOK}}}}}");
+        let check = |road: Road, name: &str, good: bool| {
+            let context = SubscriptionContext {
+                road,
+                name,
+                topic,
+                limits: &limits,
+                now: NOW,
+                previous: None,
+            };
+            assert_eq!(
+                parse_subscription(Raw::parse(&body).unwrap(), &context).is_ok(),
+                good,
+                "{name}"
+            );
+        };
+        check(Road::Edge, "a.b_c", true);
+        check(Road::Config, "a.b_c", true);
+        check(Road::Azure, "a.b_c", false);
+        check(Road::Azure, "abc-1", true);
+        check(Road::Edge, "a b", false);
+    }
+
+    #[test]
+    fn delivery_schemas() {
+        use Schema::{CloudEvent, Custom, EventGrid};
+        let check = |road: Road, topic: (Schema, bool), given: &str, expected: Result<Schema, &str>| {
+            let given = if given.is_empty() {
+                String::new()
+            } else {
+                format!(r#","EventDeliverySchema":"{given}""#)
+            };
+            let body = format!("{{\"properties\":{{{HOOK}{given}}}}}");
+            let got = parse_for(road, topic, &body, None).map(|spec| spec.delivery_schema);
+            let expected =
+                expected.map_err(|reason| format!("properties.eventDeliverySchema cannot be {reason}"));
+            assert_eq!(
+                got.map_err(|error| error.to_string()),
+                expected,
+                "{road:?} {topic:?} {given}"
+            );
+        };
+        for road in [Road::Azure, Road::Config] {
+            let events = (EventGrid, false);
+            check(road, events, "", Ok(EventGrid));
+            check(road, events, "eventgridschema", Ok(EventGrid));
+            check(road, events, "CloudEventSchemaV1_0", Ok(CloudEvent));
+            check(
+                road,
+                events,
+                "CustomInputSchema",
+                Err("CustomEventSchema: the topic's input schema is EventGridSchema"),
+            );
+            let cloud = (CloudEvent, false);
+            check(road, cloud, "", Ok(CloudEvent));
+            check(road, cloud, "CloudEventSchemaV1_0", Ok(CloudEvent));
+            check(
+                road,
+                cloud,
+                "EventGridSchema",
+                Err("EventGridSchema: the topic's input schema is CloudEventSchemaV1_0"),
+            );
+            check(
+                road,
+                cloud,
+                "CustomInputSchema",
+                Err("CustomEventSchema: the topic's input schema is CloudEventSchemaV1_0"),
+            );
+            let mapped = (Custom, true);
+            check(road, mapped, "", Ok(EventGrid));
+            check(road, mapped, "EventGridSchema", Ok(EventGrid));
+            check(road, mapped, "CloudEventSchemaV1_0", Ok(CloudEvent));
+            check(road, mapped, "CustomInputSchema", Ok(Custom));
+            check(road, mapped, "CustomEventSchema", Ok(Custom));
+            let unmapped = (Custom, false);
+            check(road, unmapped, "", Ok(Custom));
+            check(
+                road,
+                unmapped,
+                "EventGridSchema",
+                Err(
+                    "EventGridSchema: the topic's input schema is CustomEventSchema without inputSchemaMapping",
+                ),
+            );
+        }
+        for (schema, name) in [
+            (EventGrid, "EventGridSchema"),
+            (CloudEvent, "CloudEventSchemaV1_0"),
+            (Custom, "CustomEventSchema"),
+        ] {
+            check(Road::Edge, (schema, false), "", Ok(schema));
+            check(Road::Edge, (schema, false), name, Ok(schema));
+        }
+        check(
+            Road::Edge,
+            (EventGrid, false),
+            "CloudEventSchemaV1_0",
+            Err("CloudEventSchemaV1_0: the topic's input schema is EventGridSchema"),
+        );
+
+        // Beside the URL, as two samples of the edge have it; the usual place is preferred.
+        let body = |outside: &str, inside: &str| {
+            let hook = HOOK.replace(
+                "\"https://a/x\"",
+                &format!("\"https://a/x\",\"eventDeliverySchema\":\"{inside}\""),
+            );
+            format!("{{\"properties\":{{{outside}{hook}}}}}")
+        };
+        let parse = |road, body: String| {
+            let got = parse_for(road, (EventGrid, false), &body, None);
+            got.map(|spec| spec.delivery_schema)
+                .map_err(|error| error.to_string())
+        };
+        assert_eq!(parse(Road::Edge, body("", "eventgridschema")), Ok(EventGrid));
+        assert_eq!(
+            parse(Road::Edge, body("", "CustomSchema")),
+            Err("properties.destination.properties.eventDeliverySchema cannot be CustomEventSchema: the topic's \
+                 input schema is EventGridSchema"
+                .into())
+        );
+        assert_eq!(
+            parse(
+                Road::Edge,
+                body(r#""eventDeliverySchema":"EventGridSchema","#, "CustomSchema")
+            ),
+            Ok(EventGrid)
+        );
+        assert_eq!(
+            parse(Road::Azure, body("", "CloudEventSchemaV1_0")),
+            Ok(EventGrid)
+        );
+    }
+
+    #[test]
+    fn retry_policies() {
+        let check = |road: Road, policy: &str, expected: Result<(Option<u32>, Option<u32>), &str>| {
+            let got = parse_with(road, &format!(r#","retryPolicy":{policy}"#));
+            let got = got.map(|spec| (spec.retry.attempts_max, spec.retry.time_to_live_minutes));
+            let expected = expected.map_err(|reason| format!("properties.retryPolicy{reason}"));
+            assert_eq!(
+                got.map_err(|error| error.to_string()),
+                expected,
+                "{road:?} {policy}"
+            );
+        };
+        let (cloud, edge) = ("eventTimeToLiveInMinutes", "eventExpiryInMinutes");
+        check(Road::Azure, "{}", Ok((None, None)));
+        check(Road::Azure, r#"{"maxDeliveryAttempts":30}"#, Ok((Some(30), None)));
+        check(
+            Road::Azure,
+            &format!(r#"{{"{cloud}":1440,"{edge}":7}}"#),
+            Ok((None, Some(1440))),
+        );
+        check(Road::Azure, "[]", Err(" must be an object, was a list"));
+        check(
+            Road::Azure,
+            r#"{"maxDeliveryAttempts":31}"#,
+            Err(".maxDeliveryAttempts must be between 1 and 30, was 31"),
+        );
+        check(
+            Road::Azure,
+            &format!(r#"{{"{cloud}":1441}}"#),
+            Err(".eventTimeToLiveInMinutes must be between 1 and 1440, was 1441"),
+        );
+        check(
+            Road::Edge,
+            &format!(r#"{{"{edge}":100000,"maxDeliveryAttempts":50,"{cloud}":7}}"#),
+            Ok((Some(50), Some(100_000))),
+        );
+        check(
+            Road::Edge,
+            &format!(r#"{{"{edge}":0}}"#),
+            Err(".eventExpiryInMinutes must be between 1 and 4294967295, was 0"),
+        );
+        check(
+            Road::Config,
+            &format!(r#"{{"{edge}":2000}}"#),
+            Ok((None, Some(2000))),
+        );
+        check(
+            Road::Config,
+            &format!(r#"{{"{cloud}":2000,"maxDeliveryAttempts":99}}"#),
+            Ok((Some(99), Some(2000))),
+        );
+        check(
+            Road::Config,
+            &format!(r#"{{"{cloud}":9,"{edge}":9}}"#),
+            Ok((None, Some(9))),
+        );
+        check(
+            Road::Config,
+            &format!(r#"{{"{cloud}":8,"{edge}":9}}"#),
+            Err(".eventExpiryInMinutes must be left out beside eventTimeToLiveInMinutes"),
+        );
+    }
+
+    #[test]
+    fn labels_profile_and_expiry() {
+        let spec = parse_with(
+            Road::Azure,
+            r#","labels":["a","b"],"expirationTimeUtc":"2031-01-01T00:00:00Z","postrider":{"profile":"EDGE"}"#,
+        )
+        .unwrap();
+        assert_eq!(spec.labels, ["a", "b"]);
+        assert_eq!(spec.expires, Timestamp::parse("2031-01-01T00:00:00Z"));
+        assert_eq!(spec.profile.as_deref(), Some("edge"));
+        check_error(
+            Road::Azure,
+            r#","labels":["a",1]"#,
+            "properties.labels[1] must be a string, was a number",
+        );
+        check_error(
+            Road::Azure,
+            r#","postrider":1"#,
+            "properties.postrider must be an object, was a number",
+        );
+        check_error(
+            Road::Config,
+            r#","expirationTimeUtc":"2020-01-01T00:00:00Z""#,
+            "properties.expirationTimeUtc must be in the future, was \"2020-01-01T00:00:00Z\"",
+        );
+        check_error(
+            Road::Config,
+            r#","expirationTimeUtc":"soon""#,
+            "properties.expirationTimeUtc must be a time such as 2030-01-01T00:00:00Z, was \"soon\"",
+        );
+        check_error(
+            Road::Azure,
+            r#","expirationTimeUtc":"2020-01-01T00:00:00Z""#,
+            "Invalid expiration time.",
+        );
+    }
+
+    #[test]
+    fn dead_letters() {
+        let account = "/subscriptions/s/resourceGroups/g/providers/Microsoft.Storage/storageAccounts/a";
+        let blob = |properties: &str| {
+            format!(r#","deadLetterDestination":{{"endpointType":"StorageBlob","properties":{properties}}}"#)
+        };
+        let check = |road: Road, properties: &str, expected: Result<(&str, &str), &str>| {
+            let got = parse_with(road, &blob(properties)).map(|spec| spec.dead_letter.unwrap());
+            let got = got
+                .map(|place| (place.account, place.container))
+                .map_err(|error| error.to_string());
+            let expected = expected.map(|(a, c)| (a.into(), c.into()));
+            let expected =
+                expected.map_err(|reason| format!("properties.deadLetterDestination.properties{reason}"));
+            assert_eq!(got, expected, "{properties}");
+        };
+        for road in [Road::Azure, Road::Config, Road::Edge] {
+            check(
+                road,
+                &format!(r#"{{"resourceId":"{account}","blobContainerName":"dead"}}"#),
+                Ok((account, "dead")),
+            );
+            let whole = format!(r#"{{"resourceId":"{account}/blobServices/default/containers/dead"}}"#);
+            check(road, &whole, Ok((account, "dead")));
+            check(
+                road,
+                &whole.replace('}', r#","blobContainerName":"dead"}"#),
+                Ok((account, "dead")),
+            );
+            check(
+                road,
+                &whole.replace('}', r#","blobContainerName":"other"}"#),
+                Err(".blobContainerName must be \"dead\" like in resourceId, was \"other\""),
+            );
+        }
+        let named = r#"{"resourceId":"devstoreaccount1","blobContainerName":"dead"}"#;
+        check(Road::Config, named, Ok(("devstoreaccount1", "dead")));
+        let form = ".resourceId must be a resource id …/providers/Microsoft.Storage/storageAccounts/<name>";
+        check(Road::Azure, named, Err(form));
+        check(
+            Road::Azure,
+            &format!(r#"{{"resourceId":"{account}/x","blobContainerName":"dead"}}"#),
+            Err(form),
+        );
+        check(Road::Azure, "{}", Err(".resourceId is required"));
+        check(
+            Road::Azure,
+            &format!(r#"{{"resourceId":"{account}"}}"#),
+            Err(".blobContainerName is required"),
+        );
+        check(
+            Road::Config,
+            r#"{"resourceId":"Dev","blobContainerName":"dead"}"#,
+            Err(
+                ".resourceId must be a storage account: its resource id, or 3 to 24 lowercase letters and digits, \
+                 was \"Dev\"",
+            ),
+        );
+        check(
+            Road::Config,
+            r#"{"resourceId":"dev","blobContainerName":"Dead"}"#,
+            Err(
+                ".blobContainerName must have 3 to 63 lowercase letters, digits or single hyphens between them, \
+                 was \"Dead\"",
+            ),
+        );
+        check_error(
+            Road::Azure,
+            r#","deadLetterDestination":{"endpointType":"Tape"}"#,
+            "properties.deadLetterDestination.endpointType must be one of StorageBlob, was \"Tape\"",
+        );
+    }
+
+    #[test]
+    fn identities() {
+        let destination = r#"{"endpointType":"WebHook","properties":{"endpointUrl":"https://a/x"}}"#;
+        let blob =
+            r#"{"endpointType":"StorageBlob","properties":{"resourceId":"dev","blobContainerName":"dead"}}"#;
+        let system = r#"{"type":"systemassigned"}"#;
+        let user = r#"{"type":"UserAssigned","userAssignedIdentity":"/u"}"#;
+        let body = format!(
+            r#"{{"properties":{{
+                "deliveryWithResourceIdentity":{{"identity":{system},"destination":{destination}}},
+                "deadLetterWithResourceIdentity":{{"identity":{user},"deadLetterDestination":{blob}}},
+                "destination":null}}}}"#
+        );
+        let spec = parse_for(Road::Config, (Schema::EventGrid, false), &body, None).unwrap();
+        assert_eq!(
+            spec.identity,
+            Some(Identity {
+                kind: "SystemAssigned".into(),
+                user_assigned: None
+            })
+        );
+        let user = Identity {
+            kind: "UserAssigned".into(),
+            user_assigned: Some("/u".into()),
+        };
+        assert_eq!(spec.dead_letter_identity, Some(user));
+        assert_eq!(spec.dead_letter.unwrap().container, "dead");
+
+        check_error(
+            Road::Config,
+            r#","deliveryWithResourceIdentity":{}"#,
+            "properties.deliveryWithResourceIdentity must be left out beside destination",
+        );
+        check_error(
+            Road::Config,
+            &format!(r#","deadLetterDestination":{blob},"deadLetterWithResourceIdentity":{{}}"#),
+            "properties.deadLetterWithResourceIdentity must be left out beside deadLetterDestination",
+        );
+        let identity = |identity: &str, reason: &str| {
+            check_error(
+                Road::Config,
+                &format!(
+                    r#","deadLetterWithResourceIdentity":{{"identity":{identity},"deadLetterDestination":{blob}}}"#
+                ),
+                &format!("properties.deadLetterWithResourceIdentity.identity{reason}"),
+            );
+        };
+        identity("null", " is required");
+        identity("{}", ".type is required");
+        identity(
+            r#"{"type":"None"}"#,
+            ".type must be one of SystemAssigned, UserAssigned, was \"None\"",
+        );
+        identity(r#"{"type":"UserAssigned"}"#, ".userAssignedIdentity is required");
+        check_error(
+            Road::Config,
+            r#","deadLetterWithResourceIdentity":{"identity":{"type":"SystemAssigned"}}"#,
+            "properties.deadLetterWithResourceIdentity.deadLetterDestination is required",
+        );
+    }
+
+    #[test]
+    fn the_old_delivery_policy_of_the_edge() {
+        let check = |policy: &str, expected: Result<(Option<u32>, Option<u32>), &str>| {
+            let got = parse_with(Road::Edge, &format!(r#","deliveryPolicy":{policy}"#));
+            let got = got.map(|spec| spec.destination.batching());
+            let got = got.map(|batching| (batching.events_max, batching.preferred_kilobytes));
+            let expected = expected.map_err(|reason| format!("properties.deliveryPolicy.{reason}"));
+            assert_eq!(
+                got.map_err(|e| format!("{} {}", e.path, e.reason)),
+                expected,
+                "{policy}"
+            );
+        };
+        check(r#"{"maxEventsPerBatch":5}"#, Ok((Some(5), None)));
+        check(r#"{"approxBatchSizeInBytes":1058576}"#, Ok((None, Some(1033))));
+        check(r#"{"approxBatchSizeInBytes":10}"#, Ok((None, Some(1))));
+        check(
+            r#"{"maxEventsPerBatch":51}"#,
+            Err("maxEventsPerBatch must be between 1 and 50, was 51"),
+        );
+        check(
+            r#"{"approxBatchSizeInBytes":1058816}"#,
+            Err("approxBatchSizeInBytes must be between 1 and 1058815, was 1058816"),
+        );
+    }
+
+    #[test]
+    fn the_persistence_policy_cannot_change() {
+        let parse = |policy: &str, previous: Option<&Subscription>| {
+            let body = format!("{{\"properties\":{{{HOOK}{policy}}}}}");
+            parse_for(Road::Edge, (Schema::EventGrid, false), &body, previous)
+        };
+        let made = |policy: &str| {
+            let spec = parse(policy, None).unwrap();
+            spec.into_subscription(SubscriptionId(1), TopicId(1), None, NOW)
+        };
+        let with = |policy: &str| format!(r#","persistencePolicy":{policy}"#);
+        let check = |before: &str, after: &str, expected: Result<Option<&str>, &str>| {
+            let got = parse(after, Some(&made(before))).map(|spec| spec.extras);
+            let expected =
+                expected.map(|extras| extras.map(|kept| format!(r#"{{"persistencePolicy":{kept}}}"#)));
+            let expected = expected.map_err(|reason| format!("properties.persistencePolicy{reason}"));
+            assert_eq!(
+                got.map_err(|error| error.to_string()),
+                expected,
+                "{before} {after}"
+            );
+        };
+        let word = r#"{"isPersisted":"true"}"#;
+        let fixed = Err(" cannot be changed: delete the subscription and create it again");
+        check(&with(word), &with(word), Ok(Some(word)));
+        check(&with(word), &with("\"true\""), Ok(Some("\"true\"")));
+        check(&with(word), &with("true"), Ok(Some("true")));
+        check(&with(word), "", Ok(Some(word)));
+        check("", "", Ok(None));
+        check("", &with("{}"), Ok(Some("{}")));
+        check(
+            "",
+            &with(r#"{"isPersisted":false}"#),
+            Ok(Some(r#"{"isPersisted":false}"#)),
+        );
+        check("", &with(word), fixed);
+        check(&with("true"), &with("false"), fixed);
+        check(
+            "",
+            &with(r#"{"isPersisted":1}"#),
+            Err(".isPersisted must be true or false, was a number"),
+        );
+        check(
+            "",
+            &with("\"often\""),
+            Err(" must be true or false, was a string"),
+        );
+    }
+
+    // Damage a body that uses everything, one byte at a time: it is read or refused, never a panic.
+    #[test]
+    fn damaged_bodies_never_panic() {
+        let account = "/subscriptions/s/resourceGroups/g/providers/Microsoft.Storage/storageAccounts/a";
+        let body = format!(
+            r#"{{"name":"sub","properties":{{"topicName":"orders","labels":["a"],
+            "destination":{{"endpointType":"WebHook","properties":{{"endpointUrl":"http://[::1]:80/x?y",
+            "maxEventsPerBatch":5,"deliveryAttributeMappings":[
+            {{"name":"X","type":"Static","properties":{{"value":"v","isSecret":true}}}},
+            {{"name":"Y","type":"Dynamic","properties":{{"sourceField":"data.y"}}}}]}}}},
+            "filter":{{"advancedFilters":[{{"operatorType":"NumberIn","key":"a","values":[1.5e3]}}]}},
+            "retryPolicy":{{"maxDeliveryAttempts":3}},"persistencePolicy":{{"isPersisted":"true"}},
+            "deadLetterDestination":{{"endpointType":"StorageBlob","properties":{{
+            "resourceId":"{account}/blobServices/default/containers/dead"}}}}}}}}"#
+        );
+        let mut read = 0;
+        for at in 0..body.len() {
+            for byte in b"\"[,/0x" {
+                let mut bytes = body.clone().into_bytes();
+                bytes[at] = *byte;
+                let text = String::from_utf8(bytes).expect("the body is ASCII");
+                if Raw::parse(&text).is_err() {
+                    continue;
+                }
+                for road in [Road::Edge, Road::Config, Road::Azure] {
+                    read += usize::from(parse_for(road, (Schema::EventGrid, false), &text, None).is_ok());
+                }
+            }
+        }
+        assert!(read > 500, "{read}");
+    }
+
+    #[test]
+    fn a_filter_is_read_at_its_path() {
+        check_error(
+            Road::Azure,
+            r#","filter":{"advancedFilters":[{"operatorType":"StringIn","values":["x"]}]}"#,
+            "properties.filter.advancedFilters[0].key is required",
+        );
+        check_error(
+            Road::Azure,
+            r#","filter":[]"#,
+            "properties.filter must be an object, was a list",
+        );
+    }
 }

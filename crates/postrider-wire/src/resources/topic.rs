@@ -31,7 +31,13 @@ pub struct TopicSpec {
 }
 
 impl TopicSpec {
-    pub fn into_topic(self, id: TopicId, resource_group: String, keys: [Secret; 2], created: Timestamp) -> Topic {
+    pub fn into_topic(
+        self,
+        id: TopicId,
+        resource_group: String,
+        keys: [Secret; 2],
+        created: Timestamp,
+    ) -> Topic {
         Topic {
             id,
             name: self.name,
@@ -72,8 +78,12 @@ pub fn parse_domain(
 ) -> Result<TopicSpec, FieldError> {
     parse(body, road, name, previous, |properties| {
         Ok(TopicKind::Domain {
-            auto_create: properties.bool("autoCreateTopicWithFirstSubscription")?.unwrap_or(true),
-            auto_delete: properties.bool("autoDeleteTopicWithLastSubscription")?.unwrap_or(true),
+            auto_create: properties
+                .bool("autoCreateTopicWithFirstSubscription")?
+                .unwrap_or(true),
+            auto_delete: properties
+                .bool("autoDeleteTopicWithLastSubscription")?
+                .unwrap_or(true),
         })
     })
 }
@@ -101,11 +111,18 @@ fn parse(
     kind: impl Fn(&Node<'_>) -> Result<TopicKind, FieldError>,
 ) -> Result<TopicSpec, FieldError> {
     // Everything about a topic on the edge may be left out, and so may the body.
-    let body = if road == Road::Edge && body.is_null() { Raw::trusted("{}") } else { body };
+    let body = if road == Road::Edge && body.is_null() {
+        Raw::trusted("{}")
+    } else {
+        body
+    };
     let root = Node::root(body)?;
     let properties = match root.object("properties")? {
         Some(properties) => properties,
-        None => Node { path: "properties".into(), value: Raw::trusted("{}") },
+        None => Node {
+            path: "properties".into(),
+            value: Raw::trusted("{}"),
+        },
     };
     let kind = kind(&properties)?;
     match (road, &kind) {
@@ -129,7 +146,11 @@ fn parse(
     for member in ["sku", "identity", "kind", "extendedLocation"] {
         extras.keep_member(&beside(member), member);
     }
-    for member in ["dataResidencyBoundary", "minimumTlsVersionAllowed", "eventTypeInfo"] {
+    for member in [
+        "dataResidencyBoundary",
+        "minimumTlsVersionAllowed",
+        "eventTypeInfo",
+    ] {
         extras.keep_member(&properties, member);
     }
     Ok(TopicSpec {
@@ -153,8 +174,11 @@ fn parse_input_schema(properties: &Node<'_>, previous: Option<&Topic>) -> Result
     let given = properties.word("inputSchema", &SCHEMAS)?;
     match (given, previous.map(|topic| topic.input_schema)) {
         (Some(given), Some(fixed)) if given != fixed => {
-            let reason =
-                format!("cannot be changed from {} to {}", schema_name(fixed), schema_name(given));
+            let reason = format!(
+                "cannot be changed from {} to {}",
+                schema_name(fixed),
+                schema_name(given)
+            );
             Err(properties.at("inputSchema").fail(reason))
         }
         (given, fixed) => Ok(given.or(fixed).unwrap_or(Schema::EventGrid)),
@@ -173,9 +197,9 @@ fn parse_mapping(
         }
         // The edge module has custom schemas without mappings, and so may the configuration.
         return match (road, schema) {
-            (Road::Azure, Schema::Custom) => {
-                Err(properties.at("inputSchemaMapping").fail("is required with CustomEventSchema"))
-            }
+            (Road::Azure, Schema::Custom) => Err(properties
+                .at("inputSchemaMapping")
+                .fail("is required with CustomEventSchema")),
             _ => Ok(None),
         };
     };
@@ -200,7 +224,10 @@ fn parse_mapping(
         if source_field.as_deref() == Some("") {
             return Err(field.at("sourceField").fail("must not be empty"));
         }
-        Ok(Mapped { source_field, default_value: field.string("defaultValue")? })
+        Ok(Mapped {
+            source_field,
+            default_value: field.string("defaultValue")?,
+        })
     };
     let mapping = InputMapping {
         id: field("id", false)?,
@@ -223,7 +250,10 @@ fn parse_tags(node: &Node<'_>) -> Result<BTreeMap<String, String>, FieldError> {
     let mut read = BTreeMap::new();
     for member in tags.value.members().filter(|member| !member.value.is_null()) {
         let name = unescape(member.name);
-        let tag = Node { path: format!("{}.{name}", tags.path), value: member.value };
+        let tag = Node {
+            path: format!("{}.{name}", tags.path),
+            value: member.value,
+        };
         read.insert(name.into_owned(), tag.as_string()?);
     }
     Ok(read)
@@ -232,7 +262,10 @@ fn parse_tags(node: &Node<'_>) -> Result<BTreeMap<String, String>, FieldError> {
 fn parse_ip_rules(properties: &Node<'_>) -> Result<Vec<String>, FieldError> {
     let rules = properties.list("inboundIpRules")?.unwrap_or_default();
     if rules.len() > IP_RULES_MAX {
-        let reason = format!("must not have more than {IP_RULES_MAX} rules, had {}", rules.len());
+        let reason = format!(
+            "must not have more than {IP_RULES_MAX} rules, had {}",
+            rules.len()
+        );
         return Err(properties.at("inboundIpRules").fail(reason));
     }
     let rule = |rule: Node<'_>| {
@@ -273,30 +306,57 @@ mod tests {
     #[test]
     fn edge_topics() {
         let check = |body: &str, expected: Result<Schema, &str>| {
-            let expected = expected.map(|input_schema| TopicSpec { input_schema, ..spec() });
+            let expected = expected.map(|input_schema| TopicSpec {
+                input_schema,
+                ..spec()
+            });
             assert_eq!(parse_as(Road::Edge, body), expected.map_err(Into::into), "{body}");
         };
         check("null", Ok(Schema::EventGrid));
         check("{}", Ok(Schema::EventGrid));
         check(r#"{"name":"orders","properties":null}"#, Ok(Schema::EventGrid));
-        check(r#"{"NAME":"orders","Properties":{"inputschema":"eventgridschema"}}"#, Ok(Schema::EventGrid));
-        check(r#"{"properties":{"inputSchema":"CloudEventSchemaV1_0","x":1}}"#, Ok(Schema::CloudEvent));
-        check(r#"{"properties":{"inputSchema":"customEventSchema"}}"#, Ok(Schema::Custom));
-        check(r#"{"properties":{"inputSchema":"CustomSchema"}}"#, Ok(Schema::Custom));
+        check(
+            r#"{"NAME":"orders","Properties":{"inputschema":"eventgridschema"}}"#,
+            Ok(Schema::EventGrid),
+        );
+        check(
+            r#"{"properties":{"inputSchema":"CloudEventSchemaV1_0","x":1}}"#,
+            Ok(Schema::CloudEvent),
+        );
+        check(
+            r#"{"properties":{"inputSchema":"customEventSchema"}}"#,
+            Ok(Schema::Custom),
+        );
+        check(
+            r#"{"properties":{"inputSchema":"CustomSchema"}}"#,
+            Ok(Schema::Custom),
+        );
         check(
             r#"{"properties":{"inputSchema":"Xml"}}"#,
-            Err("properties.inputSchema must be one of EventGridSchema, CloudEventSchemaV1_0, \
-                 CustomEventSchema, CustomInputSchema, CustomSchema, was \"Xml\""),
+            Err(
+                "properties.inputSchema must be one of EventGridSchema, CloudEventSchemaV1_0, \
+                 CustomEventSchema, CustomInputSchema, CustomSchema, was \"Xml\"",
+            ),
         );
-        check(r#"{"name":"Orders"}"#, Err("name must be \"orders\" like the resource it is sent to, was \"Orders\""));
+        check(
+            r#"{"name":"Orders"}"#,
+            Err("name must be \"orders\" like the resource it is sent to, was \"Orders\""),
+        );
         check("[]", Err("the body must be an object, was a list"));
-        check(r#"{"properties":[]}"#, Err("properties must be an object, was a list"));
+        check(
+            r#"{"properties":[]}"#,
+            Err("properties must be an object, was a list"),
+        );
     }
 
     #[test]
     fn azure_topics() {
         let check = |body: &str, expected: Result<TopicSpec, &str>| {
-            assert_eq!(parse_as(Road::Azure, body), expected.map_err(Into::into), "{body}");
+            assert_eq!(
+                parse_as(Road::Azure, body),
+                expected.map_err(Into::into),
+                "{body}"
+            );
         };
         // As the command line sends it.
         check(
@@ -321,9 +381,15 @@ mod tests {
         );
         check("{}", Err("location is required"));
         let bad = |properties: &str, reason: &str| {
-            check(&format!(r#"{{"location":"x","properties":{properties}}}"#), Err(reason));
+            check(
+                &format!(r#"{{"location":"x","properties":{properties}}}"#),
+                Err(reason),
+            );
         };
-        bad(r#"{"disableLocalAuth":1}"#, "properties.disableLocalAuth must be true or false, was a number");
+        bad(
+            r#"{"disableLocalAuth":1}"#,
+            "properties.disableLocalAuth must be true or false, was a number",
+        );
         bad(
             r#"{"publicNetworkAccess":"Maybe"}"#,
             "properties.publicNetworkAccess must be one of Enabled, Disabled, was \"Maybe\"",
@@ -337,7 +403,10 @@ mod tests {
             "properties.inboundIpRules[0].action must be one of Allow, was \"Deny\"",
         );
         bad(
-            &format!(r#"{{"inboundIpRules":[{}]}}"#, vec![r#"{"ipMask":"1.1.1.1"}"#; 129].join(",")),
+            &format!(
+                r#"{{"inboundIpRules":[{}]}}"#,
+                vec![r#"{"ipMask":"1.1.1.1"}"#; 129].join(",")
+            ),
             "properties.inboundIpRules must not have more than 128 rules, had 129",
         );
         bad(
@@ -345,7 +414,10 @@ mod tests {
             "properties.postrider.profile must be one of cloud-2018, cloud-2019, cloud-2020, \
              cloud-2021, cloud-current, edge, custom, was \"mine\"",
         );
-        check(r#"{"location":"x","tags":{"a":1}}"#, Err("tags.a must be a string, was a number"));
+        check(
+            r#"{"location":"x","tags":{"a":1}}"#,
+            Err("tags.a must be a string, was a number"),
+        );
     }
 
     #[test]
@@ -357,7 +429,10 @@ mod tests {
             let got = parse_as(Road::Azure, &body).map(|spec| spec.mapping.unwrap());
             assert_eq!(got, expected.map_err(Into::into), "{schema} {mapping}");
         };
-        let from = |field: &str| Mapped { source_field: Some(field.into()), default_value: None };
+        let from = |field: &str| Mapped {
+            source_field: Some(field.into()),
+            default_value: None,
+        };
         check(
             "CustomEventSchema",
             r#"{"inputSchemaMappingType":"Json","properties":{"id":{"sourceField":"a"},"topic":{"sourceField":"b"},
@@ -367,24 +442,41 @@ mod tests {
                 id: from("a"),
                 topic: from("b"),
                 event_time: from("c"),
-                event_type: Mapped { default_value: Some("e".into()), ..from("d") },
+                event_type: Mapped {
+                    default_value: Some("e".into()),
+                    ..from("d")
+                },
                 subject: from("f"),
-                data_version: Mapped { source_field: None, default_value: Some("g".into()) },
+                data_version: Mapped {
+                    source_field: None,
+                    default_value: Some("g".into()),
+                },
             }),
         );
         check(
             "CloudEventSchemaV1_0",
             r#"{"properties":{"topic":{"sourceField":"source"}}}"#,
-            Ok(InputMapping { topic: from("source"), ..InputMapping::default() }),
+            Ok(InputMapping {
+                topic: from("source"),
+                ..InputMapping::default()
+            }),
         );
         let at = "properties.inputSchemaMapping";
         let bad = |schema: &str, mapping: &str, reason: &str| {
             check(schema, mapping, Err(&format!("{at}{reason}")));
         };
-        bad("EventGridSchema", "{}", " must be left out: EventGridSchema is not mapped");
+        bad(
+            "EventGridSchema",
+            "{}",
+            " must be left out: EventGridSchema is not mapped",
+        );
         bad("CustomEventSchema", "null", " is required with CustomEventSchema");
         bad("CustomEventSchema", "{}", ".properties is required");
-        bad("CustomEventSchema", r#"{"properties":{}}"#, ".properties must map at least one field");
+        bad(
+            "CustomEventSchema",
+            r#"{"properties":{}}"#,
+            ".properties must map at least one field",
+        );
         bad(
             "CustomEventSchema",
             r#"{"inputSchemaMappingType":"Xml"}"#,
@@ -414,11 +506,20 @@ mod tests {
         let azure = |properties: &str| format!(r#"{{"location":"x","properties":{properties}}}"#);
         let body = azure(r#"{"autoDeleteTopicWithLastSubscription":false}"#);
         let domain = parse_domain(Raw::parse(&body).unwrap(), Road::Azure, "orders", None).unwrap();
-        assert_eq!(domain.kind, TopicKind::Domain { auto_create: true, auto_delete: false });
+        assert_eq!(
+            domain.kind,
+            TopicKind::Domain {
+                auto_create: true,
+                auto_delete: false
+            }
+        );
 
         let body = azure(r#"{"source":"/subscriptions/s","topicType":"Microsoft.Storage.StorageAccounts"}"#);
         let system = parse_system_topic(Raw::parse(&body).unwrap(), Road::Azure, "System-1", None).unwrap();
-        let (source, topic_type) = ("/subscriptions/s".into(), "Microsoft.Storage.StorageAccounts".into());
+        let (source, topic_type) = (
+            "/subscriptions/s".into(),
+            "Microsoft.Storage.StorageAccounts".into(),
+        );
         assert_eq!(system.kind, TopicKind::System { source, topic_type });
         let error = parse_system_topic(Raw::trusted("{}"), Road::Azure, "orders", None).unwrap_err();
         assert_eq!(error.to_string(), "properties.source is required");
@@ -438,14 +539,23 @@ mod tests {
 
     #[test]
     fn the_input_schema_is_fixed_at_creation() {
-        let spec = TopicSpec { input_schema: Schema::Custom, ..spec() };
+        let spec = TopicSpec {
+            input_schema: Schema::Custom,
+            ..spec()
+        };
         let topic = spec.into_topic(TopicId(1), "g".into(), Default::default(), Timestamp::MIN);
         let check = |body: &str, expected: Result<Schema, &str>| {
             let got = parse_topic(Raw::parse(body).unwrap(), Road::Edge, "orders", Some(&topic));
-            assert_eq!(got.map(|s| s.input_schema).map_err(|e| e.to_string()), expected.map_err(Into::into));
+            assert_eq!(
+                got.map(|s| s.input_schema).map_err(|e| e.to_string()),
+                expected.map_err(Into::into)
+            );
         };
         check("{}", Ok(Schema::Custom));
-        check(r#"{"properties":{"inputSchema":"CustomEventSchema"}}"#, Ok(Schema::Custom));
+        check(
+            r#"{"properties":{"inputSchema":"CustomEventSchema"}}"#,
+            Ok(Schema::Custom),
+        );
         check(
             r#"{"properties":{"inputSchema":"EventGridSchema"}}"#,
             Err("properties.inputSchema cannot be changed from CustomEventSchema to EventGridSchema"),

@@ -12,7 +12,8 @@ pub fn check_name(name: &str) -> Result<(), FieldError> {
         && name.chars().all(letters)
         && name.starts_with(|c: char| c.is_ascii_alphanumeric());
     let reason = "must have 1 to 128 letters, digits, '.', '_' or '-' and begin with a letter or digit";
-    good.then_some(()).ok_or_else(|| FieldError::new("name", format!("{reason}, was {name:?}")))
+    good.then_some(())
+        .ok_or_else(|| FieldError::new("name", format!("{reason}, was {name:?}")))
 }
 
 /// The name of a custom topic or domain in Azure.
@@ -88,7 +89,13 @@ impl<'a> Url<'a> {
         let (host, port) = split_port(authority)?;
         check_host(host)?;
         let host = host.trim_start_matches('[').trim_end_matches(']');
-        Ok(Url { https, host, port: port.unwrap_or(if https { 443 } else { 80 }), path, query })
+        Ok(Url {
+            https,
+            host,
+            port: port.unwrap_or(if https { 443 } else { 80 }),
+            path,
+            query,
+        })
     }
 
     /// Whether both lead to the same server.
@@ -100,7 +107,10 @@ impl<'a> Url<'a> {
     /// Whether the query has this parameter with this value.
     pub fn has_parameter(&self, name: &str, value: &str) -> bool {
         let mut pairs = self.query.unwrap_or_default().split('&');
-        pairs.any(|pair| pair.split_once('=').is_some_and(|(n, v)| n.eq_ignore_ascii_case(name) && v == value))
+        pairs.any(|pair| {
+            pair.split_once('=')
+                .is_some_and(|(n, v)| n.eq_ignore_ascii_case(name) && v == value)
+        })
     }
 }
 
@@ -124,35 +134,49 @@ fn split_port(authority: &str) -> Result<(&str, Option<u16>), &'static str> {
 fn check_host(host: &str) -> Result<(), &'static str> {
     const BAD: &str = "must have a valid host";
     if let Some(inner) = host.strip_prefix('[') {
-        let address = inner.strip_suffix(']').and_then(|inner| inner.parse::<Ipv6Addr>().ok());
+        let address = inner
+            .strip_suffix(']')
+            .and_then(|inner| inner.parse::<Ipv6Addr>().ok());
         return address.map(drop).ok_or(BAD);
     }
     let name = host.strip_suffix('.').unwrap_or(host);
     let last = name.rsplit('.').next().unwrap_or_default();
     // Some resolvers read 2130706433 or 0x7f.1 as addresses. Only the usual form passes here.
     if last.starts_with(|c: char| c.is_ascii_digit()) {
-        let number = last.bytes().all(|b| b.is_ascii_digit()) || last.starts_with("0x") || last.starts_with("0X");
+        let number =
+            last.bytes().all(|b| b.is_ascii_digit()) || last.starts_with("0x") || last.starts_with("0X");
         if number {
             return host.parse::<Ipv4Addr>().map(drop).map_err(|_| BAD);
         }
     }
     let label = |label: &str| {
         (1..=63).contains(&label.len())
-            && label.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-' || b == b'_')
+            && label
+                .bytes()
+                .all(|b| b.is_ascii_alphanumeric() || b == b'-' || b == b'_')
             && !label.starts_with('-')
             && !label.ends_with('-')
     };
-    (name.len() <= 253 && name.split('.').all(label)).then_some(()).ok_or(BAD)
+    (name.len() <= 253 && name.split('.').all(label))
+        .then_some(())
+        .ok_or(BAD)
 }
 
 /// Names of delivery attributes are HTTP header names for every kind of destination.
 pub fn check_attribute_name(name: &str) -> Result<(), String> {
     let token = |b: u8| b.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&b);
     if name.is_empty() || name.len() > 256 || !name.bytes().all(token) {
-        return Err(format!("must be an HTTP header name of at most 256 letters, was {name:?}"));
+        return Err(format!(
+            "must be an HTTP header name of at most 256 letters, was {name:?}"
+        ));
     }
-    if name.get(..4).is_some_and(|start| start.eq_ignore_ascii_case("aeg-")) {
-        return Err(format!("must not begin with aeg-, which is reserved, was {name:?}"));
+    if name
+        .get(..4)
+        .is_some_and(|start| start.eq_ignore_ascii_case("aeg-"))
+    {
+        return Err(format!(
+            "must not begin with aeg-, which is reserved, was {name:?}"
+        ));
     }
     Ok(())
 }
@@ -176,8 +200,13 @@ const HEADERS_RESERVED: [&str; 14] = [
 ];
 
 pub fn check_header_not_reserved(name: &str) -> Result<(), String> {
-    if HEADERS_RESERVED.iter().any(|reserved| reserved.eq_ignore_ascii_case(name)) {
-        return Err(format!("must not be a header that the delivery itself sets, was {name:?}"));
+    if HEADERS_RESERVED
+        .iter()
+        .any(|reserved| reserved.eq_ignore_ascii_case(name))
+    {
+        return Err(format!(
+            "must not be a header that the delivery itself sets, was {name:?}"
+        ));
     }
     Ok(())
 }
@@ -187,9 +216,15 @@ pub const ATTRIBUTE_BYTES_MAX: usize = 4096;
 
 pub fn check_attribute_value(value: &str) -> Result<(), String> {
     if value.len() > ATTRIBUTE_BYTES_MAX {
-        return Err(format!("must not be longer than {ATTRIBUTE_BYTES_MAX} bytes, was {}", value.len()));
+        return Err(format!(
+            "must not be longer than {ATTRIBUTE_BYTES_MAX} bytes, was {}",
+            value.len()
+        ));
     }
-    if !value.bytes().all(|b| b.is_ascii_graphic() || b == b' ' || b == b'\t') {
+    if !value
+        .bytes()
+        .all(|b| b.is_ascii_graphic() || b == b' ' || b == b'\t')
+    {
         return Err("must be a header value: visible ASCII, spaces and tabs".into());
     }
     Ok(())
@@ -197,9 +232,18 @@ pub fn check_attribute_value(value: &str) -> Result<(), String> {
 
 /// Takes the id of an Azure resource apart: the names that follow the `types` of `provider`, and
 /// what is left of the id after them.
-pub fn resource_names<'a>(id: &'a str, provider: &str, types: &[&str]) -> Option<(Vec<&'a str>, Vec<&'a str>)> {
+pub fn resource_names<'a>(
+    id: &'a str,
+    provider: &str,
+    types: &[&str],
+) -> Option<(Vec<&'a str>, Vec<&'a str>)> {
     let mut segments = id.strip_prefix('/')?.split('/');
-    let mut expect = |word: &str| segments.next().filter(|s| s.eq_ignore_ascii_case(word)).and_then(|_| segments.next());
+    let mut expect = |word: &str| {
+        segments
+            .next()
+            .filter(|s| s.eq_ignore_ascii_case(word))
+            .and_then(|_| segments.next())
+    };
     for word in ["subscriptions", "resourceGroups"] {
         expect(word).filter(|name| !name.is_empty())?;
     }
@@ -227,14 +271,17 @@ pub fn check_storage_name(name: &str) -> Result<(), String> {
         && !name.starts_with('-')
         && !name.ends_with('-');
     let reason = "must have 3 to 63 lowercase letters, digits or single hyphens between them";
-    good.then_some(()).ok_or_else(|| format!("{reason}, was {name:?}"))
+    good.then_some(())
+        .ok_or_else(|| format!("{reason}, was {name:?}"))
 }
 
 /// The name of a storage account.
 pub fn check_account_name(name: &str) -> Result<(), String> {
-    let good = (3..=24).contains(&name.len()) && name.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit());
+    let good =
+        (3..=24).contains(&name.len()) && name.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit());
     let reason = "must be a storage account: its resource id, or 3 to 24 lowercase letters and digits";
-    good.then_some(()).ok_or_else(|| format!("{reason}, was {name:?}"))
+    good.then_some(())
+        .ok_or_else(|| format!("{reason}, was {name:?}"))
 }
 
 /// An address or a network such as `10.0.0.0/8`.
@@ -252,7 +299,9 @@ pub fn check_ip_mask(mask: &str) -> Result<(), String> {
     if most.is_some_and(bits_good) {
         return Ok(());
     }
-    Err(format!("must be an IP address or network such as 10.0.0.0/8, was {mask:?}"))
+    Err(format!(
+        "must be an IP address or network such as 10.0.0.0/8, was {mask:?}"
+    ))
 }
 
 #[cfg(test)]
@@ -264,7 +313,11 @@ mod tests {
         let check = |name: &str, ours: bool, topic: bool, subscription: bool| {
             assert_eq!(check_name(name).is_ok(), ours, "ours {name}");
             assert_eq!(check_azure_topic_name(name).is_ok(), topic, "topic {name}");
-            assert_eq!(check_azure_subscription_name(name).is_ok(), subscription, "subscription {name}");
+            assert_eq!(
+                check_azure_subscription_name(name).is_ok(),
+                subscription,
+                "subscription {name}"
+            );
         };
         check("orders", true, true, true);
         check("a-b", true, true, true);
@@ -300,11 +353,17 @@ mod tests {
             assert_eq!(got, expected, "{text}");
         };
         check("https://example.com", Ok((true, "example.com", 443, "", None)));
-        check("HTTP://example.com:8080/a/b?c=d?e", Ok((false, "example.com", 8080, "/a/b", Some("c=d?e"))));
+        check(
+            "HTTP://example.com:8080/a/b?c=d?e",
+            Ok((false, "example.com", 8080, "/a/b", Some("c=d?e"))),
+        );
         check("http://[::1]:5000/x", Ok((false, "::1", 5000, "/x", None)));
         check("http://[::1]", Ok((false, "::1", 80, "", None)));
         check("http://127.0.0.1", Ok((false, "127.0.0.1", 80, "", None)));
-        check("http://my_service.internal.:1/?q", Ok((false, "my_service.internal.", 1, "/", Some("q"))));
+        check(
+            "http://my_service.internal.:1/?q",
+            Ok((false, "my_service.internal.", 1, "/", Some("q"))),
+        );
         check("http://3com.com", Ok((false, "3com.com", 80, "", None)));
         check("https://a.b/%20", Ok((true, "a.b", 443, "/%20", None)));
 
@@ -340,13 +399,20 @@ mod tests {
         check("https://1.2.3", host);
         check("https://1.2.3.256", host);
         check(&format!("https://{}.com", "a".repeat(64)), host);
-        check(&format!("https://a/{}", "a".repeat(4096)), Err("must not be longer than 4096 bytes"));
+        check(
+            &format!("https://a/{}", "a".repeat(4096)),
+            Err("must not be longer than 4096 bytes"),
+        );
     }
 
     #[test]
     fn origins() {
         let check = |a: &str, b: &str, same: bool| {
-            assert_eq!(Url::parse(a).unwrap().same_origin(&Url::parse(b).unwrap()), same, "{a} {b}");
+            assert_eq!(
+                Url::parse(a).unwrap().same_origin(&Url::parse(b).unwrap()),
+                same,
+                "{a} {b}"
+            );
         };
         check("https://a.b/x", "HTTPS://A.B:443/y?z", true);
         check("https://a.b", "http://a.b", false);
@@ -374,7 +440,8 @@ mod tests {
         check("transfer-encoding", false);
         check(&"x".repeat(257), false);
 
-        let check = |value: &str, good: bool| assert_eq!(check_attribute_value(value).is_ok(), good, "{value:?}");
+        let check =
+            |value: &str, good: bool| assert_eq!(check_attribute_value(value).is_ok(), good, "{value:?}");
         check("", true);
         check("a b\tc", true);
         check("a\r\nb", false);
@@ -392,13 +459,19 @@ mod tests {
         };
         let at = "/subscriptions/s/resourceGroups/g/providers/Microsoft.EventHub/namespaces/n";
         check(&format!("{at}/eventhubs/e"), Some((vec!["n", "e"], vec![])));
-        check(&format!("{at}/eventhubs/e/x/y").to_uppercase(), Some((vec!["N", "E"], vec!["X", "Y"])));
+        check(
+            &format!("{at}/eventhubs/e/x/y").to_uppercase(),
+            Some((vec!["N", "E"], vec!["X", "Y"])),
+        );
         check(at, None);
         check(&format!("{at}/eventhubs/"), None);
         check(&format!("{at}/queues/e"), None);
         check("", None);
         check("e", None);
-        check("/subscriptions//resourceGroups/g/providers/Microsoft.EventHub/namespaces/n/eventhubs/e", None);
+        check(
+            "/subscriptions//resourceGroups/g/providers/Microsoft.EventHub/namespaces/n/eventhubs/e",
+            None,
+        );
     }
 
     #[test]

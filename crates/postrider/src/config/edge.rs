@@ -127,7 +127,7 @@ impl Default for EdgeConfig {
             },
             outbound_client_cert_enabled: true,
             webhook: OutboundWebhook {
-                https_only: true,
+                https_only: false,
                 skip_server_cert_validation: false,
                 allow_unknown_ca: true,
             },

@@ -3,8 +3,7 @@
 //! Flags win over `POSTRIDER_*` variables, which win over the file, which wins over the defaults.
 //! The edge module's own variables are read beside these, into [`EdgeConfig`].
 
-// TODO: remove once `serve` reads every setting.
-#![allow(dead_code, unused_imports)]
+
 
 mod check;
 mod declared;

@@ -70,7 +70,9 @@ impl Record for Subscription {
     fn decode(bytes: &[u8]) -> Result<Subscription, RecordError> {
         let what = "subscription";
         let record: SubscriptionRecord = read(what, bytes)?;
-        record.into_subscription().map_err(|reason| RecordError::Damaged { what, reason })
+        record
+            .into_subscription()
+            .map_err(|reason| RecordError::Damaged { what, reason })
     }
 }
 
@@ -187,14 +189,41 @@ enum DestinationRecord {
         aad_tenant: Option<String>,
         aad_application: Option<String>,
     },
-    EventGrid { url: String, sas_key: String, topic_name: Option<String>, batching: BatchingRecord },
-    EdgeHub { output: String },
-    AzureFunction { resource: String, batching: BatchingRecord, attributes: Vec<AttributeRecord> },
-    StorageQueue { resource: String, queue: String, message_ttl_secs: Option<i64> },
-    EventHub { broker: BrokerRecord, attributes: Vec<AttributeRecord> },
-    HybridConnection { broker: BrokerRecord, attributes: Vec<AttributeRecord> },
-    ServiceBusQueue { broker: BrokerRecord, attributes: Vec<AttributeRecord> },
-    ServiceBusTopic { broker: BrokerRecord, attributes: Vec<AttributeRecord> },
+    EventGrid {
+        url: String,
+        sas_key: String,
+        topic_name: Option<String>,
+        batching: BatchingRecord,
+    },
+    EdgeHub {
+        output: String,
+    },
+    AzureFunction {
+        resource: String,
+        batching: BatchingRecord,
+        attributes: Vec<AttributeRecord>,
+    },
+    StorageQueue {
+        resource: String,
+        queue: String,
+        message_ttl_secs: Option<i64>,
+    },
+    EventHub {
+        broker: BrokerRecord,
+        attributes: Vec<AttributeRecord>,
+    },
+    HybridConnection {
+        broker: BrokerRecord,
+        attributes: Vec<AttributeRecord>,
+    },
+    ServiceBusQueue {
+        broker: BrokerRecord,
+        attributes: Vec<AttributeRecord>,
+    },
+    ServiceBusTopic {
+        broker: BrokerRecord,
+        attributes: Vec<AttributeRecord>,
+    },
 }
 
 #[derive(Serialize, Deserialize)]
@@ -290,7 +319,13 @@ impl TopicRecord {
             name: topic.name.clone(),
             kind: match topic.kind.clone() {
                 TopicKind::Custom => KindRecord::Custom,
-                TopicKind::Domain { auto_create, auto_delete } => KindRecord::Domain { auto_create, auto_delete },
+                TopicKind::Domain {
+                    auto_create,
+                    auto_delete,
+                } => KindRecord::Domain {
+                    auto_create,
+                    auto_delete,
+                },
                 TopicKind::System { source, topic_type } => KindRecord::System { source, topic_type },
             },
             resource_group: topic.resource_group.clone(),
@@ -314,7 +349,13 @@ impl TopicRecord {
             name: self.name,
             kind: match self.kind {
                 KindRecord::Custom => TopicKind::Custom,
-                KindRecord::Domain { auto_create, auto_delete } => TopicKind::Domain { auto_create, auto_delete },
+                KindRecord::Domain {
+                    auto_create,
+                    auto_delete,
+                } => TopicKind::Domain {
+                    auto_create,
+                    auto_delete,
+                },
                 KindRecord::System { source, topic_type } => TopicKind::System { source, topic_type },
             },
             resource_group: self.resource_group,
@@ -432,7 +473,13 @@ impl MappingRecord {
     }
 
     fn into_mapping(self) -> InputMapping {
-        let field = |MappedRecord { source_field, default_value }| Mapped { source_field, default_value };
+        let field = |MappedRecord {
+                         source_field,
+                         default_value,
+                     }| Mapped {
+            source_field,
+            default_value,
+        };
         InputMapping {
             id: field(self.id),
             topic: field(self.topic),
@@ -446,11 +493,17 @@ impl MappingRecord {
 
 impl IdentityRecord {
     fn of(identity: &Identity) -> IdentityRecord {
-        IdentityRecord { kind: identity.kind.clone(), user_assigned: identity.user_assigned.clone() }
+        IdentityRecord {
+            kind: identity.kind.clone(),
+            user_assigned: identity.user_assigned.clone(),
+        }
     }
 
     fn into_identity(self) -> Identity {
-        Identity { kind: self.kind, user_assigned: self.user_assigned }
+        Identity {
+            kind: self.kind,
+            user_assigned: self.user_assigned,
+        }
     }
 }
 
@@ -466,72 +519,118 @@ impl DestinationRecord {
                 aad_tenant: hook.aad_tenant,
                 aad_application: hook.aad_application,
             },
-            Destination::EventGrid { url, sas_key, topic_name, .. } => {
-                DestinationRecord::EventGrid { url, sas_key: exposed(&sas_key), topic_name, batching }
-            }
+            Destination::EventGrid {
+                url,
+                sas_key,
+                topic_name,
+                ..
+            } => DestinationRecord::EventGrid {
+                url,
+                sas_key: exposed(&sas_key),
+                topic_name,
+                batching,
+            },
             Destination::EdgeHub { output } => DestinationRecord::EdgeHub { output },
-            Destination::AzureFunction { resource, .. } => {
-                DestinationRecord::AzureFunction { resource, batching, attributes }
-            }
-            Destination::StorageQueue { resource, queue, message_ttl_secs } => {
-                DestinationRecord::StorageQueue { resource, queue, message_ttl_secs }
-            }
-            Destination::EventHub { resource, .. } => {
-                DestinationRecord::EventHub { broker: BrokerRecord::of(resource), attributes }
-            }
-            Destination::HybridConnection { resource, .. } => {
-                DestinationRecord::HybridConnection { broker: BrokerRecord::of(resource), attributes }
-            }
-            Destination::ServiceBusQueue { resource, .. } => {
-                DestinationRecord::ServiceBusQueue { broker: BrokerRecord::of(resource), attributes }
-            }
-            Destination::ServiceBusTopic { resource, .. } => {
-                DestinationRecord::ServiceBusTopic { broker: BrokerRecord::of(resource), attributes }
-            }
+            Destination::AzureFunction { resource, .. } => DestinationRecord::AzureFunction {
+                resource,
+                batching,
+                attributes,
+            },
+            Destination::StorageQueue {
+                resource,
+                queue,
+                message_ttl_secs,
+            } => DestinationRecord::StorageQueue {
+                resource,
+                queue,
+                message_ttl_secs,
+            },
+            Destination::EventHub { resource, .. } => DestinationRecord::EventHub {
+                broker: BrokerRecord::of(resource),
+                attributes,
+            },
+            Destination::HybridConnection { resource, .. } => DestinationRecord::HybridConnection {
+                broker: BrokerRecord::of(resource),
+                attributes,
+            },
+            Destination::ServiceBusQueue { resource, .. } => DestinationRecord::ServiceBusQueue {
+                broker: BrokerRecord::of(resource),
+                attributes,
+            },
+            Destination::ServiceBusTopic { resource, .. } => DestinationRecord::ServiceBusTopic {
+                broker: BrokerRecord::of(resource),
+                attributes,
+            },
         }
     }
 
     fn into_destination(self) -> Destination {
         let read = |attributes: Vec<AttributeRecord>| -> Vec<DeliveryAttribute> {
-            attributes.into_iter().map(AttributeRecord::into_attribute).collect()
+            attributes
+                .into_iter()
+                .map(AttributeRecord::into_attribute)
+                .collect()
         };
         match self {
-            DestinationRecord::WebHook { url, batching, attributes, aad_tenant, aad_application } => {
-                Destination::WebHook(WebHook {
-                    url: Secret::new(url),
-                    batching: batching.into_batching(),
-                    attributes: read(attributes),
-                    aad_tenant,
-                    aad_application,
-                })
-            }
-            DestinationRecord::EventGrid { url, sas_key, topic_name, batching } => Destination::EventGrid {
+            DestinationRecord::WebHook {
+                url,
+                batching,
+                attributes,
+                aad_tenant,
+                aad_application,
+            } => Destination::WebHook(WebHook {
+                url: Secret::new(url),
+                batching: batching.into_batching(),
+                attributes: read(attributes),
+                aad_tenant,
+                aad_application,
+            }),
+            DestinationRecord::EventGrid {
+                url,
+                sas_key,
+                topic_name,
+                batching,
+            } => Destination::EventGrid {
                 url,
                 sas_key: Secret::new(sas_key),
                 topic_name,
                 batching: batching.into_batching(),
             },
             DestinationRecord::EdgeHub { output } => Destination::EdgeHub { output },
-            DestinationRecord::AzureFunction { resource, batching, attributes } => Destination::AzureFunction {
+            DestinationRecord::AzureFunction {
+                resource,
+                batching,
+                attributes,
+            } => Destination::AzureFunction {
                 resource,
                 batching: batching.into_batching(),
                 attributes: read(attributes),
             },
-            DestinationRecord::StorageQueue { resource, queue, message_ttl_secs } => {
-                Destination::StorageQueue { resource, queue, message_ttl_secs }
-            }
-            DestinationRecord::EventHub { broker, attributes } => {
-                Destination::EventHub { resource: broker.into_broker(), attributes: read(attributes) }
-            }
-            DestinationRecord::HybridConnection { broker, attributes } => {
-                Destination::HybridConnection { resource: broker.into_broker(), attributes: read(attributes) }
-            }
-            DestinationRecord::ServiceBusQueue { broker, attributes } => {
-                Destination::ServiceBusQueue { resource: broker.into_broker(), attributes: read(attributes) }
-            }
-            DestinationRecord::ServiceBusTopic { broker, attributes } => {
-                Destination::ServiceBusTopic { resource: broker.into_broker(), attributes: read(attributes) }
-            }
+            DestinationRecord::StorageQueue {
+                resource,
+                queue,
+                message_ttl_secs,
+            } => Destination::StorageQueue {
+                resource,
+                queue,
+                message_ttl_secs,
+            },
+            DestinationRecord::EventHub { broker, attributes } => Destination::EventHub {
+                resource: broker.into_broker(),
+                attributes: read(attributes),
+            },
+            DestinationRecord::HybridConnection { broker, attributes } => Destination::HybridConnection {
+                resource: broker.into_broker(),
+                attributes: read(attributes),
+            },
+            DestinationRecord::ServiceBusQueue { broker, attributes } => Destination::ServiceBusQueue {
+                resource: broker.into_broker(),
+                attributes: read(attributes),
+            },
+            DestinationRecord::ServiceBusTopic { broker, attributes } => Destination::ServiceBusTopic {
+                resource: broker.into_broker(),
+                attributes: read(attributes),
+            },
         }
     }
 }
@@ -545,7 +644,10 @@ impl BatchingRecord {
     }
 
     fn into_batching(self) -> Batching {
-        Batching { events_max: self.events_max, preferred_kilobytes: self.preferred_kilobytes }
+        Batching {
+            events_max: self.events_max,
+            preferred_kilobytes: self.preferred_kilobytes,
+        }
     }
 }
 
@@ -568,24 +670,32 @@ impl BrokerRecord {
 impl AttributeRecord {
     fn of(attribute: &DeliveryAttribute) -> AttributeRecord {
         let value = match &attribute.value {
-            AttributeValue::Static { value, secret } => {
-                AttributeValueRecord::Static { value: exposed(value), secret: *secret }
-            }
-            AttributeValue::Dynamic { source_field } => {
-                AttributeValueRecord::Dynamic { source_field: source_field.clone() }
-            }
+            AttributeValue::Static { value, secret } => AttributeValueRecord::Static {
+                value: exposed(value),
+                secret: *secret,
+            },
+            AttributeValue::Dynamic { source_field } => AttributeValueRecord::Dynamic {
+                source_field: source_field.clone(),
+            },
         };
-        AttributeRecord { name: attribute.name.clone(), value }
+        AttributeRecord {
+            name: attribute.name.clone(),
+            value,
+        }
     }
 
     fn into_attribute(self) -> DeliveryAttribute {
         let value = match self.value {
-            AttributeValueRecord::Static { value, secret } => {
-                AttributeValue::Static { value: Secret::new(value), secret }
-            }
+            AttributeValueRecord::Static { value, secret } => AttributeValue::Static {
+                value: Secret::new(value),
+                secret,
+            },
             AttributeValueRecord::Dynamic { source_field } => AttributeValue::Dynamic { source_field },
         };
-        DeliveryAttribute { name: self.name, value }
+        DeliveryAttribute {
+            name: self.name,
+            value,
+        }
     }
 }
 
@@ -612,7 +722,11 @@ impl FilterRecord {
             subject_ends_with: self.subject_ends_with,
             subject_case_sensitive: self.subject_case_sensitive,
             arrays: self.arrays,
-            advanced: self.advanced.into_iter().map(TestRecord::into_filter).collect::<Result<_, _>>()?,
+            advanced: self
+                .advanced
+                .into_iter()
+                .map(TestRecord::into_filter)
+                .collect::<Result<_, _>>()?,
             keys: match self.keys {
                 KeysRecord::Cloud => KeyStyle::Cloud,
                 KeysRecord::Edge => KeyStyle::Edge,
@@ -631,9 +745,12 @@ impl TestRecord {
             | Test::NumberGreaterThan(number)
             | Test::NumberLessThanOrEquals(number)
             | Test::NumberGreaterThanOrEquals(number) => OperandRecord::Number(number.to_string()),
-            Test::NumberInRange(ranges) | Test::NumberNotInRange(ranges) => {
-                OperandRecord::Ranges(ranges.iter().map(|(a, b)| [a.to_string(), b.to_string()]).collect())
-            }
+            Test::NumberInRange(ranges) | Test::NumberNotInRange(ranges) => OperandRecord::Ranges(
+                ranges
+                    .iter()
+                    .map(|(a, b)| [a.to_string(), b.to_string()])
+                    .collect(),
+            ),
             Test::BoolEquals(value) => OperandRecord::Bool(*value),
             Test::StringIn(values)
             | Test::StringNotIn(values)
@@ -645,7 +762,11 @@ impl TestRecord {
             | Test::StringNotContains(values) => OperandRecord::Strings(values.clone()),
             Test::IsNullOrUndefined | Test::IsNotNull => OperandRecord::Nothing,
         };
-        TestRecord { operator: filter.test.operator().into(), key: filter.key.clone(), operand }
+        TestRecord {
+            operator: filter.test.operator().into(),
+            key: filter.key.clone(),
+            operand,
+        }
     }
 
     fn into_filter(self) -> Result<AdvancedFilter, String> {
@@ -699,8 +820,12 @@ mod tests {
             self.below(2) == 1
         }
         fn text(&mut self) -> String {
-            let letters = ['a', 'Z', '0', '/', '"', '\\', '\n', '\0', '\u{7f}', 'ü', '\u{2028}', '😀'];
-            (0..self.below(8)).map(|_| letters[self.below(letters.len() as u64) as usize]).collect()
+            let letters = [
+                'a', 'Z', '0', '/', '"', '\\', '\n', '\0', '\u{7f}', 'ü', '\u{2028}', '😀',
+            ];
+            (0..self.below(8))
+                .map(|_| letters[self.below(letters.len() as u64) as usize])
+                .collect()
         }
         fn secret(&mut self) -> Secret {
             Secret::new(self.text())
@@ -742,23 +867,44 @@ mod tests {
             }
         }
         fn mapped(&mut self) -> Mapped {
-            Mapped { source_field: self.maybe(Dice::text), default_value: self.maybe(Dice::text) }
+            Mapped {
+                source_field: self.maybe(Dice::text),
+                default_value: self.maybe(Dice::text),
+            }
         }
         fn identity(&mut self) -> Identity {
-            Identity { kind: self.text(), user_assigned: self.maybe(Dice::text) }
+            Identity {
+                kind: self.text(),
+                user_assigned: self.maybe(Dice::text),
+            }
         }
         fn batching(&mut self) -> Batching {
-            Batching { events_max: self.maybe(Dice::count), preferred_kilobytes: self.maybe(Dice::count) }
+            Batching {
+                events_max: self.maybe(Dice::count),
+                preferred_kilobytes: self.maybe(Dice::count),
+            }
         }
         fn broker(&mut self) -> Broker {
-            if self.bool() { Broker::Resource(self.text()) } else { Broker::Connection(self.secret()) }
+            if self.bool() {
+                Broker::Resource(self.text())
+            } else {
+                Broker::Connection(self.secret())
+            }
         }
         fn attribute(&mut self) -> DeliveryAttribute {
             let value = match self.bool() {
-                true => AttributeValue::Static { value: self.secret(), secret: self.bool() },
-                false => AttributeValue::Dynamic { source_field: self.text() },
+                true => AttributeValue::Static {
+                    value: self.secret(),
+                    secret: self.bool(),
+                },
+                false => AttributeValue::Dynamic {
+                    source_field: self.text(),
+                },
             };
-            DeliveryAttribute { name: self.text(), value }
+            DeliveryAttribute {
+                name: self.text(),
+                value,
+            }
         }
         fn destination(&mut self) -> Destination {
             match self.below(9) {
@@ -786,10 +932,22 @@ mod tests {
                     queue: self.text(),
                     message_ttl_secs: self.maybe(|dice| dice.roll() as i64),
                 },
-                5 => Destination::EventHub { resource: self.broker(), attributes: self.some(Dice::attribute) },
-                6 => Destination::HybridConnection { resource: self.broker(), attributes: self.some(Dice::attribute) },
-                7 => Destination::ServiceBusQueue { resource: self.broker(), attributes: self.some(Dice::attribute) },
-                _ => Destination::ServiceBusTopic { resource: self.broker(), attributes: self.some(Dice::attribute) },
+                5 => Destination::EventHub {
+                    resource: self.broker(),
+                    attributes: self.some(Dice::attribute),
+                },
+                6 => Destination::HybridConnection {
+                    resource: self.broker(),
+                    attributes: self.some(Dice::attribute),
+                },
+                7 => Destination::ServiceBusQueue {
+                    resource: self.broker(),
+                    attributes: self.some(Dice::attribute),
+                },
+                _ => Destination::ServiceBusTopic {
+                    resource: self.broker(),
+                    attributes: self.some(Dice::attribute),
+                },
             }
         }
         fn filter(&mut self) -> Filter {
@@ -799,8 +957,15 @@ mod tests {
                 subject_ends_with: self.maybe(Dice::text),
                 subject_case_sensitive: self.bool(),
                 arrays: self.bool(),
-                advanced: self.some(|dice| AdvancedFilter { key: dice.text(), test: dice.test() }),
-                keys: if self.bool() { KeyStyle::Edge } else { KeyStyle::Cloud },
+                advanced: self.some(|dice| AdvancedFilter {
+                    key: dice.text(),
+                    test: dice.test(),
+                }),
+                keys: if self.bool() {
+                    KeyStyle::Edge
+                } else {
+                    KeyStyle::Cloud
+                },
             }
         }
         fn subscription(&mut self) -> Subscription {
@@ -819,8 +984,10 @@ mod tests {
                     attempts_max: self.maybe(Dice::count),
                     time_to_live_minutes: self.maybe(Dice::count),
                 },
-                dead_letter: self
-                    .maybe(|dice| DeadLetterDestination { account: dice.text(), container: dice.text() }),
+                dead_letter: self.maybe(|dice| DeadLetterDestination {
+                    account: dice.text(),
+                    container: dice.text(),
+                }),
                 dead_letter_identity: self.maybe(Dice::identity),
                 profile: self.maybe(Dice::text),
                 created: self.time(),
@@ -834,8 +1001,14 @@ mod tests {
                 name: self.text(),
                 kind: match self.below(3) {
                     0 => TopicKind::Custom,
-                    1 => TopicKind::Domain { auto_create: self.bool(), auto_delete: self.bool() },
-                    _ => TopicKind::System { source: self.text(), topic_type: self.text() },
+                    1 => TopicKind::Domain {
+                        auto_create: self.bool(),
+                        auto_delete: self.bool(),
+                    },
+                    _ => TopicKind::System {
+                        source: self.text(),
+                        topic_type: self.text(),
+                    },
                 },
                 resource_group: self.text(),
                 location: self.text(),
@@ -875,7 +1048,11 @@ mod tests {
             let mut dice = Dice(seed);
             check(&dice.subscription(), seed);
             check(&dice.topic(), seed);
-            let topic = DomainTopic { domain: TopicId(dice.roll()), name: dice.text(), created: dice.time() };
+            let topic = DomainTopic {
+                domain: TopicId(dice.roll()),
+                name: dice.text(),
+                created: dice.time(),
+            };
             check(&topic, seed);
         }
     }
@@ -891,7 +1068,10 @@ mod tests {
             "the stored domain topic has version 2, but this program reads versions up to 1",
         );
         check(b"", "the stored domain topic cannot be read: Eof error at byte 0");
-        check(b"{}", "the stored domain topic cannot be read: Data error at byte 2");
+        check(
+            b"{}",
+            "the stored domain topic cannot be read: Data error at byte 2",
+        );
         check(
             br#"{"v":1,"domain":"hunter2","name":"n","created":1}"#,
             "the stored domain topic cannot be read: Data error at byte 25",
@@ -908,7 +1088,11 @@ mod tests {
     #[test]
     fn refuses_operands_of_the_wrong_kind() {
         let check = |operator: &str, operand: OperandRecord, expected: &str| {
-            let record = TestRecord { operator: operator.into(), key: "k".into(), operand };
+            let record = TestRecord {
+                operator: operator.into(),
+                key: "k".into(),
+                operand,
+            };
             assert_eq!(record.into_filter().unwrap_err(), expected);
         };
         check("Near", OperandRecord::Nothing, "there is no operator \"Near\"");

@@ -1,0 +1,178 @@
+//! Making topics and subscriptions from what a road or the configuration file says about them.
+
+use crate::Server;
+use postrider_core::ids::{Secret, SubscriptionId, TopicId};
+use postrider_core::json::Raw;
+use postrider_core::subscription::{Destination, Subscription};
+use postrider_engine::directory::TopicEntry;
+use postrider_wire::auth::fresh_key;
+use postrider_wire::resources::{
+    FieldError, Road, SubscriptionContext, TopicContext, parse_domain, parse_subscription, parse_topic,
+};
+use std::sync::Arc;
+
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error("{0}")]
+    Field(FieldError),
+    #[error("topic {0:?} does not exist")]
+    TopicMissing(String),
+    #[error(transparent)]
+    Engine(#[from] postrider_engine::Error),
+}
+
+impl From<FieldError> for Error {
+    fn from(e: FieldError) -> Error {
+        Error::Field(e)
+    }
+}
+
+/// Makes a topic or changes it. Keys that are given replace those it has.
+pub async fn topic(
+    server: &Server,
+    body: Raw<'_>,
+    road: Road,
+    name: &str,
+    keys: Option<[Option<String>; 2]>,
+) -> Result<Arc<TopicEntry>, Error> {
+    put(server, body, road, name, keys, false).await
+}
+
+/// The same for a domain.
+pub async fn domain(
+    server: &Server,
+    body: Raw<'_>,
+    road: Road,
+    name: &str,
+    keys: Option<[Option<String>; 2]>,
+) -> Result<Arc<TopicEntry>, Error> {
+    put(server, body, road, name, keys, true).await
+}
+
+async fn put(
+    server: &Server,
+    body: Raw<'_>,
+    road: Road,
+    name: &str,
+    keys: Option<[Option<String>; 2]>,
+    domain: bool,
+) -> Result<Arc<TopicEntry>, Error> {
+    let _one_at_a_time = server.declaring.lock().await;
+    let directory = &server.engine.directory;
+    let known = if domain { directory.domain(name) } else { directory.topic(name) };
+    let previous = known.as_ref().map(|entry| &entry.topic);
+    let mut spec = if domain {
+        parse_domain(body, road, name, previous)?
+    } else {
+        parse_topic(body, road, name, previous)?
+    };
+    if spec.location.is_empty() {
+        spec.location = server.config.location.clone();
+    }
+    let (id, created, group, kept) = match previous {
+        Some(topic) => (topic.id, topic.created, topic.resource_group.clone(), topic.keys.clone()),
+        None => {
+            let id = TopicId(server.engine.next_id().await?);
+            let keys = [fresh_key(), fresh_key()];
+            (id, server.engine.clock.now(), server.config.resource_group.clone(), keys)
+        }
+    };
+    let [key1, key2] = keys.unwrap_or_default();
+    let [kept1, kept2] = kept;
+    let keys = [key1.map_or(kept1, Secret::new), key2.map_or(kept2, Secret::new)];
+    let topic = spec.into_topic(id, group, keys, created);
+    if previous == Some(&topic)
+        && let Some(known) = known
+    {
+        return Ok(known);
+    }
+    Ok(server.engine.put_topic(topic).await?)
+}
+
+/// Makes a subscription of a topic or changes it.
+pub async fn subscription(
+    server: &Server,
+    body: Raw<'_>,
+    road: Road,
+    topic: &str,
+    name: &str,
+) -> Result<(Arc<TopicEntry>, Arc<Subscription>), Error> {
+    let _one_at_a_time = server.declaring.lock().await;
+    let directory = &server.engine.directory;
+    let Some(topic) = directory.topic(topic) else {
+        return Err(Error::TopicMissing(topic.to_owned()));
+    };
+    let made = put_subscription(server, body, road, &topic, None, name).await?;
+    Ok((topic, made))
+}
+
+/// The same for a domain, or a topic inside it.
+pub async fn domain_subscription(
+    server: &Server,
+    body: Raw<'_>,
+    road: Road,
+    domain: &str,
+    domain_topic: Option<&str>,
+    name: &str,
+) -> Result<Arc<Subscription>, Error> {
+    let _one_at_a_time = server.declaring.lock().await;
+    let Some(topic) = server.engine.directory.domain(domain) else {
+        return Err(Error::TopicMissing(domain.to_owned()));
+    };
+    put_subscription(server, body, road, &topic, domain_topic, name).await
+}
+
+async fn put_subscription(
+    server: &Server,
+    body: Raw<'_>,
+    road: Road,
+    topic: &TopicEntry,
+    domain_topic: Option<&str>,
+    name: &str,
+) -> Result<Arc<Subscription>, Error> {
+    let engine = &server.engine;
+    let previous = engine.directory.subscription(topic.topic.id, domain_topic, name);
+    let now = engine.clock.now();
+    let context = SubscriptionContext {
+        road,
+        name,
+        topic: TopicContext {
+            name: &topic.topic.name,
+            input_schema: topic.topic.input_schema,
+            mapping: topic.topic.mapping.as_ref(),
+        },
+        limits: &server.config.resource_limits,
+        now,
+        previous: previous.as_deref(),
+    };
+    let spec = parse_subscription(body, &context)?;
+    check_deliverable(&spec.destination)?;
+    let (id, created) = match &previous {
+        Some(known) => (known.id, known.created),
+        None => (SubscriptionId(engine.next_id().await?), now),
+    };
+    let domain_topic = domain_topic.map(str::to_owned);
+    let subscription = spec.into_subscription(id, topic.topic.id, domain_topic, created);
+    if let Some(known) = previous.filter(|known| **known == subscription) {
+        return Ok(known);
+    }
+    Ok(engine.put_subscription(subscription).await?)
+}
+
+/// Events must not pile up for a destination that nobody can send to.
+fn check_deliverable(destination: &Destination) -> Result<(), FieldError> {
+    let kind = match destination {
+        Destination::WebHook(_) | Destination::EventGrid { .. } => return Ok(()),
+        Destination::EdgeHub { .. } => "EdgeHub",
+        Destination::AzureFunction { .. } => "AzureFunction",
+        Destination::StorageQueue { .. } => "StorageQueue",
+        Destination::EventHub { .. } => "EventHub",
+        Destination::HybridConnection { .. } => "HybridConnection",
+        Destination::ServiceBusQueue { .. } => "ServiceBusQueue",
+        Destination::ServiceBusTopic { .. } => "ServiceBusTopic",
+    };
+    Err(FieldError::new(
+        "properties.destination.endpointType",
+        format!("{kind} is not supported by this server; supported: WebHook, EventGrid"),
+    ))
+}

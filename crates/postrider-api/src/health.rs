@@ -1,0 +1,51 @@
+//! `/healthz`: whether publishes would be accepted, and why not.
+
+use crate::Server;
+use crate::http::{Answer, Call, json};
+use hyper::StatusCode;
+use postrider_engine::counters::{reasons, total};
+use serde_json::{Map, Value, json};
+use std::sync::atomic::Ordering::Relaxed;
+
+pub fn answer(server: &Server, call: &Call) -> Answer {
+    let store = server.engine.log().health();
+    let reason = if server.engine.is_stopping() {
+        Some("the server is shutting down".to_owned())
+    } else {
+        store.refusing.clone()
+    };
+    let counters = &server.engine.dispatcher.counters;
+    let by_reason = |counts: &[std::sync::atomic::AtomicU64]| {
+        let pairs = reasons(counts).into_iter().map(|(r, n)| (r.name().to_owned(), json!(n)));
+        Value::Object(pairs.collect::<Map<_, _>>())
+    };
+    let mut body = json!({
+        "status": if reason.is_none() { "ready" } else { "unavailable" },
+        "version": server.config.version,
+        "profile": server.config.profile,
+        "store": {
+            "kind": "embedded",
+            "segments": store.segments,
+            "bytes": store.bytes,
+            "corruptRecords": store.corrupt_records,
+            "corrupt": store.corrupt,
+            "redelivered": store.redelivered,
+        },
+        "deliveries": {
+            "matched": counters.matched.load(Relaxed),
+            "delivered": counters.delivered.load(Relaxed),
+            "attempts": counters.attempts.load(Relaxed),
+            "attemptsFailed": counters.attempts_failed.load(Relaxed),
+            "deadLettered": total(&counters.dead_lettered),
+            "dropped": by_reason(&counters.dropped),
+        },
+    });
+    let code = match reason {
+        None => StatusCode::OK,
+        Some(reason) => {
+            body["reason"] = json!(reason);
+            StatusCode::SERVICE_UNAVAILABLE
+        }
+    };
+    json(code, body.to_string(), &call.id)
+}

@@ -1,0 +1,230 @@
+//! Sockets to requests: connections, routes, bodies, answers.
+
+use crate::Server;
+use bytes::{Bytes, BytesMut};
+use http_body_util::{BodyExt, Full};
+use hyper::body::{Body, Incoming};
+use hyper::header::{CONTENT_TYPE, HeaderName, HeaderValue};
+use hyper::service::service_fn;
+use hyper::{Method, Request, Response, StatusCode};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use std::convert::Infallible;
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::Semaphore;
+use tokio_rustls::TlsAcceptor;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+/// Connections open at once, of one listener.
+const CONNECTIONS_MAX: usize = 8192;
+/// A request's head must have arrived within this time.
+const HEAD_TIMEOUT: Duration = Duration::from_secs(30);
+const REQUEST_ID: HeaderName = HeaderName::from_static("x-ms-request-id");
+
+pub type Answer = Response<Full<Bytes>>;
+
+/// How a listener speaks.
+#[derive(Clone)]
+pub enum Wire {
+    Plain,
+    Tls(TlsAcceptor),
+}
+
+impl Wire {
+    fn scheme(&self) -> &'static str {
+        match self {
+            Wire::Plain => "http",
+            Wire::Tls(_) => "https",
+        }
+    }
+}
+
+/// Serves one listener until `stop`; then lets requests under way end. Returns when all have.
+pub async fn serve(server: Arc<Server>, listener: TcpListener, wire: Wire, stop: CancellationToken) {
+    let tasks = TaskTracker::new();
+    let room = Arc::new(Semaphore::new(CONNECTIONS_MAX));
+    loop {
+        let accepted = tokio::select! {
+            biased;
+            () = stop.cancelled() => break,
+            accepted = accept(&listener, &room) => accepted,
+        };
+        let (stream, permit) = match accepted {
+            Ok(accepted) => accepted,
+            Err(e) => {
+                tracing::warn!(error = %e, "cannot accept a connection");
+                // Out of file descriptors, most likely: some must close first.
+                tokio::task::yield_now().await;
+                continue;
+            }
+        };
+        let (server, wire, stop) = (server.clone(), wire.clone(), stop.clone());
+        tasks.spawn(async move {
+            let _permit = permit;
+            let scheme = wire.scheme();
+            match wire {
+                Wire::Plain => connection(server, stream, scheme, stop).await,
+                Wire::Tls(acceptor) => {
+                    if let Ok(stream) = acceptor.accept(stream).await {
+                        connection(server, stream, scheme, stop).await;
+                    }
+                }
+            }
+        });
+    }
+    tasks.close();
+    tasks.wait().await;
+}
+
+async fn accept(
+    listener: &TcpListener,
+    room: &Arc<Semaphore>,
+) -> io::Result<(TcpStream, tokio::sync::OwnedSemaphorePermit)> {
+    let permit = room.clone().acquire_owned().await.map_err(io::Error::other)?;
+    let (stream, _) = listener.accept().await?;
+    stream.set_nodelay(true)?;
+    Ok((stream, permit))
+}
+
+async fn connection<S>(server: Arc<Server>, stream: S, scheme: &'static str, stop: CancellationToken)
+where
+    S: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin + Send + 'static,
+{
+    let service = service_fn(|request| {
+        let server = server.clone();
+        async move { Ok::<_, Infallible>(answer(&server, request, scheme).await) }
+    });
+    let connection = hyper::server::conn::http1::Builder::new()
+        .timer(TokioTimer::new())
+        .header_read_timeout(HEAD_TIMEOUT)
+        .serve_connection(TokioIo::new(stream), service);
+    let mut connection = std::pin::pin!(connection);
+    tokio::select! {
+        // A peer that closes or breaks its connection is not worth a report.
+        _ = connection.as_mut() => return,
+        () = stop.cancelled() => {}
+    }
+    connection.as_mut().graceful_shutdown();
+    let _ = connection.await;
+}
+
+/// A request taken apart as far as all roads need it.
+pub struct Call {
+    pub method: Method,
+    pub scheme: &'static str,
+    pub uri: hyper::Uri,
+    pub headers: hyper::HeaderMap,
+    pub body: Incoming,
+    pub id: String,
+}
+
+impl Call {
+    pub fn header(&self, name: &str) -> Option<&str> {
+        self.headers.get(name)?.to_str().ok()
+    }
+
+    /// The host as the client addressed it.
+    pub fn host(&self) -> &str {
+        let authority = self.uri.authority().map(|a| a.as_str());
+        authority.or_else(|| self.header("host")).unwrap_or("")
+    }
+
+    /// A query parameter as it was sent, still percent-encoded.
+    pub fn query(&self, name: &str) -> Option<&str> {
+        let pairs = self.uri.query()?.split('&');
+        pairs.filter_map(|pair| pair.split_once('=')).find(|(key, _)| key.eq_ignore_ascii_case(name)).map(|(_, value)| value)
+    }
+
+    /// The whole body, or none if it is longer than `max`.
+    pub async fn read_body(&mut self, max: usize) -> Result<Option<Bytes>, hyper::Error> {
+        read_body(&mut self.body, max).await
+    }
+}
+
+async fn read_body(body: &mut Incoming, max: usize) -> Result<Option<Bytes>, hyper::Error> {
+    let hint = body.size_hint();
+    if hint.lower() > max as u64 {
+        return Ok(None);
+    }
+    let mut first = Bytes::new();
+    let mut all: Option<BytesMut> = None;
+    while let Some(frame) = body.frame().await {
+        let Ok(data) = frame?.into_data() else {
+            continue;
+        };
+        let length = all.as_ref().map_or(first.len(), BytesMut::len) + data.len();
+        if length > max {
+            return Ok(None);
+        }
+        if let Some(all) = &mut all {
+            all.extend_from_slice(&data);
+        } else if first.is_empty() {
+            // Most requests arrive in one piece, which is then used as it is.
+            first = data;
+        } else {
+            let mut buffer = BytesMut::with_capacity((hint.lower() as usize).max(length));
+            buffer.extend_from_slice(&first);
+            buffer.extend_from_slice(&data);
+            all = Some(buffer);
+        }
+    }
+    Ok(Some(all.map_or(first, BytesMut::freeze)))
+}
+
+/// Sends a request down its road.
+async fn answer(server: &Arc<Server>, request: Request<Incoming>, scheme: &'static str) -> Answer {
+    let (head, body) = request.into_parts();
+    let call = Call {
+        method: head.method,
+        scheme,
+        uri: head.uri,
+        headers: head.headers,
+        body,
+        id: server.request_id(),
+    };
+    // The path is kept beside the call so that roads can take the call apart.
+    let path = call.uri.path().to_owned();
+    let segments: Vec<&str> = path.split('/').filter(|s| !s.is_empty()).collect();
+    let is = |at: usize, word: &str| segments.get(at).is_some_and(|s| s.eq_ignore_ascii_case(word));
+    match segments.len() {
+        4 if is(0, "topics") && is(2, "api") && is(3, "events") => {
+            crate::publish::topic(server, call, &decoded(segments[1])).await
+        }
+        4 if is(0, "domains") && is(2, "api") && is(3, "events") => {
+            crate::publish::domain(server, call, &decoded(segments[1])).await
+        }
+        2 if is(0, "api") && is(1, "events") => crate::publish::by_host(server, call).await,
+        1 if is(0, "healthz") => crate::health::answer(server, &call),
+        _ if is(0, "topics") => crate::edge::answer(server, call, &segments).await,
+        _ => crate::publish::unknown(server, &call),
+    }
+}
+
+/// A path segment without percent escapes.
+pub fn decoded(segment: &str) -> String {
+    percent_encoding::percent_decode_str(segment).decode_utf8_lossy().into_owned()
+}
+
+pub fn json(status: StatusCode, body: impl Into<Bytes>, id: &str) -> Answer {
+    let mut response = empty(status, id);
+    *response.body_mut() = Full::new(body.into());
+    let content_type = HeaderValue::from_static("application/json; charset=utf-8");
+    response.headers_mut().insert(CONTENT_TYPE, content_type);
+    response
+}
+
+pub fn empty(status: StatusCode, id: &str) -> Answer {
+    let mut response = Response::new(Full::default());
+    *response.status_mut() = status;
+    if let Ok(id) = HeaderValue::from_str(id) {
+        response.headers_mut().insert(REQUEST_ID, id);
+    }
+    response
+}
+
+pub fn status(code: u16) -> StatusCode {
+    StatusCode::from_u16(code).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR)
+}

@@ -1,0 +1,89 @@
+//! The embedded stores under the suite that every store runs.
+
+use async_trait::async_trait;
+use postrider_embedded::disk::Directory;
+use postrider_embedded::{EmbeddedCatalog, EmbeddedLog};
+use postrider_store::conformance::{self, CatalogSubject, Subject};
+use postrider_store::{Catalog, EventLog};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
+use tempfile::TempDir;
+
+/// Opens stores in directories of their own.
+struct Embedded {
+    segment_bytes_max: u64,
+    directories: Mutex<Vec<TempDir>>,
+}
+
+impl Embedded {
+    fn new(segment_bytes_max: u64) -> Embedded {
+        Embedded {
+            segment_bytes_max,
+            directories: Mutex::default(),
+        }
+    }
+
+    fn fresh(&self) -> PathBuf {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().to_owned();
+        self.directories.lock().unwrap().push(directory);
+        path
+    }
+
+    fn newest(&self) -> PathBuf {
+        self.directories.lock().unwrap().last().unwrap().path().to_owned()
+    }
+
+    async fn log(&self, directory: &Path) -> Arc<dyn EventLog> {
+        let disk = Arc::new(Directory::open(directory.join("log")).unwrap());
+        let state = directory.join("state.redb");
+        let log = EmbeddedLog::open_on(disk, &state, 7, self.segment_bytes_max).await.unwrap();
+        assert_eq!(log.health().corrupt, [""; 0]);
+        Arc::new(log)
+    }
+}
+
+#[async_trait]
+impl Subject for Embedded {
+    async fn open(&self) -> Arc<dyn EventLog> {
+        self.log(&self.fresh()).await
+    }
+
+    async fn reopen(&self, log: Arc<dyn EventLog>) -> Arc<dyn EventLog> {
+        log.close().await.unwrap();
+        drop(log);
+        self.log(&self.newest()).await
+    }
+}
+
+#[async_trait]
+impl CatalogSubject for Embedded {
+    async fn open(&self) -> Arc<dyn Catalog> {
+        Arc::new(EmbeddedCatalog::open(&self.fresh().join("catalog.redb")).unwrap())
+    }
+
+    async fn reopen(&self, catalog: Arc<dyn Catalog>) -> Arc<dyn Catalog> {
+        drop(catalog);
+        Arc::new(EmbeddedCatalog::open(&self.newest().join("catalog.redb")).unwrap())
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn keeps_the_logs_promise() {
+    conformance::all(&Embedded::new(64 << 20)).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn keeps_the_logs_promise_across_many_small_segments() {
+    conformance::all(&Embedded::new(200 << 10)).await;
+}
+
+#[tokio::test]
+async fn keeps_the_logs_promise_on_one_thread() {
+    conformance::all(&Embedded::new(4 << 20)).await;
+}
+
+#[tokio::test]
+async fn keeps_the_catalogues_promise() {
+    conformance::catalog(&Embedded::new(0)).await;
+}

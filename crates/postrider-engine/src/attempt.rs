@@ -1,0 +1,333 @@
+//! One attempt, as values: claims become a request, a reply becomes what follows.
+
+use crate::deliver::{FailureKind, Reply, Request};
+use crate::directory::TopicEntry;
+use crate::endpoint;
+use bytes::Bytes;
+use http::header::{CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, ORIGIN, RETRY_AFTER};
+use http::{Method, Uri};
+use postrider_core::envelope::{Envelope, KeyStyle};
+use postrider_core::event::{Schema, system_id};
+use postrider_core::json::Raw;
+use postrider_core::outcome::Outcome;
+use postrider_core::profile::{EndpointKind, Profile};
+use postrider_core::render::{self, Rendering, TopicValue};
+use postrider_core::retry::{Attempt, RetryPolicy};
+use postrider_core::subscription::{AttributeValue, Destination, Origin, Subscription, TopicKind};
+use postrider_core::time::Timestamp;
+use postrider_store::{Claim, Want};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// What a subscription asked for, worked out once: everything an attempt needs.
+pub struct Plan {
+    pub subscription: Arc<Subscription>,
+    pub topic: Arc<TopicEntry>,
+    pub profile: &'static Profile,
+    pub policy: RetryPolicy,
+    pub kind: EndpointKind,
+    pub want: Want,
+    pub endpoint: Arc<endpoint::Endpoint>,
+    url: Arc<Uri>,
+    /// Headers that are the same for every attempt.
+    headers: HeaderMap,
+    dynamic: Vec<(HeaderName, String)>,
+    /// `<domain id>/topics/`
+    domain_prefix: String,
+    delivery: Schema,
+    /// The body is a JSON array.
+    array: bool,
+    keys: KeyStyle,
+    log: u64,
+}
+
+/// What edge deliveries assume where a subscription is silent.
+#[derive(Clone, Copy, Debug)]
+pub struct BatchDefaults {
+    pub events_max: u32,
+    pub edge_bytes_max: usize,
+}
+
+impl Default for BatchDefaults {
+    fn default() -> BatchDefaults {
+        BatchDefaults {
+            events_max: 10,
+            edge_bytes_max: 1_058_576,
+        }
+    }
+}
+
+const DELIVERY_COUNT: HeaderName = HeaderName::from_static("aeg-delivery-count");
+const DATA_VERSION: HeaderName = HeaderName::from_static("aeg-data-version");
+const METADATA_VERSION: HeaderName = HeaderName::from_static("aeg-metadata-version");
+const OUTPUT_EVENT_ID: HeaderName = HeaderName::from_static("aeg-output-event-id");
+const SUBSCRIPTION_NAME: HeaderName = HeaderName::from_static("aeg-subscription-name");
+const EVENT_TYPE: HeaderName = HeaderName::from_static("aeg-event-type");
+const SAS_KEY: HeaderName = HeaderName::from_static("aeg-sas-key");
+
+/// The JSON that stamping adds to an Event Grid event, besides the topic's id.
+const STAMPS: usize = r#","topic":"","dataVersion":"","metadataVersion":"1","#.len();
+
+impl Plan {
+    /// None for a destination that is not reached over HTTP.
+    pub fn new(
+        subscription: Arc<Subscription>,
+        topic: Arc<TopicEntry>,
+        profile: &'static Profile,
+        defaults: BatchDefaults,
+        log: u64,
+        endpoint: impl FnOnce(&Uri) -> Arc<endpoint::Endpoint>,
+    ) -> Option<Plan> {
+        let (url, kind) = match &subscription.destination {
+            Destination::WebHook(hook) => (hook.url.expose(), EndpointKind::WebHook),
+            Destination::EventGrid { url, .. } => (url.as_str(), EndpointKind::AzureResource),
+            _ => return None,
+        };
+        let url: Uri = url.parse().ok()?;
+        let input = topic.topic.input_schema;
+        let delivery = render::delivered_schema(input, subscription.delivery_schema);
+        let batching = subscription.destination.batching();
+        let batched = batching.events_max.is_some() || batching.preferred_kilobytes.is_some();
+        let edge = subscription.origin == Origin::Edge;
+        let events_max = match (batched, batching.events_max) {
+            (false, _) => 1,
+            (true, Some(n)) => n,
+            (true, None) => defaults.events_max,
+        };
+        let bytes_max = match batching.preferred_kilobytes {
+            Some(kilobytes) => kilobytes as usize * 1024,
+            None if edge => defaults.edge_bytes_max,
+            None => 64 * 1024,
+        };
+        let array = delivery != Schema::CloudEvent || batched;
+        let domain = matches!(topic.topic.kind, TopicKind::Domain { .. });
+        let retry = subscription.retry;
+        let policy = RetryPolicy {
+            attempts_max: retry.attempts_max.unwrap_or(profile.attempts_max),
+            time_to_live: retry
+                .time_to_live_minutes
+                .map_or(profile.time_to_live, |m| Duration::from_secs(u64::from(m) * 60)),
+            dead_letter: subscription.dead_letter.is_some(),
+        };
+        let (headers, dynamic) = fixed_headers(&subscription, delivery, array);
+        let overhead = 1 + if delivery == input {
+            STAMPS + topic.full_id.len()
+        } else {
+            // Conversion writes the envelope anew.
+            STAMPS + topic.full_id.len() + 256
+        };
+        Some(Plan {
+            profile,
+            policy,
+            kind,
+            want: Want {
+                events_max: events_max as usize,
+                bytes_max: bytes_max.saturating_sub(2),
+                overhead,
+            },
+            endpoint: endpoint(&url),
+            url: Arc::new(url),
+            headers,
+            dynamic,
+            domain_prefix: if domain { format!("{}/topics/", topic.full_id) } else { String::new() },
+            delivery,
+            array,
+            keys: if edge { KeyStyle::Edge } else { KeyStyle::Cloud },
+            log,
+            subscription,
+            topic,
+        })
+    }
+
+    /// The value of `topic` that the subscriber sees.
+    fn topic_value(&self) -> TopicValue<'_> {
+        match &self.subscription.destination {
+            Destination::EventGrid { topic_name, .. } => TopicValue::Overwrite(topic_name.as_deref()),
+            _ if !self.domain_prefix.is_empty() => TopicValue::InDomain {
+                prefix: &self.domain_prefix,
+            },
+            _ => TopicValue::Stamp(self.topic_name()),
+        }
+    }
+
+    /// The edge module knows topics by their short names.
+    fn topic_name(&self) -> &str {
+        match self.subscription.origin {
+            Origin::Edge => &self.topic.topic.name,
+            Origin::Config | Origin::Azure => &self.topic.full_id,
+        }
+    }
+
+    pub fn rendering(&self) -> Rendering<'_> {
+        Rendering {
+            delivery: self.delivery,
+            topic: self.topic_value(),
+            mapping: self.topic.topic.mapping.as_ref(),
+        }
+    }
+
+    /// The request that delivers these claims together.
+    pub fn request(&self, claims: &[Claim]) -> Request {
+        let how = self.rendering();
+        let size: usize = claims
+            .iter()
+            .map(|c| render::delivered_len_hint(&c.entry.batch, c.index as usize, &how) + 1)
+            .sum();
+        let mut body = Vec::with_capacity(size + 2);
+        for (i, claim) in claims.iter().enumerate() {
+            if self.array {
+                body.push(if i == 0 { b'[' } else { b',' });
+            }
+            let system_id = || system_id(self.log, claim.position());
+            render::write_event(&mut body, &claim.entry.batch, claim.index as usize, &how, system_id);
+        }
+        if self.array {
+            body.push(b']');
+        }
+        Request {
+            method: Method::POST,
+            url: self.url.clone(),
+            headers: self.headers(claims, &how),
+            body: Bytes::from(body),
+        }
+    }
+
+    fn headers(&self, claims: &[Claim], how: &Rendering<'_>) -> HeaderMap {
+        let mut headers = self.headers.clone();
+        let made = claims.iter().map(|c| c.attempts_made).max().unwrap_or(0);
+        let count = match made {
+            0 => HeaderValue::from_static("0"),
+            n => HeaderValue::from(n),
+        };
+        headers.insert(DELIVERY_COUNT, count);
+        let Some(first) = claims.first() else {
+            return headers;
+        };
+        if let Ok(id) = HeaderValue::from_maybe_shared(Bytes::from(system_id(self.log, first.position()))) {
+            headers.insert(OUTPUT_EVENT_ID, id);
+        }
+        if self.delivery != Schema::CloudEvent {
+            let version = render::data_version(&first.entry.batch, first.index as usize, how);
+            if let Ok(version) = HeaderValue::from_bytes(version.as_bytes()) {
+                headers.insert(DATA_VERSION, version);
+            }
+        }
+        if !self.dynamic.is_empty() {
+            let batch = &first.entry.batch;
+            let object = Raw::trusted(first.object());
+            let envelope = Envelope::read(batch.schema, object, self.topic.topic.mapping.as_ref());
+            for (name, field) in &self.dynamic {
+                let value = render::dynamic_attribute(&envelope, field, self.keys, self.topic_name());
+                if let Some(value) = value.and_then(|v| HeaderValue::from_bytes(v.as_bytes()).ok()) {
+                    headers.insert(name, value);
+                }
+            }
+        }
+        headers
+    }
+
+    /// What a reply came to.
+    pub fn outcome(&self, reply: &Reply, now: Timestamp) -> Attempted {
+        match reply {
+            Reply::Answered(answer) => {
+                let status = answer.status;
+                let success = self.profile.is_success(status);
+                Attempted {
+                    outcome: if success { Outcome::Success } else { Outcome::of_failure_status(status) },
+                    status: Some(status),
+                    retry_after: matches!(status, 429 | 503)
+                        .then(|| retry_after(&answer.headers, now))
+                        .flatten(),
+                }
+            }
+            Reply::Failed(failure) => Attempted {
+                outcome: match failure.kind {
+                    FailureKind::Resolution => Outcome::ResolutionError,
+                    FailureKind::Forbidden => Outcome::Forbidden,
+                    FailureKind::Socket => Outcome::SocketError,
+                },
+                status: None,
+                retry_after: None,
+            },
+        }
+    }
+}
+
+/// What one request came to, for every event in it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Attempted {
+    pub outcome: Outcome,
+    pub status: Option<u16>,
+    pub retry_after: Option<Duration>,
+}
+
+impl Attempted {
+    pub const TIMED_OUT: Attempted = Attempted {
+        outcome: Outcome::TimedOut,
+        status: None,
+        retry_after: None,
+    };
+
+    pub fn number(self, number: u32) -> Attempt {
+        Attempt {
+            number,
+            outcome: self.outcome,
+            status: self.status,
+            retry_after: self.retry_after,
+        }
+    }
+}
+
+/// `Retry-After` in seconds or as a date.
+fn retry_after(headers: &HeaderMap, now: Timestamp) -> Option<Duration> {
+    let text = headers.get(RETRY_AFTER)?.to_str().ok()?.trim();
+    match text.parse::<u64>() {
+        Ok(seconds) => Some(Duration::from_secs(seconds)),
+        Err(_) => Timestamp::parse_http_date(text).map(|at| at.since(now)),
+    }
+}
+
+type FixedHeaders = (HeaderMap, Vec<(HeaderName, String)>);
+
+fn fixed_headers(subscription: &Subscription, delivery: Schema, array: bool) -> FixedHeaders {
+    let mut headers = HeaderMap::with_capacity(16);
+    let content_type = match (delivery, array) {
+        (Schema::CloudEvent, false) => "application/cloudevents+json; charset=utf-8",
+        (Schema::CloudEvent, true) => "application/cloudevents-batch+json; charset=utf-8",
+        _ => "application/json; charset=utf-8",
+    };
+    headers.insert(CONTENT_TYPE, HeaderValue::from_static(content_type));
+    headers.insert(EVENT_TYPE, HeaderValue::from_static("Notification"));
+    if let Ok(name) = HeaderValue::from_str(&subscription.name.to_uppercase()) {
+        headers.insert(SUBSCRIPTION_NAME, name);
+    }
+    let metadata = if delivery == Schema::CloudEvent { "1.0" } else { "1" };
+    headers.insert(METADATA_VERSION, HeaderValue::from_static(metadata));
+    if delivery == Schema::CloudEvent {
+        headers.insert(ORIGIN, HeaderValue::from_static("eventgrid.azure.net"));
+        let origin = HeaderName::from_static("webhook-request-origin");
+        headers.insert(origin, HeaderValue::from_static("eventgrid.azure.net"));
+    }
+    if let Destination::EventGrid { sas_key, .. } = &subscription.destination
+        && let Ok(mut key) = HeaderValue::from_str(sas_key.expose())
+    {
+        key.set_sensitive(true);
+        headers.insert(SAS_KEY, key);
+    }
+    let mut dynamic = Vec::new();
+    for attribute in subscription.destination.attributes() {
+        let Ok(name) = HeaderName::from_bytes(attribute.name.as_bytes()) else {
+            continue;
+        };
+        match &attribute.value {
+            AttributeValue::Static { value, secret } => {
+                if let Ok(mut value) = HeaderValue::from_bytes(value.expose().as_bytes()) {
+                    value.set_sensitive(*secret);
+                    headers.insert(name, value);
+                }
+            }
+            AttributeValue::Dynamic { source_field } => dynamic.push((name, source_field.clone())),
+        }
+    }
+    (headers, dynamic)
+}

@@ -1,0 +1,31 @@
+//! The machine's clock: the one reader of the machine's time.
+
+use postrider_core::time::{Clock, Sleep, Timestamp};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+/// Wall clocks jump: no nap is longer than this, then the time is looked at again.
+const NAP_MAX: Duration = Duration::from_secs(60);
+
+#[derive(Clone, Copy, Debug, Default)]
+pub struct SystemClock;
+
+impl Clock for SystemClock {
+    #[expect(clippy::disallowed_methods, reason = "this is the clock that is handed in")]
+    fn now(&self) -> Timestamp {
+        let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        Timestamp::from_nanos(i64::try_from(since.as_nanos()).unwrap_or(i64::MAX))
+    }
+
+    #[expect(clippy::disallowed_methods, reason = "this is the clock that is handed in")]
+    fn sleep_until(&self, deadline: Timestamp) -> Sleep<'_> {
+        Box::pin(async move {
+            loop {
+                let left = deadline.since(self.now());
+                if left.is_zero() {
+                    return;
+                }
+                tokio::time::sleep(left.min(NAP_MAX)).await;
+            }
+        })
+    }
+}

@@ -1,0 +1,43 @@
+//! What has happened so far, as numbers. Each arrow of the path has one.
+
+use postrider_core::retry::Reason;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+/// Counts of one subscription, or of the whole engine.
+#[derive(Debug, Default)]
+pub struct Counters {
+    pub matched: AtomicU64,
+    pub attempts: AtomicU64,
+    pub attempts_failed: AtomicU64,
+    pub delivered: AtomicU64,
+    pub retried: AtomicU64,
+    pub dead_lettered: [AtomicU64; Reason::ALL.len()],
+    pub dropped: [AtomicU64; Reason::ALL.len()],
+}
+
+/// Counts of what was published.
+#[derive(Debug, Default)]
+pub struct Published {
+    pub requests: AtomicU64,
+    pub events: AtomicU64,
+    pub unmatched: AtomicU64,
+    pub refused: AtomicU64,
+}
+
+pub fn add(counter: &AtomicU64, n: usize) {
+    counter.fetch_add(n as u64, Relaxed);
+}
+
+pub fn by_reason(counters: &[AtomicU64], reason: Reason) -> &AtomicU64 {
+    &counters[usize::from(reason.code())]
+}
+
+/// The reasons that have occurred, with their counts.
+pub fn reasons(counters: &[AtomicU64]) -> Vec<(Reason, u64)> {
+    let counts = Reason::ALL.iter().zip(counters).map(|(r, n)| (*r, n.load(Relaxed)));
+    counts.filter(|(_, n)| *n > 0).collect()
+}
+
+pub fn total(counters: &[AtomicU64]) -> u64 {
+    counters.iter().map(|n| n.load(Relaxed)).sum()
+}

@@ -1,0 +1,325 @@
+//! One endpoint's health: how much may be in flight there, and when to leave it alone.
+
+use crate::dispatch::Outlet;
+use postrider_core::outcome::Outcome;
+use postrider_core::time::Timestamp;
+use std::collections::VecDeque;
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Arc, Mutex, Weak};
+use std::time::Duration;
+
+/// An endpoint that has not answered yet gets this many requests at once.
+const WINDOW_FIRST: usize = 8;
+/// After this many failures in a row, with no success between, the endpoint is left alone for a while.
+pub const FAILURES_BEFORE_DELAY: u32 = 10;
+/// The longest that an endpoint is left alone between two probes.
+pub const DELAY_MAX: Duration = Duration::from_secs(4 * 3600);
+
+/// A value that changes only by what is said to it; the time comes in as an argument.
+#[derive(Clone, Debug)]
+pub struct Health {
+    window: usize,
+    window_max: usize,
+    in_flight: usize,
+    failures: u32,
+    delay: Option<Delay>,
+}
+
+/// Deliveries are held back until `until`; then one probe goes out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Delay {
+    pub cause: Outcome,
+    pub since: Timestamp,
+    pub until: Timestamp,
+    pub step: Duration,
+    pub probing: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Admission {
+    Go,
+    /// As many as allowed are in flight; one of them will make room.
+    Full,
+    /// Left alone until then.
+    Delayed(Timestamp),
+}
+
+impl Health {
+    pub fn new(window_max: usize) -> Health {
+        Health {
+            window: WINDOW_FIRST.min(window_max),
+            window_max,
+            in_flight: 0,
+            failures: 0,
+            delay: None,
+        }
+    }
+
+    pub fn delay(&self) -> Option<Delay> {
+        self.delay
+    }
+
+    pub fn in_flight(&self) -> usize {
+        self.in_flight
+    }
+
+    /// Asks to send one request.
+    pub fn enter(&mut self, now: Timestamp) -> Admission {
+        if let Some(delay) = &mut self.delay {
+            if now < delay.until {
+                return Admission::Delayed(delay.until);
+            }
+            if delay.probing {
+                return Admission::Full;
+            }
+            delay.probing = true;
+        } else if self.in_flight >= self.window {
+            return Admission::Full;
+        }
+        self.in_flight += 1;
+        Admission::Go
+    }
+
+    /// A request that was admitted has ended, or was not sent after all (none).
+    pub fn leave(&mut self, outcome: Option<Outcome>, now: Timestamp) {
+        let saturated = self.in_flight >= self.window;
+        self.in_flight -= 1;
+        match outcome {
+            None => {
+                if let Some(delay) = &mut self.delay {
+                    delay.probing = false;
+                }
+            }
+            Some(Outcome::Success) => {
+                self.failures = 0;
+                self.delay = None;
+                if saturated {
+                    self.window = (self.window + 1).min(self.window_max);
+                }
+            }
+            Some(cause) => {
+                self.failures = self.failures.saturating_add(1);
+                self.window = (self.window / 2).max(1);
+                self.delay = self.delayed(cause, now);
+            }
+        }
+    }
+
+    fn delayed(&self, cause: Outcome, now: Timestamp) -> Option<Delay> {
+        let first = delay_after(cause);
+        match self.delay {
+            // A failed probe: leave it alone for twice as long.
+            Some(delay) if delay.probing => {
+                let step = (delay.step * 2).max(first).min(DELAY_MAX);
+                Some(Delay {
+                    cause,
+                    since: delay.since,
+                    until: now + step,
+                    step,
+                    probing: false,
+                })
+            }
+            // One that was still under way when the delay began.
+            Some(delay) => Some(delay),
+            None if self.failures >= FAILURES_BEFORE_DELAY => Some(Delay {
+                cause,
+                since: now,
+                until: now + first,
+                step: first,
+                probing: false,
+            }),
+            None => None,
+        }
+    }
+}
+
+/// How long an endpoint is left alone at first, by what went wrong.
+fn delay_after(cause: Outcome) -> Duration {
+    Duration::from_secs(match cause {
+        Outcome::Busy | Outcome::TimedOut => 10,
+        Outcome::SocketError => 30,
+        Outcome::NotFound
+        | Outcome::ResolutionError
+        | Outcome::Disabled
+        | Outcome::Full
+        | Outcome::Unauthorized
+        | Outcome::Forbidden => 300,
+        Outcome::InvalidAzureFunctionDestination => 600,
+        _ => 10,
+    })
+}
+
+/// An endpoint that subscriptions share: scheme, host, port and path.
+pub struct Endpoint {
+    /// Without the query string.
+    pub name: String,
+    inner: Mutex<Inner>,
+}
+
+struct Inner {
+    health: Health,
+    /// Subscriptions that want to send and may not, in the order in which they asked.
+    waiting: VecDeque<Weak<Outlet>>,
+}
+
+/// What a lane that has left the endpoint must see to.
+#[derive(Default)]
+pub struct Left {
+    /// Its place has been given to this one.
+    pub handed_to: Option<Arc<Outlet>>,
+    /// Everyone is to be woken at this time.
+    pub delayed_until: Option<Timestamp>,
+}
+
+impl Endpoint {
+    pub fn new(name: String, window_max: usize) -> Endpoint {
+        Endpoint {
+            name,
+            inner: Mutex::new(Inner {
+                health: Health::new(window_max),
+                waiting: VecDeque::new(),
+            }),
+        }
+    }
+
+    /// Asks to send one request for an outlet. If it may not, it will be woken when it may.
+    pub fn enter(&self, outlet: &Arc<Outlet>, now: Timestamp) -> Admission {
+        let mut inner = self.inner.lock().expect("no panic holds it");
+        // Whoever asks while others wait goes behind them.
+        let admission = if !inner.waiting.is_empty() && inner.health.delay.is_none() {
+            Admission::Full
+        } else {
+            inner.health.enter(now)
+        };
+        if admission != Admission::Go && !outlet.waiting.swap(true, Relaxed) {
+            inner.waiting.push_back(Arc::downgrade(outlet));
+        }
+        if admission == Admission::Full && inner.health.in_flight == 0 {
+            // Nobody is under way who could hand over: take the place of the first who waits.
+            inner.waiting.retain(|w| w.as_ptr() != Arc::as_ptr(outlet));
+            outlet.waiting.store(false, Relaxed);
+            return inner.health.enter(now);
+        }
+        admission
+    }
+
+    /// A request has ended; its place goes to the first who waits, if there is one and it may.
+    pub fn leave(&self, outcome: Option<Outcome>, now: Timestamp) -> Left {
+        let mut inner = self.inner.lock().expect("no panic holds it");
+        let before = inner.health.delay.map(|d| d.until);
+        inner.health.leave(outcome, now);
+        let after = inner.health.delay.map(|d| d.until);
+        let mut left = Left {
+            handed_to: None,
+            delayed_until: after.filter(|until| before != Some(*until)),
+        };
+        while !inner.waiting.is_empty() && inner.health.enter(now) == Admission::Go {
+            let next = inner.waiting.pop_front().and_then(|weak| weak.upgrade());
+            match next {
+                Some(outlet) => {
+                    outlet.waiting.store(false, Relaxed);
+                    left.handed_to = Some(outlet);
+                    break;
+                }
+                None => inner.health.leave(None, now),
+            }
+        }
+        left
+    }
+
+    /// Everyone who waits, to be woken: the delay is over, or something else has changed.
+    pub fn take_waiting(&self) -> Vec<Arc<Outlet>> {
+        let mut inner = self.inner.lock().expect("no panic holds it");
+        let waiting = std::mem::take(&mut inner.waiting);
+        let outlets: Vec<Arc<Outlet>> = waiting.iter().filter_map(Weak::upgrade).collect();
+        for outlet in &outlets {
+            outlet.waiting.store(false, Relaxed);
+        }
+        outlets
+    }
+
+    pub fn delay(&self) -> Option<Delay> {
+        self.inner.lock().expect("no panic holds it").health.delay
+    }
+
+    pub fn in_flight(&self) -> usize {
+        self.inner.lock().expect("no panic holds it").health.in_flight
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(secs: i64) -> Timestamp {
+        Timestamp::from_secs(secs)
+    }
+
+    fn fail(health: &mut Health, now: Timestamp, cause: Outcome) {
+        assert_eq!(health.enter(now), Admission::Go);
+        health.leave(Some(cause), now);
+    }
+
+    #[test]
+    fn ten_failures_in_a_row_delay_everything_and_probes_double_it() {
+        let mut health = Health::new(64);
+        for _ in 0..9 {
+            fail(&mut health, at(0), Outcome::SocketError);
+        }
+        assert_eq!(health.delay(), None);
+        fail(&mut health, at(0), Outcome::SocketError);
+        assert_eq!(health.enter(at(29)), Admission::Delayed(at(30)));
+        assert_eq!(health.enter(at(30)), Admission::Go);
+        assert_eq!(health.enter(at(30)), Admission::Full, "one probe at a time");
+        health.leave(Some(Outcome::SocketError), at(31));
+        assert_eq!(health.enter(at(32)), Admission::Delayed(at(91)));
+        assert_eq!(health.enter(at(91)), Admission::Go);
+        health.leave(Some(Outcome::Success), at(91));
+        assert_eq!(health.delay(), None);
+        assert_eq!(health.enter(at(91)), Admission::Go);
+    }
+
+    #[test]
+    fn a_success_between_failures_starts_the_count_again() {
+        let mut health = Health::new(64);
+        for _ in 0..5 {
+            for _ in 0..9 {
+                fail(&mut health, at(0), Outcome::GenericError);
+            }
+            fail(&mut health, at(0), Outcome::Success);
+        }
+        assert_eq!(health.delay(), None);
+    }
+
+    #[test]
+    fn the_delay_is_bounded() {
+        let mut health = Health::new(64);
+        for _ in 0..10 {
+            fail(&mut health, at(0), Outcome::NotFound);
+        }
+        for _ in 0..20 {
+            let until = health.delay().unwrap().until;
+            fail(&mut health, until, Outcome::NotFound);
+        }
+        assert_eq!(health.delay().unwrap().step, DELAY_MAX);
+    }
+
+    #[test]
+    fn the_window_grows_while_it_is_full_and_answers_come() {
+        let mut health = Health::new(16);
+        for _ in 0..100 {
+            let mut entered = 0;
+            while health.enter(at(0)) == Admission::Go {
+                entered += 1;
+            }
+            for _ in 0..entered {
+                health.leave(Some(Outcome::Success), at(0));
+            }
+        }
+        let mut entered = 0;
+        while health.enter(at(0)) == Admission::Go {
+            entered += 1;
+        }
+        assert_eq!(entered, 16);
+    }
+}

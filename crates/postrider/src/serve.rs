@@ -1,0 +1,280 @@
+//! `postrider serve`: puts the parts together, runs them, takes them apart again.
+
+use crate::config::{self, Config, EgressPolicy, Loaded, LogFormat, ServeFlags};
+use crate::material::{self, Material};
+use anyhow::{Context, Result, bail};
+use postrider_api::http::Wire;
+use postrider_api::{EdgeAccess, Server, declare};
+use postrider_core::ids::Secret;
+use postrider_core::json::Raw;
+use postrider_core::time::Clock;
+use postrider_embedded::{EmbeddedCatalog, EmbeddedLog};
+use postrider_engine::attempt::BatchDefaults;
+use postrider_engine::clock::SystemClock;
+use postrider_engine::manage::profile_named;
+use postrider_engine::{Engine, Parts, dispatch};
+use postrider_transport::{CertificateDer, HttpTransport};
+use postrider_wire::resources::{self, Road};
+use rustls::pki_types::pem::PemObject;
+use serde_json::{Value, json};
+use std::io::IsTerminal;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use tokio::net::TcpListener;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio_rustls::TlsAcceptor;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+pub fn run(flags: &ServeFlags) -> Result<()> {
+    let loaded = config::load(flags, std::env::vars())?;
+    if flags.print_config {
+        print!("{}", config::print_config(&loaded));
+        return Ok(());
+    }
+    if flags.test_clock {
+        bail!("--test-clock is not available in this version");
+    }
+    log_to_terminal(&loaded.config);
+    for warning in &loaded.warnings {
+        tracing::warn!("{warning}");
+    }
+    runtime(loaded.config.threads)?.block_on(async {
+        let mut stop = signal(SignalKind::terminate()).context("listening for SIGTERM")?;
+        let mut interrupt = signal(SignalKind::interrupt()).context("listening for SIGINT")?;
+        let grace = loaded.config.shutdown.grace;
+        let running = Running::start(&loaded, Arc::new(SystemClock)).await?;
+        running.greet(&loaded);
+        tokio::select! {
+            _ = stop.recv() => {}
+            _ = interrupt.recv() => {}
+        }
+        tracing::info!("shutting down");
+        running.stop(grace).await
+    })
+}
+
+pub fn runtime(threads: Option<usize>) -> Result<tokio::runtime::Runtime> {
+    let mut builder = tokio::runtime::Builder::new_multi_thread();
+    if let Some(threads) = threads {
+        builder.worker_threads(threads);
+    }
+    builder.enable_all().build().context("starting the runtime")
+}
+
+fn log_to_terminal(config: &Config) {
+    let filter = tracing_subscriber::EnvFilter::try_new(&config.log.level)
+        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("info"));
+    let builder = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_target(false)
+        .with_writer(std::io::stderr);
+    // A second call, as in a test with two servers, changes nothing.
+    let _ = match config.log.format {
+        LogFormat::Json => builder.json().try_init(),
+        LogFormat::Text => builder.with_ansi(std::io::stderr().is_terminal()).try_init(),
+    };
+}
+
+/// A server that is up.
+pub struct Running {
+    pub server: Arc<Server>,
+    pub http: Option<SocketAddr>,
+    pub https: Option<SocketAddr>,
+    material: Material,
+    listeners: TaskTracker,
+    stop: CancellationToken,
+}
+
+impl Running {
+    /// Opens the store, takes up deliveries, applies what the configuration declares, listens.
+    pub async fn start(loaded: &Loaded, clock: Arc<dyn Clock>) -> Result<Running> {
+        let config = &loaded.config;
+        let material = material::prepare(config, SystemClock.now())?;
+        // Before anything is started: a second server on the same address must change nothing.
+        let http = listen(config.listen.http).await?;
+        let https = listen(config.listen.https).await?;
+        let seed = random();
+        let log = EmbeddedLog::open(&config.data_dir, random())
+            .await
+            .with_context(|| format!("opening the log in {}", config.data_dir.display()))?;
+        let catalog = EmbeddedCatalog::open(&config.data_dir.join("catalog.redb"))?;
+        let transport = HttpTransport::new(transport(loaded)?, clock.clone())?;
+        let engine = Engine::start(Parts {
+            log: Arc::new(log),
+            catalog: Arc::new(catalog),
+            transport: Arc::new(transport),
+            clock,
+            profile: profile_named(&config.profile),
+            id_prefix: format!("/subscriptions/{}", config.azure.subscription),
+            dispatch: dispatch::Config {
+                in_flight_per_endpoint_max: config.limits.in_flight_per_endpoint_max,
+                batch_defaults: BatchDefaults {
+                    events_max: loaded.edge.broker.default_max_events_per_batch,
+                    edge_bytes_max: loaded.edge.broker.default_max_batch_size_in_bytes as usize,
+                },
+                seed,
+            },
+        })
+        .await
+        .context("starting the engine")?;
+        let server = Arc::new(Server::new(Arc::new(engine), api_config(loaded, &material), random()));
+        declare_all(&server, config).await?;
+        let running = Running {
+            http: http.as_ref().map(TcpListener::local_addr).transpose()?,
+            https: https.as_ref().map(TcpListener::local_addr).transpose()?,
+            server,
+            listeners: TaskTracker::new(),
+            stop: CancellationToken::new(),
+            material,
+        };
+        if let Some(listener) = http {
+            running.serve(listener, Wire::Plain);
+        }
+        if let Some(listener) = https {
+            let acceptor = TlsAcceptor::from(Arc::new(running.material.server_config.clone()));
+            running.serve(listener, Wire::Tls(acceptor));
+        }
+        Ok(running)
+    }
+
+    fn serve(&self, listener: TcpListener, wire: Wire) {
+        let serving = postrider_api::http::serve(self.server.clone(), listener, wire, self.stop.clone());
+        self.listeners.spawn(serving);
+    }
+
+    fn greet(&self, loaded: &Loaded) {
+        for path in &self.material.created {
+            tracing::info!(path = %path.display(), "created");
+        }
+        if let Some(address) = self.https {
+            tracing::info!("listening on https://{address}");
+        }
+        if let Some(address) = self.http {
+            tracing::info!("listening on http://{address}");
+        }
+        let version = env!("CARGO_PKG_VERSION");
+        tracing::info!(version, profile = %loaded.config.profile, data = %loaded.config.data_dir.display(), "ready");
+    }
+
+    /// Refuses publishes, lets attempts end, makes everything durable.
+    pub async fn stop(self, grace: std::time::Duration) -> Result<()> {
+        self.server.engine.refuse();
+        self.stop.cancel();
+        self.listeners.close();
+        self.server.engine.stop(grace).await.context("closing the log")?;
+        // Connections end with the process; requests that were accepted have been answered.
+        Ok(())
+    }
+}
+
+async fn listen(address: Option<SocketAddr>) -> Result<Option<TcpListener>> {
+    let Some(address) = address else {
+        return Ok(None);
+    };
+    let listener = TcpListener::bind(address).await;
+    Ok(Some(listener.with_context(|| format!("listening on {address}"))?))
+}
+
+fn random() -> u64 {
+    uuid::Uuid::new_v4().as_u64_pair().0 ^ uuid::Uuid::new_v4().as_u64_pair().1
+}
+
+fn transport(loaded: &Loaded) -> Result<postrider_transport::Config> {
+    let config = &loaded.config;
+    let mut extra_roots = Vec::new();
+    for path in &config.transport.extra_ca_files {
+        let unreadable = || format!("transport.extra_ca_files: reading {}", path.display());
+        for root in CertificateDer::pem_file_iter(path).with_context(unreadable)? {
+            extra_roots.push(root.with_context(unreadable)?);
+        }
+    }
+    Ok(postrider_transport::Config {
+        egress: match config.egress.policy {
+            EgressPolicy::Internet => postrider_transport::EgressPolicy::Internet,
+            EgressPolicy::Private => postrider_transport::EgressPolicy::Private,
+            EgressPolicy::Custom => postrider_transport::EgressPolicy::Custom {
+                allow: config.egress.allow.clone(),
+                deny: config.egress.deny.clone(),
+            },
+        },
+        extra_roots,
+        accept_invalid_certs: loaded.edge.webhook.skip_server_cert_validation,
+        user_agent: config.transport.user_agent.clone(),
+        ..postrider_transport::Config::default()
+    })
+}
+
+fn api_config(loaded: &Loaded, material: &Material) -> postrider_api::Config {
+    let (config, edge) = (&loaded.config, &loaded.edge);
+    let mut host_names: Vec<String> = ["localhost", "127.0.0.1", "::1"].map(str::to_owned).into();
+    host_names.extend(config.listen.names.iter().cloned());
+    let addresses = [config.listen.http, config.listen.https];
+    host_names.extend(addresses.into_iter().flatten().map(|a| a.ip().to_string()));
+    let public_host = config.listen.public_url.as_deref().and_then(|url| url.parse::<http::Uri>().ok());
+    host_names.extend(public_host.and_then(|uri| uri.host().map(str::to_owned)));
+    let key = |key: &Option<config::Secret>| Secret::new(key.as_ref().map_or("", |k| k.expose()));
+    postrider_api::Config {
+        limits: postrider_wire::publish::Limits {
+            request_bytes: config.limits.request_bytes_max,
+            event_bytes: config.limits.event_bytes_max,
+            events_max: config.limits.events_per_request_max,
+        },
+        resource_limits: resources::Limits {
+            edge_batch_events_max: edge.limits.max_events_per_batch,
+            edge_batch_kilobytes_max: edge.limits.max_preferred_batch_size_in_kilobytes,
+            web_hook_https_only: edge.webhook.https_only,
+            event_grid_https_only: edge.event_grid.https_only,
+            event_grid_any_host: edge.event_grid.allow_invalid_hostnames,
+        },
+        edge: if loaded.edge_is_open() {
+            EdgeAccess::Open
+        } else {
+            EdgeAccess::Keys([key(&edge.sas_keys.key1), key(&edge.sas_keys.key2)])
+        },
+        host_names,
+        public_url: config.listen.public_url.clone(),
+        resource_group: config.azure.resource_group.clone(),
+        location: config.azure.location.clone(),
+        client_secrets: material.credentials.iter().map(|c| Secret::new(c.secret.expose())).collect(),
+        module_path: "/iotHubs/postrider/devices/local/modules/eventgridmodule".to_owned(),
+        profile: config.profile.clone(),
+        version: env!("CARGO_PKG_VERSION"),
+    }
+}
+
+/// Makes what the configuration declares; what is there already and the same stays untouched.
+async fn declare_all(server: &Server, config: &Config) -> Result<()> {
+    for topic in &config.topics {
+        let keys = [&topic.key1, &topic.key2].map(|k| k.as_ref().map(|k| k.expose().to_owned()));
+        let text = body(&topic.name, &topic.properties);
+        let made = declare::topic(server, Raw::trusted(&text), Road::Config, &topic.name, Some(keys)).await;
+        made.with_context(|| format!("topic {:?} in the configuration", topic.name))?;
+    }
+    for (topic, subscription) in config.declared_subscriptions() {
+        let text = body(&subscription.name, &subscription.properties);
+        let made = declare::subscription(server, Raw::trusted(&text), Road::Config, topic, &subscription.name).await;
+        made.with_context(|| format!("subscription {:?} of topic {topic:?} in the configuration", subscription.name))?;
+    }
+    for domain in &config.domains {
+        let keys = [&domain.key1, &domain.key2].map(|k| k.as_ref().map(|k| k.expose().to_owned()));
+        let text = body(&domain.name, &domain.properties);
+        let made = declare::domain(server, Raw::trusted(&text), Road::Config, &domain.name, Some(keys)).await;
+        made.with_context(|| format!("domain {:?} in the configuration", domain.name))?;
+        let whole = domain.subscriptions.iter().map(|s| (None, s));
+        let inside = domain.topics.iter().flat_map(|t| t.subscriptions.iter().map(move |s| (Some(t.name.as_str()), s)));
+        for (topic, subscription) in whole.chain(inside) {
+            let text = body(&subscription.name, &subscription.properties);
+            let raw = Raw::trusted(&text);
+            let made = declare::domain_subscription(server, raw, Road::Config, &domain.name, topic, &subscription.name);
+            let named = || format!("subscription {:?} of domain {:?} in the configuration", subscription.name, domain.name);
+            made.await.with_context(named)?;
+        }
+    }
+    Ok(())
+}
+
+/// A declared resource as the API would be sent it.
+fn body(name: &str, properties: &Value) -> String {
+    json!({"name": name, "properties": properties}).to_string()
+}
