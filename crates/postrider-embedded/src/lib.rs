@@ -771,12 +771,9 @@ impl EventLog for EmbeddedLog {
         let Some(sub) = self.shared.subs.write().expect("no panic holds it").remove(&of) else {
             return Ok(0);
         };
-        let (dropped, bytes) = self.shared.change(&sub, Queue::close);
-        self.shared.hot_bytes.fetch_sub(bytes, Relaxed);
         let (reply, done) = oneshot::channel();
         self.settler.send(ToSettler::Forget(sub, reply)).map_err(|_| Error::Closed)?;
-        done.await.map_err(|_| Error::Closed)?;
-        Ok(dropped)
+        done.await.map_err(|_| Error::Closed)
     }
 
     fn subscriptions(&self) -> Vec<SubscriptionId> {

@@ -152,10 +152,12 @@ impl Head {
 }
 
 impl Segment {
-    /// Makes a new, empty segment. It becomes durable with the first commit and the directory's sync.
+    /// Makes a new, empty segment. It becomes durable with the directory's sync.
     pub fn create(disk: &dyn Disk, head: Head) -> io::Result<Segment> {
         let file = disk.create(&log_name(head.base))?;
         file.write_at(&mut [IoSlice::new(&head.encode())], 0)?;
+        // On disk before any record: what is damaged later can be told from what was cut short.
+        file.sync()?;
         Ok(Segment::over(head.base, file))
     }
 

@@ -1,5 +1,6 @@
 //! The one writer of the state database: what failed, what is due when, how far everyone has come.
 
+use crate::queue::Queue;
 use crate::segment::Segment;
 use crate::state::{RetryEntry, Write};
 use crate::{Shared, Sub};
@@ -24,7 +25,8 @@ const RETRY_EVERY: Duration = Duration::from_millis(250);
 pub enum ToSettler {
     Settle(Arc<Sub>, Vec<Settled>, OwnedSemaphorePermit),
     Open(Arc<Sub>, oneshot::Sender<()>),
-    Forget(Arc<Sub>, oneshot::Sender<()>),
+    /// Closes a subscription; the answer is how many deliveries that drops.
+    Forget(Arc<Sub>, oneshot::Sender<u64>),
     /// Retries whose events can no longer be read.
     Lost(Arc<Sub>, Vec<RetryEntry>),
     Seal(Arc<Segment>),
@@ -106,6 +108,7 @@ impl Settler {
         let mut touched: FxHashMap<SubscriptionId, Touched> = FxHashMap::default();
         let mut permits = Vec::new();
         let mut replies = Vec::new();
+        let mut forgotten = Vec::new();
         let mut checkpoint = false;
         let mut close = false;
         for message in batch {
@@ -132,8 +135,7 @@ impl Settler {
                     replies.push(reply);
                 }
                 ToSettler::Forget(sub, reply) => {
-                    writes.push(Write::Forget(sub.of));
-                    replies.push(reply);
+                    forgotten.push((sub, reply));
                 }
                 ToSettler::Seal(segment) => {
                     unsealed.push(segment);
@@ -172,6 +174,10 @@ impl Settler {
             });
         }
         drop(permits);
+        let sweep = checkpoint || !forgotten.is_empty();
+        if !self.forget(forgotten, close) {
+            return close;
+        }
         unsealed.retain(|segment| self.shared.is_current(segment));
         unsealed.retain(|segment| match segment.seal(&*self.shared.disk) {
             Ok(()) => false,
@@ -180,13 +186,35 @@ impl Settler {
                 true
             }
         });
-        if checkpoint {
+        if sweep {
             self.shared.sweep();
         }
         for reply in replies {
             let _ = reply.send(());
         }
         close
+    }
+
+    /// Closes subscriptions, after what was settled before: retries that it brought are counted too.
+    fn forget(&self, forgotten: Vec<(Arc<Sub>, oneshot::Sender<u64>)>, closing: bool) -> bool {
+        if forgotten.is_empty() {
+            return true;
+        }
+        let mut writes = Vec::new();
+        let mut replies = Vec::new();
+        for (sub, reply) in forgotten {
+            let (dropped, bytes) = self.shared.change(&sub, Queue::close);
+            self.shared.hot_bytes.fetch_sub(bytes, Relaxed);
+            writes.push(Write::Forget(sub.of));
+            replies.push((reply, dropped));
+        }
+        let written = self.write_until_done(&writes, closing);
+        if written {
+            for (reply, dropped) in replies {
+                let _ = reply.send(dropped);
+            }
+        }
+        written
     }
 
     /// What one settled claim means for the disk and, after that, for the memory.

@@ -20,7 +20,7 @@ use postrider_store::{Claim, EventLog, Listener, Settled};
 use rustc_hash::FxHashMap;
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, AtomicUsize};
 use std::sync::{Arc, Mutex, RwLock, Weak};
 use std::time::Duration;
 use tokio::sync::Notify;
@@ -58,6 +58,8 @@ pub struct Outlet {
     signals: AtomicU64,
     /// It stands in its endpoint's queue.
     pub(crate) waiting: AtomicBool,
+    /// About how many deliveries can be claimed; too high at times, put right when none are found.
+    ready: AtomicI64,
     pub counters: Counters,
 }
 
@@ -135,6 +137,7 @@ impl Dispatcher {
                     lanes: AtomicUsize::new(0),
                     signals: AtomicU64::new(0),
                     waiting: AtomicBool::new(false),
+                    ready: AtomicI64::new(0),
                     counters: Counters::default(),
                 })
             });
@@ -173,14 +176,31 @@ impl Dispatcher {
 
     /// Says that about `count` deliveries more can be claimed: starts lanes for them.
     fn wake(self: &Arc<Self>, outlet: &Arc<Outlet>, count: usize) {
+        outlet.ready.fetch_add(count as i64, Relaxed);
         outlet.signals.fetch_add(1, AcqRel);
         if self.stop.is_cancelled() || outlet.waiting.load(Relaxed) {
             return;
         }
-        for _ in 0..count.min(self.config.in_flight_per_endpoint_max) {
+        let Some(plan) = outlet.plan() else {
+            return;
+        };
+        let mut wanted = count.div_ceil(plan.want.events_max).min(plan.endpoint.room());
+        // Without a lane nobody would learn that there is room again, or that a delay is over.
+        if wanted == 0 && outlet.lanes.load(Acquire) == 0 {
+            wanted = 1;
+        }
+        for _ in 0..wanted {
             if !self.add_lane(outlet) {
                 return;
             }
+            self.tasks.spawn(self.clone().lane(outlet.clone(), false));
+        }
+    }
+
+    /// A lane that has found work calls for another one if there is more and a place to send it.
+    fn wake_sibling(self: &Arc<Self>, outlet: &Arc<Outlet>, plan: &Plan, claimed: usize) {
+        let left = outlet.ready.fetch_sub(claimed as i64, Relaxed) - claimed as i64;
+        if left > 0 && plan.endpoint.room() > 0 && !self.stop.is_cancelled() && self.add_lane(outlet) {
             self.tasks.spawn(self.clone().lane(outlet.clone(), false));
         }
     }
@@ -206,7 +226,8 @@ impl Dispatcher {
             }
             let claims = self.claim(&plan, &outlet).await;
             if claims.is_empty() {
-                let left = plan.endpoint.leave(None, self.clock.now());
+                outlet.ready.store(0, Relaxed);
+                let left = plan.endpoint.leave(None, Duration::ZERO, self.clock.now());
                 self.after_leaving(&plan, left);
                 outlet.lanes.fetch_sub(1, AcqRel);
                 // Something may have come between looking and leaving.
@@ -216,6 +237,7 @@ impl Dispatcher {
                 }
                 return;
             }
+            self.wake_sibling(&outlet, &plan, claims.len());
             if !self.deliver(&plan, &outlet, claims).await {
                 outlet.lanes.fetch_sub(1, AcqRel);
                 return;
@@ -261,17 +283,17 @@ impl Dispatcher {
             settled = expire(plan, late, now);
         }
         if in_time.is_empty() {
-            let left = plan.endpoint.leave(None, now);
+            let left = plan.endpoint.leave(None, Duration::ZERO, now);
             self.after_leaving(plan, left);
         } else {
             let Some(attempted) = self.attempt(plan, &in_time).await else {
-                plan.endpoint.leave(None, self.clock.now());
+                plan.endpoint.give_back(self.clock.now());
                 self.log.release(outlet.id, in_time);
                 self.settle(outlet, settled).await;
                 return false;
             };
             let ended = self.clock.now();
-            let left = plan.endpoint.leave(Some(attempted.outcome), ended);
+            let left = plan.endpoint.leave(Some(attempted.outcome), ended.since(now), ended);
             self.after_leaving(plan, left);
             self.count_attempt(outlet, attempted.outcome);
             for claim in in_time {
@@ -368,19 +390,15 @@ impl Dispatcher {
         if let Some(until) = left.delayed_until {
             self.alarm(until, Alarm::Endpoint(Arc::downgrade(&plan.endpoint)));
         }
-        if let Some(next) = left.handed_to {
+        for next in left.admitted {
             let same = next.plan().is_some_and(|p| Arc::ptr_eq(&p.endpoint, &plan.endpoint));
             if same && !self.stop.is_cancelled() {
                 next.lanes.fetch_add(1, AcqRel);
                 self.tasks.spawn(self.clone().lane(next, true));
             } else {
-                let left = plan.endpoint.leave(None, self.clock.now());
+                plan.endpoint.give_back(self.clock.now());
                 // It points elsewhere now: it asks there.
                 self.wake(&next, 1);
-                if let Some(other) = left.handed_to {
-                    self.wake(&other, 1);
-                    plan.endpoint.leave(None, self.clock.now());
-                }
             }
         }
     }

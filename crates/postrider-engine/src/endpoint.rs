@@ -10,6 +10,11 @@ use std::time::Duration;
 
 /// An endpoint that has not answered yet gets this many requests at once.
 const WINDOW_FIRST: usize = 8;
+/// The window is wide enough for this many requests a second at the endpoint's own pace. More at
+/// once would only wait there, and cost us connections and wake-ups.
+const REQUESTS_PER_SECOND: f64 = 16_000.0;
+/// After this many answers the quickest one is measured anew: endpoints change.
+const QUICKEST_OF: u32 = 2048;
 /// After this many failures in a row, with no success between, the endpoint is left alone for a while.
 pub const FAILURES_BEFORE_DELAY: u32 = 10;
 /// The longest that an endpoint is left alone between two probes.
@@ -23,6 +28,40 @@ pub struct Health {
     in_flight: usize,
     failures: u32,
     delay: Option<Delay>,
+    pace: Pace,
+}
+
+/// How quickly an endpoint answers.
+#[derive(Clone, Copy, Debug, Default)]
+struct Pace {
+    /// The quickest answer lately, in seconds: the way there and back with the least waiting.
+    quickest: f64,
+    quickest_next: f64,
+    answers: u32,
+    /// Answers since the window was last looked at.
+    since_look: usize,
+    /// The window was full at some time since then.
+    was_full: bool,
+}
+
+impl Pace {
+    fn answered(&mut self, took: Duration) {
+        let took = took.as_secs_f64();
+        self.quickest = if self.quickest == 0.0 { took } else { self.quickest.min(took) };
+        self.quickest_next = if self.answers == 0 { took } else { self.quickest_next.min(took) };
+        self.answers += 1;
+        if self.answers == QUICKEST_OF {
+            self.quickest = self.quickest_next;
+            self.answers = 0;
+        }
+        self.since_look += 1;
+    }
+
+    /// How many requests at once make sense.
+    fn window(&self, max: usize) -> usize {
+        let enough = (self.quickest * REQUESTS_PER_SECOND).ceil() as usize;
+        enough.clamp(WINDOW_FIRST.min(max), max)
+    }
 }
 
 /// Deliveries are held back until `until`; then one probe goes out.
@@ -52,6 +91,15 @@ impl Health {
             in_flight: 0,
             failures: 0,
             delay: None,
+            pace: Pace::default(),
+        }
+    }
+
+    /// How many more requests would be admitted now.
+    pub fn room(&self) -> usize {
+        match self.delay {
+            Some(_) => 0,
+            None => self.window.saturating_sub(self.in_flight),
         }
     }
 
@@ -77,12 +125,12 @@ impl Health {
             return Admission::Full;
         }
         self.in_flight += 1;
+        self.pace.was_full |= self.in_flight >= self.window;
         Admission::Go
     }
 
-    /// A request that was admitted has ended, or was not sent after all (none).
-    pub fn leave(&mut self, outcome: Option<Outcome>, now: Timestamp) {
-        let saturated = self.in_flight >= self.window;
+    /// A request that was admitted has ended after `took`, or was not sent after all (none).
+    pub fn leave(&mut self, outcome: Option<Outcome>, took: Duration, now: Timestamp) {
         self.in_flight -= 1;
         match outcome {
             None => {
@@ -93,8 +141,17 @@ impl Health {
             Some(Outcome::Success) => {
                 self.failures = 0;
                 self.delay = None;
-                if saturated {
-                    self.window = (self.window + 1).min(self.window_max);
+                self.pace.answered(took);
+                // Looked at once for every window's worth of answers, so that each change can show.
+                if self.pace.since_look >= self.window {
+                    self.pace.since_look = 0;
+                    let was_full = std::mem::take(&mut self.pace.was_full);
+                    let enough = self.pace.window(self.window_max);
+                    if enough < self.window {
+                        self.window = (self.window - 1 - self.window / 8).max(enough);
+                    } else if was_full {
+                        self.window = (self.window + 1 + self.window / 8).min(enough);
+                    }
                 }
             }
             Some(cause) => {
@@ -165,8 +222,8 @@ struct Inner {
 /// What a lane that has left the endpoint must see to.
 #[derive(Default)]
 pub struct Left {
-    /// Its place has been given to this one.
-    pub handed_to: Option<Arc<Outlet>>,
+    /// These may send now; a place is kept for each.
+    pub admitted: Vec<Arc<Outlet>>,
     /// Everyone is to be woken at this time.
     pub delayed_until: Option<Timestamp>,
 }
@@ -185,46 +242,47 @@ impl Endpoint {
     /// Asks to send one request for an outlet. If it may not, it will be woken when it may.
     pub fn enter(&self, outlet: &Arc<Outlet>, now: Timestamp) -> Admission {
         let mut inner = self.inner.lock().expect("no panic holds it");
-        // Whoever asks while others wait goes behind them.
-        let admission = if !inner.waiting.is_empty() && inner.health.delay.is_none() {
-            Admission::Full
-        } else {
-            inner.health.enter(now)
-        };
+        let admission = inner.health.enter(now);
         if admission != Admission::Go && !outlet.waiting.swap(true, Relaxed) {
             inner.waiting.push_back(Arc::downgrade(outlet));
-        }
-        if admission == Admission::Full && inner.health.in_flight == 0 {
-            // Nobody is under way who could hand over: take the place of the first who waits.
-            inner.waiting.retain(|w| w.as_ptr() != Arc::as_ptr(outlet));
-            outlet.waiting.store(false, Relaxed);
-            return inner.health.enter(now);
         }
         admission
     }
 
-    /// A request has ended; its place goes to the first who waits, if there is one and it may.
-    pub fn leave(&self, outcome: Option<Outcome>, now: Timestamp) -> Left {
+    /// How many more requests would be admitted now.
+    pub fn room(&self) -> usize {
+        self.inner.lock().expect("no panic holds it").health.room()
+    }
+
+    /// A request has ended; places that are free now go to those who have waited longest.
+    pub fn leave(&self, outcome: Option<Outcome>, took: Duration, now: Timestamp) -> Left {
         let mut inner = self.inner.lock().expect("no panic holds it");
         let before = inner.health.delay.map(|d| d.until);
-        inner.health.leave(outcome, now);
+        inner.health.leave(outcome, took, now);
         let after = inner.health.delay.map(|d| d.until);
         let mut left = Left {
-            handed_to: None,
+            admitted: Vec::new(),
             delayed_until: after.filter(|until| before != Some(*until)),
         };
-        while !inner.waiting.is_empty() && inner.health.enter(now) == Admission::Go {
-            let next = inner.waiting.pop_front().and_then(|weak| weak.upgrade());
-            match next {
-                Some(outlet) => {
-                    outlet.waiting.store(false, Relaxed);
-                    left.handed_to = Some(outlet);
-                    break;
-                }
-                None => inner.health.leave(None, now),
+        while let Some(first) = inner.waiting.front() {
+            let Some(outlet) = first.upgrade() else {
+                inner.waiting.pop_front();
+                continue;
+            };
+            if inner.health.enter(now) != Admission::Go {
+                break;
             }
+            inner.waiting.pop_front();
+            outlet.waiting.store(false, Relaxed);
+            left.admitted.push(outlet);
         }
         left
+    }
+
+    /// Lets go of a place that was kept for an outlet which no longer sends here.
+    pub fn give_back(&self, now: Timestamp) {
+        let mut inner = self.inner.lock().expect("no panic holds it");
+        inner.health.leave(None, Duration::ZERO, now);
     }
 
     /// Everyone who waits, to be woken: the delay is over, or something else has changed.
@@ -257,7 +315,7 @@ mod tests {
 
     fn fail(health: &mut Health, now: Timestamp, cause: Outcome) {
         assert_eq!(health.enter(now), Admission::Go);
-        health.leave(Some(cause), now);
+        health.leave(Some(cause), Duration::from_millis(5), now);
     }
 
     #[test]
@@ -271,10 +329,10 @@ mod tests {
         assert_eq!(health.enter(at(29)), Admission::Delayed(at(30)));
         assert_eq!(health.enter(at(30)), Admission::Go);
         assert_eq!(health.enter(at(30)), Admission::Full, "one probe at a time");
-        health.leave(Some(Outcome::SocketError), at(31));
+        health.leave(Some(Outcome::SocketError), Duration::ZERO, at(31));
         assert_eq!(health.enter(at(32)), Admission::Delayed(at(91)));
         assert_eq!(health.enter(at(91)), Admission::Go);
-        health.leave(Some(Outcome::Success), at(91));
+        health.leave(Some(Outcome::Success), Duration::ZERO, at(91));
         assert_eq!(health.delay(), None);
         assert_eq!(health.enter(at(91)), Admission::Go);
     }
@@ -304,22 +362,27 @@ mod tests {
         assert_eq!(health.delay().unwrap().step, DELAY_MAX);
     }
 
-    #[test]
-    fn the_window_grows_while_it_is_full_and_answers_come() {
-        let mut health = Health::new(16);
-        for _ in 0..100 {
+    /// The window after many answers from an endpoint whose answers take this long, given how many
+    /// requests are with it.
+    fn window_at(takes: impl Fn(usize) -> Duration) -> usize {
+        let mut health = Health::new(64);
+        for _ in 0..2000 {
             let mut entered = 0;
             while health.enter(at(0)) == Admission::Go {
                 entered += 1;
             }
             for _ in 0..entered {
-                health.leave(Some(Outcome::Success), at(0));
+                health.leave(Some(Outcome::Success), takes(entered), at(0));
             }
         }
-        let mut entered = 0;
-        while health.enter(at(0)) == Admission::Go {
-            entered += 1;
-        }
-        assert_eq!(entered, 16);
+        health.window
+    }
+
+    #[test]
+    fn a_distant_endpoint_gets_a_wide_window_and_a_busy_one_a_narrow_one() {
+        assert_eq!(window_at(|_| Duration::from_millis(200)), 64);
+        // It answers one request after the other: more at once only wait there.
+        let busy = window_at(|entered| Duration::from_micros(50) * entered as u32);
+        assert!((1..=24).contains(&busy), "{busy}");
     }
 }

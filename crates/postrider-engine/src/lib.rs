@@ -13,9 +13,11 @@ pub mod clock;
 use deliver::Transport;
 use directory::Directory;
 use dispatch::Dispatcher;
+use postrider_core::ids::SubscriptionId;
 use postrider_core::profile::Profile;
 use postrider_core::time::Clock;
 use postrider_store::{Catalog, EventLog};
+use rustc_hash::FxHashSet;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio_util::sync::CancellationToken;
@@ -77,8 +79,9 @@ impl Engine {
             engine.directory.put_domain_topic(domain_topic);
         }
         // A crash between the catalogue and the log leaves one side behind.
+        let known: FxHashSet<SubscriptionId> = loaded.subscriptions.iter().map(|s| s.id).collect();
         for id in engine.log.subscriptions() {
-            if !loaded.subscriptions.iter().any(|s| s.id == id) {
+            if !known.contains(&id) {
                 engine.log.close_subscription(id).await?;
             }
         }

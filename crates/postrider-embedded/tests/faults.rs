@@ -1,0 +1,610 @@
+//! The embedded log on a disk that fails: power cuts, damage, full disks, failed flushes, killed processes.
+
+mod fault_disk;
+
+use fault_disk::{FaultDisk, Image};
+use postrider_core::ids::{Position, SubscriptionId};
+use postrider_core::retry::{Next, Reason};
+use postrider_core::time::Timestamp;
+use postrider_embedded::{EmbeddedLog, segment};
+use postrider_store::conformance::{
+    Seeded, WANT, at, claim_all, events, eventually, is_unavailable, settled, sub,
+};
+use postrider_store::{Backlog, Claim, Error, EventLog, Want};
+use std::collections::{BTreeMap, BTreeSet};
+use std::io::{BufRead, BufReader, Write};
+use std::path::Path;
+use std::sync::{Arc, Mutex};
+use tempfile::TempDir;
+
+/// A log on a disk in memory; its state database is a real file, and its own directory.
+struct Opened {
+    log: EmbeddedLog,
+    disk: FaultDisk,
+    directory: TempDir,
+}
+
+impl Opened {
+    async fn try_on(image: Image, state: Option<&[u8]>, segment_bytes_max: u64) -> Result<Opened, Error> {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("state.redb");
+        if let Some(state) = state {
+            std::fs::write(&path, state).unwrap();
+        }
+        let disk = FaultDisk::new(image);
+        let log = EmbeddedLog::open_on(Arc::new(disk.clone()), &path, 7, segment_bytes_max).await?;
+        Ok(Opened { log, disk, directory })
+    }
+
+    async fn on(image: Image, state: Option<&[u8]>, segment_bytes_max: u64) -> Opened {
+        Opened::try_on(image, state, segment_bytes_max).await.unwrap()
+    }
+
+    async fn fresh(subscriptions: &[u64], segment_bytes_max: u64) -> Opened {
+        let opened = Opened::on(Image::new(), None, segment_bytes_max).await;
+        for id in subscriptions {
+            opened.log.open_subscription(sub(*id)).await.unwrap();
+        }
+        opened
+    }
+
+    /// The state database as it is on disk. Only asked for while nothing is being recorded.
+    fn state(&self) -> Vec<u8> {
+        std::fs::read(self.directory.path().join("state.redb")).unwrap()
+    }
+
+    /// Closes the log; returns what is on disk then.
+    async fn closed(self) -> (Image, Vec<u8>) {
+        self.log.close().await.unwrap();
+        (self.disk.image(), self.state())
+    }
+}
+
+const SEGMENT: u64 = 64 << 20;
+
+fn texts(claims: &[Claim]) -> Vec<String> {
+    claims.iter().map(|claim| claim.object().to_owned()).collect()
+}
+
+async fn settle_all(log: &dyn EventLog, of: SubscriptionId, claims: &[Claim], next: Next) {
+    log.settle(of, claims.iter().map(|claim| settled(claim, next)).collect()).await.unwrap();
+}
+
+/// What was acknowledged: position and text.
+type Acknowledged = Arc<Mutex<BTreeMap<Position, String>>>;
+
+/// Publishes `count` requests of one to three events of random sizes.
+async fn publish(log: &dyn EventLog, acknowledged: &Acknowledged, name: &str, count: usize, seed: u64) {
+    let mut random = Seeded(seed);
+    for n in 0..count {
+        let all: Vec<String> = (0..1 + random.below(3))
+            .map(|i| format!("{name}{n}.{i} {}", "p".repeat(random.below(2_000) as usize)))
+            .collect();
+        let batch: Vec<(&str, &[u64])> = all.iter().map(|text| (text.as_str(), &[1u64][..])).collect();
+        let first = log.append(events(&batch)).await.unwrap();
+        let mut acknowledged = acknowledged.lock().unwrap();
+        for (i, text) in all.into_iter().enumerate() {
+            let known = acknowledged.insert(Position(first.0 + i as u64), text);
+            assert!(known.is_none(), "{first} was given out twice");
+        }
+    }
+}
+
+/// Checks that everything acknowledged is there, and what else is there has been published.
+async fn check_all_there(log: &dyn EventLog, acknowledged: &BTreeMap<Position, String>, when: &str) {
+    let claims = claim_all(log, sub(1), at(0)).await;
+    let found: BTreeMap<Position, String> = claims.iter().map(|c| (c.position(), c.object().to_owned())).collect();
+    assert_eq!(found.len(), claims.len(), "{when}: twice");
+    for (position, text) in acknowledged {
+        assert_eq!(found.get(position), Some(text), "{when}: event {position}");
+    }
+    assert!(claims.is_sorted_by_key(Claim::position), "{when}: out of order");
+    log.release(sub(1), claims);
+}
+
+// Take what a power cut could leave before and after each flush of a busy log, and start from every one.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_power_cut_at_any_commit_loses_nothing_acknowledged() {
+    for (seed, segment_bytes_max) in [(1u64, SEGMENT), (2, 20 << 10), (3, 6 << 10)] {
+        let opened = Opened::fresh(&[1], segment_bytes_max).await;
+        let acknowledged = Acknowledged::default();
+        let cuts = Arc::new(Mutex::new(Vec::new()));
+        let path = opened.directory.path().join("state.redb");
+        opened.disk.at_sync({
+            let (acknowledged, cuts) = (acknowledged.clone(), cuts.clone());
+            // Small segments are closed all the time and the database with them: only its first state is
+            // certain to be whole.
+            let state = std::fs::read(path).unwrap();
+            move |image| {
+                let known = acknowledged.lock().unwrap().clone();
+                cuts.lock().unwrap().push((image, state.clone(), known));
+            }
+        });
+        let publish = |name, n: u64| publish(&opened.log, &acknowledged, name, 25, seed * 100 + n);
+        tokio::join!(publish("a", 1), publish("b", 2), publish("c", 3), publish("d", 4));
+        opened.disk.no_more_at_sync();
+        opened.log.close().await.unwrap();
+
+        let cuts = std::mem::take(&mut *cuts.lock().unwrap());
+        assert!(cuts.len() > 40, "{} cuts", cuts.len());
+        for (n, (image, state, known)) in cuts.into_iter().enumerate() {
+            let when = format!("seed {seed}, cut {n}");
+            let restarted = Opened::on(image, Some(&state), segment_bytes_max).await;
+            assert_eq!(restarted.log.health().corrupt, [""; 0], "{when}");
+            check_all_there(&restarted.log, &known, &when).await;
+            // And once more, with something new in between.
+            let position = restarted.log.append(events(&[("new", &[1])])).await.unwrap();
+            assert!(known.keys().all(|known| *known < position), "{when}");
+            let mut known = known;
+            known.insert(position, "new".into());
+            let again = Opened::on(restarted.disk.cut(n as u64), Some(&restarted.state()), SEGMENT).await;
+            assert_eq!(again.log.health().corrupt, [""; 0], "{when}, again");
+            check_all_there(&again.log, &known, &when).await;
+        }
+    }
+}
+
+/// A log of twelve requests, one commit each; the third event of each request is for another subscription.
+async fn twelve_requests(segment_bytes_max: u64) -> (Opened, Vec<Claim>) {
+    let opened = Opened::fresh(&[1, 2], segment_bytes_max).await;
+    for n in 0..12 {
+        let (a, b) = (format!("a{n:02} {}", "x".repeat(n * 40)), format!("b{n:02}"));
+        opened.log.append(events(&[(&a, &[1]), (&b, &[1]), ("c", &[2])])).await.unwrap();
+    }
+    let claims = claim_all(&opened.log, sub(1), at(0)).await;
+    assert_eq!(claims.len(), 24);
+    (opened, claims)
+}
+
+fn only_log(image: &mut Image) -> &mut Vec<u8> {
+    let mut logs = image.iter_mut().filter(|(name, _)| name.ends_with(".log"));
+    let (_, bytes) = logs.next().unwrap();
+    assert!(logs.next().is_none());
+    bytes
+}
+
+#[tokio::test]
+async fn a_segment_cut_short_keeps_what_is_before_the_cut() {
+    let (opened, claims) = twelve_requests(SEGMENT).await;
+    let image = opened.disk.image();
+    let state = opened.state();
+    let mut starts: Vec<u64> = claims.iter().map(|claim| claim.entry.place).collect();
+    starts.dedup();
+    let used = opened.log.health().bytes;
+    starts.push(used);
+    let closed = opened.closed().await.1;
+    let mut lengths = BTreeSet::from([0, 1, 24, 63]);
+    for start in &starts {
+        lengths.extend([start - 1, *start, start + 1, start + 39, start + 40, start + 41, start + 60]);
+    }
+    for len in lengths {
+        // Unknown to the state database, the end is taken for a commit cut short. After an orderly end
+        // it is known that events are missing.
+        for (state, orderly) in [(&state, false), (&closed, true)] {
+            let mut image = image.clone();
+            only_log(&mut image).truncate(len as usize);
+            let restarted = Opened::on(image, Some(state), SEGMENT).await;
+            let whole = starts.windows(2).filter(|pair| pair[1] <= len).count() * 2;
+            let found = claim_all(&restarted.log, sub(1), at(0)).await;
+            assert_eq!(texts(&found), texts(&claims[..whole]), "cut at {len}");
+            assert_eq!(!restarted.log.health().corrupt.is_empty(), orderly && whole < 24, "cut at {len}");
+            let next = restarted.log.append(events(&[("new", &[1])])).await.unwrap();
+            assert!(!orderly || next >= Position(36), "cut at {len}: {next} was given out before");
+            let again = Opened::on(restarted.disk.image(), Some(&restarted.state()), SEGMENT).await;
+            assert_eq!(claim_all(&again.log, sub(1), at(0)).await.len(), whole + 1, "cut at {len}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_damaged_record_is_reported_and_the_others_are_delivered() {
+    let (opened, claims) = twelve_requests(SEGMENT).await;
+    let used = opened.log.health().bytes as usize;
+    let (image, state) = opened.closed().await;
+    for request in 0..12 {
+        let first = &claims[request * 2];
+        let start = first.entry.place as usize;
+        let end = claims.get(request * 2 + 2).map_or(used, |next| next.entry.place as usize);
+        for within in [0, 4, 5, 9, 14, 18, 25, 30, 37, 40, 44, 80, 110, end - start - 1] {
+            let mut image = image.clone();
+            only_log(&mut image)[start + within] ^= 0x10;
+            let when = format!("request {request}, byte {within}");
+            let restarted = Opened::on(image, Some(&state), SEGMENT).await;
+            let mut expected = texts(&claims);
+            expected.drain(request * 2..request * 2 + 2);
+            let found = claim_all(&restarted.log, sub(1), at(0)).await;
+            assert_eq!(texts(&found), expected, "{when}");
+            assert_eq!(claim_all(&restarted.log, sub(2), at(0)).await.len(), 11, "{when}");
+            let health = restarted.log.health();
+            assert_eq!(health.corrupt_records, 1, "{when}");
+            assert!(health.corrupt[0].contains(&format!("at bytes {start} to")), "{when}: {:?}", health.corrupt);
+            assert_eq!(restarted.log.backlog(sub(1)).waiting, 0, "{when}");
+            // What is left is settled, and nothing holds on to the segment.
+            settle_all(&restarted.log, sub(1), &found, Next::Done).await;
+            let position = restarted.log.append(events(&[("new", &[1])])).await.unwrap();
+            assert_eq!(position, Position(36), "{when}");
+        }
+    }
+}
+
+// The same in a segment that is opened by its index: the damage shows only when the record is read.
+#[tokio::test]
+async fn damage_behind_an_index_is_found_when_it_is_read() {
+    let (opened, claims) = twelve_requests(900).await;
+    assert!(opened.log.health().segments > 3);
+    opened.log.release(sub(1), claims.clone());
+    let (image, state) = opened.closed().await;
+    // Once more, so that every segment has its index and is not read at the start.
+    let (image, state) = Opened::on(image, Some(&state), SEGMENT).await.closed().await;
+    for request in 0..12 {
+        let first = &claims[request * 2];
+        let (name, offset) = place_of(&image, first);
+        for within in [2, 30, 60] {
+            let mut image = image.clone();
+            image.get_mut(&name).unwrap()[offset + within] ^= 0x10;
+            let restarted = Opened::on(image, Some(&state), SEGMENT).await;
+            assert_eq!(restarted.log.health().corrupt_records, 0);
+            let found = claim_all(&restarted.log, sub(1), at(0)).await;
+            let mut expected = texts(&claims);
+            expected.drain(request * 2..request * 2 + 2);
+            assert_eq!(texts(&found), expected, "request {request}, byte {within}");
+            let health = restarted.log.health();
+            assert!(health.corrupt[0].contains(&format!("{name} at byte {offset}")), "{:?}", health.corrupt);
+            assert_eq!(restarted.log.backlog(sub(1)).waiting, 0);
+            // The damaged ones are behind everybody, and so is their segment.
+            let other = claim_all(&restarted.log, sub(2), at(0)).await;
+            settle_all(&restarted.log, sub(1), &found, Next::Done).await;
+            settle_all(&restarted.log, sub(2), &other, Next::Done).await;
+            restarted.log.close().await.unwrap();
+            assert_eq!(restarted.log.health().segments, 1, "request {request}, byte {within}");
+        }
+    }
+}
+
+/// The file that holds a claim's record, and where in it.
+fn place_of(image: &Image, claim: &Claim) -> (String, usize) {
+    let bases = image.keys().filter_map(|name| segment::base_of(name));
+    let base = bases.filter(|base| *base <= claim.entry.first).max().unwrap();
+    (segment::log_name(base), claim.entry.place as usize)
+}
+
+#[tokio::test]
+async fn a_retry_whose_record_is_damaged_is_dropped_and_reported() {
+    let (opened, claims) = twelve_requests(900).await;
+    settle_all(&opened.log, sub(1), &claims, Next::RetryAt(at(5))).await;
+    let (mut image, state) = opened.closed().await;
+    let (name, offset) = place_of(&image, &claims[4]);
+    image.get_mut(&name).unwrap()[offset + 50] ^= 1;
+    let restarted = Opened::on(image, Some(&state), SEGMENT).await;
+    let found = claim_all(&restarted.log, sub(1), at(5)).await;
+    let mut expected = texts(&claims);
+    expected.drain(4..6);
+    assert_eq!(texts(&found), expected);
+    assert!(!restarted.log.health().corrupt.is_empty());
+    settle_all(&restarted.log, sub(1), &found, Next::Done).await;
+    eventually("nothing is left", || restarted.log.backlog(sub(1)) == Backlog::default()).await;
+}
+
+#[tokio::test]
+async fn a_damaged_head_or_index_costs_no_event() {
+    let (opened, claims) = twelve_requests(900).await;
+    opened.log.release(sub(1), claims.clone());
+    let (image, state) = opened.closed().await;
+    let (image, state) = Opened::on(image, Some(&state), SEGMENT).await.closed().await;
+    let check = async |image: Image, reported: bool, when: &str| {
+        let restarted = Opened::on(image, Some(&state), SEGMENT).await;
+        assert_eq!(texts(&claim_all(&restarted.log, sub(1), at(0)).await), texts(&claims), "{when}");
+        let health = restarted.log.health();
+        assert_eq!(!health.corrupt.is_empty(), reported, "{when}: {:?}", health.corrupt);
+    };
+    for name in image.keys() {
+        let segment_is_empty = name.ends_with(".log") && image[name].len() <= 64;
+        for byte in [0, 9, 17, 26, 33] {
+            let mut image = image.clone();
+            image.get_mut(name).unwrap()[byte] ^= 4;
+            check(image, !segment_is_empty, &format!("{name} at {byte}")).await;
+        }
+        if name.ends_with(".idx") {
+            let mut without = image.clone();
+            without.remove(name);
+            check(without, false, &format!("without {name}")).await;
+            let mut emptied = image.clone();
+            emptied.get_mut(name).unwrap().clear();
+            check(emptied, true, &format!("{name} is empty")).await;
+        }
+    }
+    let without = image.iter().filter(|(name, _)| name.ends_with(".log"));
+    check(without.map(|(name, bytes)| (name.clone(), bytes.clone())).collect(), false, "without indexes").await;
+    // An index whose segment is gone is cleared away.
+    let mut orphaned = image.clone();
+    orphaned.insert("00000000000000009999.idx".into(), b"nothing".to_vec());
+    let restarted = Opened::on(orphaned, Some(&state), SEGMENT).await;
+    assert!(!restarted.disk.image().contains_key("00000000000000009999.idx"));
+}
+
+#[tokio::test]
+async fn a_log_without_its_state_is_refused_and_left_alone() {
+    let (opened, _) = twelve_requests(SEGMENT).await;
+    let (image, _) = opened.closed().await;
+    let directory = tempfile::tempdir().unwrap();
+    let disk = FaultDisk::new(image.clone());
+    let state = directory.path().join("state.redb");
+    let result = EmbeddedLog::open_on(Arc::new(disk.clone()), &state, 8, SEGMENT).await;
+    assert!(matches!(result, Err(Error::Corrupt(_))));
+    assert_eq!(disk.image(), image);
+}
+
+#[tokio::test]
+async fn a_full_disk_refuses_publishes_until_there_is_room() {
+    let opened = Opened::fresh(&[1], 200 << 10).await;
+    opened.disk.limit(Some(1 << 20));
+    let text = "p".repeat(10_000);
+    let mut known = BTreeMap::new();
+    let refused = loop {
+        let text = format!("{} {text}", known.len());
+        match opened.log.append(events(&[(&text, &[1])])).await {
+            Ok(position) => known.insert(position, text),
+            Err(e) => break Err::<(), _>(e),
+        };
+    };
+    assert!(is_unavailable(&refused), "{refused:?}");
+    assert!(known.len() > 50, "{} went in", known.len());
+    assert!(opened.log.health().refusing.is_some());
+    check_all_there(&opened.log, &known, "while it is full").await;
+
+    // Nothing is lost by a crash either.
+    let restarted = Opened::on(opened.disk.image(), Some(&opened.state()), 200 << 10).await;
+    check_all_there(&restarted.log, &known, "after a crash").await;
+
+    // Once what is stored is delivered, there is room again without anybody's help.
+    let claims = claim_all(&opened.log, sub(1), at(0)).await;
+    settle_all(&opened.log, sub(1), &claims, Next::Done).await;
+    eventually("publishes are taken again", || opened.log.health().refusing.is_none()).await;
+    let position = opened.log.append(events(&[("new", &[1])])).await.unwrap();
+    assert!(known.keys().all(|known| *known < position));
+    let (image, state) = opened.closed().await;
+    let restarted = Opened::on(image, Some(&state), 200 << 10).await;
+    assert_eq!(texts(&claim_all(&restarted.log, sub(1), at(0)).await), ["new"]);
+}
+
+#[tokio::test]
+async fn room_that_returns_is_used() {
+    let opened = Opened::fresh(&[1], SEGMENT).await;
+    opened.disk.limit(Some(100 << 10));
+    opened.log.append(events(&[("a", &[1])])).await.unwrap();
+    let big = "p".repeat(100_000);
+    assert!(is_unavailable(&opened.log.append(events(&[(&big, &[1])])).await));
+    opened.disk.limit(None);
+    eventually("publishes are taken again", || opened.log.health().refusing.is_none()).await;
+    opened.log.append(events(&[(&big, &[1])])).await.unwrap();
+    assert_eq!(claim_all(&opened.log, sub(1), at(0)).await.len(), 2);
+}
+
+/// Appends until it works; returns the position.
+async fn append_at_last(log: &dyn EventLog, text: &str) -> Position {
+    eventually("publishes are taken again", || log.health().refusing.is_none()).await;
+    log.append(events(&[(text, &[1])])).await.unwrap()
+}
+
+// Fail a flush or a write before anything is in the segment, after something is, and twice in a row.
+#[tokio::test]
+async fn after_a_failed_flush_the_log_goes_on_in_a_new_segment() {
+    for (round, before) in [0, 1, 5].into_iter().enumerate() {
+        for (writes, syncs) in [(0, 1), (1, 0), (0, 3), (2, 1)] {
+            let opened = Opened::fresh(&[1], SEGMENT).await;
+            let mut known = BTreeMap::new();
+            for n in 0..before {
+                let text = format!("before {n}");
+                known.insert(opened.log.append(events(&[(&text, &[1])])).await.unwrap(), text);
+            }
+            opened.disk.fail_writes(writes);
+            opened.disk.fail_syncs(syncs);
+            let long = "refused ".repeat(300);
+            let refused = opened.log.append(events(&[(&long, &[1]), ("also refused", &[1])])).await;
+            assert!(is_unavailable(&refused), "{refused:?}");
+            for n in 0..3 {
+                let text = format!("after {n}");
+                let position = append_at_last(&opened.log, &text).await;
+                known.insert(position, text);
+            }
+            check_all_there(&opened.log, &known, "while it runs").await;
+            let state = opened.state();
+            for seed in 0..20 {
+                let when = format!("round {round}, {writes} writes, {syncs} flushes, seed {seed}");
+                let image = if seed == 0 { opened.disk.image() } else { opened.disk.cut(seed) };
+                let restarted = Opened::on(image, Some(&state), SEGMENT).await;
+                check_all_there(&restarted.log, &known, &when).await;
+                assert_eq!(restarted.log.health().corrupt, [""; 0], "{when}");
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn segments_go_when_nobody_needs_them() {
+    let opened = Opened::fresh(&[1, 2], 8 << 10).await;
+    let text = "p".repeat(1_000);
+    for _ in 0..100 {
+        opened.log.append(events(&[(&text, &[1]), ("for two", &[2])])).await.unwrap();
+    }
+    let log = &opened.log;
+    let full = log.health().segments;
+    assert!(full > 10, "{full} segments");
+    let one = claim_all(log, sub(1), at(0)).await;
+    let two = claim_all(log, sub(2), at(0)).await;
+    // All but one retry in the middle and one dead letter further on.
+    let rest: Vec<Claim> = one.iter().enumerate().filter(|(n, _)| *n != 30).map(|(_, c)| c.clone()).collect();
+    settle_all(log, sub(1), &rest, Next::Done).await;
+    settle_all(log, sub(1), &one[30..31], Next::RetryAt(at(50))).await;
+    settle_all(log, sub(2), &two[..90], Next::Done).await;
+    settle_all(log, sub(2), &two[91..], Next::Done).await;
+    settle_all(log, sub(2), &two[90..91], Next::DeadLetter(Reason::BadRequest)).await;
+    eventually("the others are gone", || log.health().segments == 3).await;
+    assert_eq!(log.dead_letters().unwrap(), 1);
+    let retry = claim_all(log, sub(1), at(50)).await;
+    assert_eq!(retry.len(), 1);
+    settle_all(log, sub(1), &retry, Next::Done).await;
+
+    let (image, state) = opened.closed().await;
+    let logs = image.keys().filter(|name| name.ends_with(".log")).count();
+    assert_eq!(logs, 2, "the dead letter's and the current one: {:?}", image.keys());
+    let restarted = Opened::on(image, Some(&state), 8 << 10).await;
+    assert_eq!(restarted.log.subscriptions(), []);
+    restarted.log.close_subscription(sub(1)).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_subscription_that_is_closed_lets_its_segments_go() {
+    let opened = Opened::fresh(&[1], 8 << 10).await;
+    let text = "p".repeat(1_000);
+    for _ in 0..50 {
+        opened.log.append(events(&[(&text, &[1])])).await.unwrap();
+    }
+    let claims = opened.log.claim(sub(1), at(0), Want { events_max: 20, ..WANT }).await.unwrap();
+    settle_all(&opened.log, sub(1), &claims, Next::RetryAt(at(5))).await;
+    assert_eq!(opened.log.close_subscription(sub(1)).await.unwrap(), 50);
+    let (image, _) = opened.closed().await;
+    assert_eq!(image.keys().filter(|name| name.ends_with(".log")).count(), 1);
+}
+
+// ---- killed processes -------------------------------------------------------------------------
+
+/// Subscription `of` (1 to 3) matches every `of`-th event.
+fn matches(of: u64, event: u64) -> bool {
+    event.is_multiple_of(of)
+}
+
+const CHILD: &str = "POSTRIDER_FAULTS_CHILD";
+
+/// What the killed process runs: it publishes, claims and settles, and says so line by line.
+#[test]
+#[expect(clippy::disallowed_methods, reason = "how the test above this one speaks to its own process")]
+fn a_process_to_be_killed() {
+    let Ok(arguments) = std::env::var(CHILD) else {
+        return;
+    };
+    let (directory, start) = arguments.rsplit_once(' ').unwrap();
+    let start: u64 = start.parse().unwrap();
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
+    runtime.block_on(publish_and_deliver(Path::new(directory), start));
+}
+
+fn say(line: &str) {
+    let mut out = std::io::stdout().lock();
+    // One write, so that a kill cannot leave half a line that looks whole.
+    let _ = out.write_all(format!("\n{line} .\n").as_bytes()).and_then(|()| out.flush());
+}
+
+async fn publish_and_deliver(directory: &Path, start: u64) {
+    let log = open_directory(directory).await;
+    for of in 1..=3 {
+        log.open_subscription(sub(of)).await.unwrap();
+    }
+    let mut random = Seeded(start);
+    let mut next = start;
+    for now in start as i64.. {
+        let texts: Vec<(String, Vec<u64>)> = (next..next + 1 + random.below(5))
+            .map(|n| {
+                let size = if random.one_in(20) { 60_000 } else { random.below(900) };
+                let text = format!("{n} {}", "p".repeat(size as usize));
+                (text, (1..=3).filter(|of| matches(*of, n)).collect())
+            })
+            .collect();
+        let batch: Vec<(&str, &[u64])> = texts.iter().map(|(text, ids)| (text.as_str(), ids.as_slice())).collect();
+        log.append(events(&batch)).await.unwrap();
+        for n in next..next + texts.len() as u64 {
+            say(&format!("accepted {n}"));
+        }
+        next += texts.len() as u64;
+        for of in 1..=3 {
+            if random.one_in(of + 1) {
+                continue;
+            }
+            let want = Want {
+                events_max: 1 + random.below(8) as usize,
+                ..WANT
+            };
+            let claims = log.claim(sub(of), at(now), want).await.unwrap();
+            let mut all = Vec::new();
+            for claim in claims {
+                let what = match random.below(10) {
+                    0..7 => Next::Done,
+                    7..9 => Next::RetryAt(at(now + random.below(30) as i64)),
+                    _ => {
+                        log.release(sub(of), vec![claim]);
+                        continue;
+                    }
+                };
+                if what == Next::Done {
+                    say(&format!("delivered {of} {}", claim.object().split(' ').next().unwrap()));
+                }
+                all.push(settled(&claim, what));
+            }
+            log.settle(sub(of), all).await.unwrap();
+        }
+    }
+}
+
+async fn open_directory(directory: &Path) -> EmbeddedLog {
+    let disk = postrider_embedded::disk::Directory::open(directory.join("log")).unwrap();
+    let state = directory.join("state.redb");
+    EmbeddedLog::open_on(Arc::new(disk), &state, 7, 300 << 10).await.unwrap()
+}
+
+// Kill a busy process again and again, start it on what is left, and finally deliver the rest.
+#[tokio::test]
+#[expect(clippy::disallowed_methods, reason = "the test starts itself as another process")]
+async fn killed_again_and_again_nothing_accepted_is_lost() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut random = Seeded(11);
+    let mut accepted = BTreeSet::new();
+    let mut delivered: BTreeSet<(u64, u64)> = BTreeSet::new();
+    for round in 0..25u64 {
+        let mut child = std::process::Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "a_process_to_be_killed", "--nocapture"])
+            .env(CHILD, format!("{} {}", directory.path().display(), round * 1_000_000))
+            .stdout(std::process::Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        let mut left = 5 + random.below(1_500);
+        let mut killed = false;
+        while let Some(Ok(line)) = lines.next() {
+            let words: Vec<&str> = line.split(' ').collect();
+            match words[..] {
+                ["accepted", n, "."] => {
+                    accepted.insert(n.parse::<u64>().unwrap());
+                }
+                ["delivered", of, n, "."] => {
+                    let (of, n) = (of.parse().unwrap(), n.parse().unwrap());
+                    assert!(matches(of, n), "{n} does not match {of}");
+                    delivered.insert((of, n));
+                }
+                _ => continue,
+            }
+            left = left.saturating_sub(1);
+            if left == 0 && !killed {
+                killed = true;
+                child.kill().unwrap();
+            }
+        }
+        child.wait().unwrap();
+        assert!(killed, "round {round}: the process ended by itself");
+    }
+    assert!(accepted.len() > 1_000, "{} were accepted", accepted.len());
+
+    let log = open_directory(directory.path()).await;
+    assert_eq!(log.health().corrupt, [""; 0]);
+    for of in 1..=3 {
+        let mut rest = BTreeSet::new();
+        for claim in claim_all(&log, sub(of), Timestamp::MAX).await {
+            let n = claim.object().split(' ').next().unwrap().parse().unwrap();
+            assert!(matches(of, n), "{n} does not match {of}");
+            assert!(rest.insert(n), "{n} was offered twice to {of}");
+        }
+        for n in accepted.iter().filter(|n| matches(of, **n)) {
+            assert!(rest.contains(n) || delivered.contains(&(of, *n)), "{n} is lost for {of}");
+        }
+    }
+    log.close().await.unwrap();
+}

@@ -1,0 +1,23 @@
+//! The real program over real sockets: what it promises to those who only see it from outside.
+//!
+//! Each test starts its own server in a directory of its own and talks to it as a stranger would.
+//! Longer runs happen when `POSTRIDER_SLOW_TESTS` is set.
+
+mod server;
+mod client;
+mod receiver;
+mod wait;
+
+mod quickstart;
+mod edge_api;
+mod publishing;
+mod delivery;
+mod retry;
+mod durability;
+mod isolation;
+mod full_disk;
+mod damage;
+mod shutdown;
+mod egress;
+mod configuration;
+mod azure_clients;

@@ -1,0 +1,228 @@
+//! A webhook that remembers what it was sent and answers as it is told to.
+
+use crate::client::{find, read_head};
+use crate::wait::{self, PATIENCE};
+use serde_json::Value;
+use std::collections::BTreeSet;
+use std::io::{self, BufReader, Read, Write};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::sync::{Arc, Condvar, Mutex};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// One request that was received.
+#[derive(Clone, Debug)]
+pub struct Delivery {
+    pub path: String,
+    headers: Vec<(String, String)>,
+    pub body: Vec<u8>,
+    pub at: Instant,
+}
+
+impl Delivery {
+    pub fn header(&self, name: &str) -> Option<&str> {
+        find(&self.headers, name)
+    }
+
+    pub fn text(&self) -> &str {
+        std::str::from_utf8(&self.body).expect("deliveries are text")
+    }
+
+    pub fn json(&self) -> Value {
+        serde_json::from_slice(&self.body).unwrap_or_else(|e| panic!("{e} in {:?}", self.text()))
+    }
+
+    /// The ids of the events in it, whether it is an array or one event.
+    pub fn ids(&self) -> Vec<String> {
+        let body = self.json();
+        let events = body.as_array().cloned().unwrap_or_else(|| vec![body]);
+        events.iter().map(|event| event["id"].as_str().expect("events have ids").to_owned()).collect()
+    }
+}
+
+/// What a receiver does about a request.
+pub enum Reply {
+    Status(u16),
+    /// Says nothing for as long as the connection lasts.
+    Silence,
+    /// Closes the connection so that the other side gets an error.
+    Reset,
+    /// Writes this, then closes.
+    Bytes(Vec<u8>),
+    /// Writes this again and again, until nobody listens.
+    Endless { head: Vec<u8>, piece: Vec<u8> },
+}
+
+type Script = dyn Fn(&Delivery) -> Reply + Send + Sync;
+
+pub struct Receiver {
+    pub address: SocketAddr,
+    deliveries: mpsc::Receiver<Delivery>,
+    stop: Arc<AtomicBool>,
+    streams: Arc<Mutex<Vec<TcpStream>>>,
+    accepting: Option<JoinHandle<()>>,
+}
+
+impl Receiver {
+    /// Answers 200 to everything.
+    pub fn start() -> Receiver {
+        Receiver::answering(|_| Reply::Status(200))
+    }
+
+    pub fn answering(script: impl Fn(&Delivery) -> Reply + Send + Sync + 'static) -> Receiver {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
+        let address = listener.local_addr().expect("it is bound");
+        let (sender, deliveries) = mpsc::channel();
+        let stop = Arc::new(AtomicBool::new(false));
+        let streams = Arc::new(Mutex::new(Vec::new()));
+        let accepting = {
+            let (stop, streams, script) = (stop.clone(), streams.clone(), Arc::new(script));
+            std::thread::spawn(move || accept(&listener, &stop, &streams, &script, &sender))
+        };
+        Receiver {
+            address,
+            deliveries,
+            stop,
+            streams,
+            accepting: Some(accepting),
+        }
+    }
+
+    pub fn url(&self, path: &str) -> String {
+        format!("http://{}{path}", self.address)
+    }
+
+    /// The next request.
+    #[track_caller]
+    pub fn next(&self) -> Delivery {
+        self.deliveries.recv_timeout(PATIENCE).expect("a delivery arrives")
+    }
+
+    /// Fails if anything arrives within this time.
+    #[track_caller]
+    pub fn nothing_within(&self, time: Duration) {
+        match self.deliveries.recv_timeout(time) {
+            Err(RecvTimeoutError::Timeout) => {}
+            other => panic!("nothing should have arrived: {other:?}"),
+        }
+    }
+
+    /// What has arrived and was not looked at yet.
+    pub fn so_far(&self) -> Vec<Delivery> {
+        self.deliveries.try_iter().collect()
+    }
+
+    /// Takes deliveries until all of these ids were among them. Returns every id that was.
+    #[track_caller]
+    pub fn all_of(&self, ids: &BTreeSet<String>) -> BTreeSet<String> {
+        let mut seen = BTreeSet::new();
+        let deadline = wait::now() + 2 * PATIENCE;
+        let mut missing = ids.len();
+        while missing > 0 {
+            let left = deadline.saturating_duration_since(wait::now());
+            let Ok(delivery) = self.deliveries.recv_timeout(left) else {
+                let lost: Vec<_> = ids.difference(&seen).take(5).collect();
+                panic!("{missing} of {} did not arrive, such as {lost:?}", ids.len());
+            };
+            for id in delivery.ids() {
+                missing -= usize::from(ids.contains(&id) && !seen.contains(&id));
+                seen.insert(id);
+            }
+        }
+        seen
+    }
+}
+
+impl Drop for Receiver {
+    fn drop(&mut self) {
+        self.stop.store(true, Relaxed);
+        let _ = TcpStream::connect(self.address);
+        for stream in self.streams.lock().expect("no panic holds it").iter() {
+            let _ = stream.shutdown(Shutdown::Both);
+        }
+        if let Some(accepting) = self.accepting.take() {
+            let _ = accepting.join();
+        }
+    }
+}
+
+fn accept(
+    listener: &TcpListener,
+    stop: &AtomicBool,
+    streams: &Mutex<Vec<TcpStream>>,
+    script: &Arc<impl Fn(&Delivery) -> Reply + Send + Sync + 'static>,
+    sender: &mpsc::Sender<Delivery>,
+) {
+    for stream in listener.incoming() {
+        if stop.load(Relaxed) {
+            return;
+        }
+        let Ok(stream) = stream else { continue };
+        if let Ok(known) = stream.try_clone() {
+            streams.lock().expect("no panic holds it").push(known);
+        }
+        let (script, sender) = (script.clone(), sender.clone());
+        // It ends with its connection; a script may hold it up for longer, at the latest to the test's end.
+        std::thread::spawn(move || {
+            let _ = converse(stream, &*script, &sender);
+        });
+    }
+}
+
+fn converse(stream: TcpStream, script: &Script, sender: &mpsc::Sender<Delivery>) -> io::Result<()> {
+    stream.set_nodelay(true)?;
+    let mut out = stream.try_clone()?;
+    let mut stream = BufReader::new(stream);
+    loop {
+        let (first, headers) = read_head(&mut stream)?;
+        let length = find(&headers, "content-length").and_then(|length| length.parse().ok()).unwrap_or(0);
+        let mut body = vec![0; length];
+        stream.read_exact(&mut body)?;
+        let delivery = Delivery {
+            path: first.split(' ').nth(1).unwrap_or_default().to_owned(),
+            headers,
+            body,
+            at: wait::now(),
+        };
+        let _ = sender.send(delivery.clone());
+        match script(&delivery) {
+            Reply::Status(status) => write!(out, "HTTP/1.1 {status} Scripted\r\ncontent-length: 0\r\n\r\n")?,
+            Reply::Silence => {
+                io::copy(&mut stream, &mut io::sink())?;
+                return Ok(());
+            }
+            Reply::Reset => return out.shutdown(Shutdown::Both),
+            Reply::Bytes(bytes) => {
+                out.write_all(&bytes)?;
+                return out.shutdown(Shutdown::Both);
+            }
+            Reply::Endless { head, piece } => {
+                out.write_all(&head)?;
+                loop {
+                    out.write_all(&piece)?;
+                }
+            }
+        }
+    }
+}
+
+/// Holds up whoever comes to it until it is opened, once and for all.
+#[derive(Default)]
+pub struct Gate {
+    open: Mutex<bool>,
+    opened: Condvar,
+}
+
+impl Gate {
+    pub fn wait(&self) {
+        let open = self.open.lock().expect("no panic holds it");
+        drop(self.opened.wait_while(open, |open| !*open).expect("no panic holds it"));
+    }
+
+    pub fn open(&self) {
+        *self.open.lock().expect("no panic holds it") = true;
+        self.opened.notify_all();
+    }
+}

@@ -1,0 +1,314 @@
+//! The program under test, as a child process in a directory of its own.
+
+use crate::client::{Answer, Connection, Headers};
+use crate::wait;
+use serde_json::{Value, json};
+use std::ffi::OsString;
+use std::io::{BufRead, BufReader};
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Output, Stdio};
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+use tempfile::TempDir;
+
+pub const EDGE_VERSION: &str = "api-version=2019-01-01-preview";
+pub const JSON: (&str, &str) = ("content-type", "application/json");
+
+/// How a server is started. Both listeners take free ports unless `flags` say otherwise.
+#[derive(Default)]
+pub struct Setup {
+    pub config: String,
+    pub env: Vec<(&'static str, String)>,
+    pub flags: Vec<OsString>,
+    /// Where its files go, instead of into a temporary directory.
+    pub data_dir: Option<PathBuf>,
+}
+
+impl Setup {
+    pub fn config(text: impl Into<String>) -> Setup {
+        Setup {
+            config: text.into(),
+            ..Setup::default()
+        }
+    }
+
+    /// `postrider serve` as this setup says, in `directory`.
+    fn command(&self, directory: &Path, http: &str, https: &str) -> Command {
+        let file = directory.join("postrider.toml");
+        std::fs::write(&file, &self.config).expect("a temporary directory can be written");
+        let data_dir = self.data_dir.clone().unwrap_or_else(|| directory.join("data"));
+        let mut command = Command::new(env!("CARGO_BIN_EXE_postrider"));
+        // What happens to be set around the tests must not reach the program.
+        command.env_clear().envs(self.env.iter().map(|(name, value)| (name, value)));
+        command.arg("serve").arg("--config").arg(&file).arg("--data-dir").arg(data_dir);
+        command.args(["--http", http, "--https", https]).args(&self.flags).current_dir(directory);
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        command
+    }
+
+    pub fn start(self) -> Server {
+        let directory = TempDir::new().expect("a temporary directory");
+        let mut server = Server {
+            setup: self,
+            directory,
+            http: SocketAddr::from(([127, 0, 0, 1], 0)),
+            https: SocketAddr::from(([127, 0, 0, 1], 0)),
+            running: None,
+            log: Arc::default(),
+        };
+        server.start();
+        server
+    }
+
+    /// Runs a command that is expected to end by itself.
+    pub fn run(self) -> Output {
+        let directory = TempDir::new().expect("a temporary directory");
+        let mut command = self.command(directory.path(), "127.0.0.1:0", "127.0.0.1:0");
+        let child = command.spawn().expect("the program can be started");
+        finish(child)
+    }
+
+    /// The message with which it refuses to start.
+    #[track_caller]
+    pub fn refusal(self) -> String {
+        let output = self.run();
+        let text = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(1), "{text}");
+        text
+    }
+}
+
+/// Its output, if it ends within the test's patience.
+#[track_caller]
+fn finish(mut child: Child) -> Output {
+    let deadline = wait::now() + wait::PATIENCE;
+    while child.try_wait().expect("a child can be waited for").is_none() {
+        if wait::now() > deadline {
+            child.kill().expect("a child can be killed");
+            let output = child.wait_with_output().expect("a child has output");
+            panic!("still running: {}", String::from_utf8_lossy(&output.stderr));
+        }
+        std::thread::yield_now();
+    }
+    child.wait_with_output().expect("a child has output")
+}
+
+/// A server in its own directory. It is killed when it is dropped.
+pub struct Server {
+    setup: Setup,
+    directory: TempDir,
+    pub http: SocketAddr,
+    pub https: SocketAddr,
+    running: Option<(Child, JoinHandle<()>)>,
+    log: Arc<Mutex<Vec<String>>>,
+}
+
+impl Server {
+    /// A server with nothing configured.
+    pub fn start_plain() -> Server {
+        Setup::default().start()
+    }
+
+    /// Starts it, after a stop in the same place and on the same ports. Returns when it is ready.
+    pub fn start(&mut self) {
+        assert!(self.running.is_none(), "it is running already");
+        let (http, https) = (self.http.to_string(), self.https.to_string());
+        let mut child = self.setup.command(self.directory.path(), &http, &https).spawn().expect("the program can be started");
+        let lines = BufReader::new(child.stderr.take().expect("stderr is piped")).lines();
+        let from = self.log().len();
+        let log = self.log.clone();
+        let reading = std::thread::spawn(move || {
+            for line in lines.map_while(Result::ok) {
+                log.lock().expect("no panic holds it").push(line);
+            }
+        });
+        let log = self.log.clone();
+        let ready = wait::until("the server is ready", || {
+            let log = log.lock().expect("no panic holds it");
+            if let Some(status) = child.try_wait().expect("a child can be waited for") {
+                panic!("ended with {status}: {:#?}", &log[from..]);
+            }
+            log[from..].iter().any(|line| line.ends_with(" ready") || line.contains(" ready ")).then(|| log[from..].to_vec())
+        });
+        let listening = |scheme: &str| {
+            let mark = format!("listening on {scheme}://");
+            let found = ready.iter().find_map(|line| line.split_once(&mark))?;
+            found.1.trim().parse().ok()
+        };
+        self.http = listening("http").unwrap_or(self.http);
+        self.https = listening("https").unwrap_or(self.https);
+        self.running = Some((child, reading));
+    }
+
+    /// Another one on the same data directory, expected to end by itself.
+    pub fn start_second(&self, http: &str, https: &str) -> Output {
+        let elsewhere = TempDir::new().expect("a temporary directory");
+        let setup = Setup {
+            config: self.setup.config.clone(),
+            data_dir: Some(self.data_dir()),
+            ..Setup::default()
+        };
+        finish(setup.command(elsewhere.path(), http, https).spawn().expect("the program can be started"))
+    }
+
+    pub fn data_dir(&self) -> PathBuf {
+        self.setup.data_dir.clone().unwrap_or_else(|| self.directory.path().join("data"))
+    }
+
+    pub fn ca(&self) -> PathBuf {
+        self.data_dir().join("tls/ca.pem")
+    }
+
+    /// Every line it has logged since it was first started.
+    pub fn log(&self) -> Vec<String> {
+        self.log.lock().expect("no panic holds it").clone()
+    }
+
+    /// Waits for a line in which all of these occur.
+    #[track_caller]
+    pub fn logged(&self, words: &[&str]) -> String {
+        wait::until(&format!("{words:?} in the log"), || {
+            self.log().into_iter().find(|line| words.iter().all(|word| line.contains(word)))
+        })
+    }
+
+    /// `kill -9`.
+    pub fn kill(&mut self) {
+        let (mut child, reading) = self.running.take().expect("it is running");
+        child.kill().expect("a child can be killed");
+        child.wait().expect("a child can be waited for");
+        reading.join().expect("reading a log does not panic");
+    }
+
+    /// Asks it to stop, without waiting for it.
+    pub fn terminate(&self) {
+        let (child, _) = self.running.as_ref().expect("it is running");
+        let sent = Command::new("kill").arg("-TERM").arg(child.id().to_string()).status();
+        assert!(sent.expect("kill can be run").success());
+    }
+
+    /// Waits until it has ended by itself.
+    #[track_caller]
+    pub fn ended(&mut self) -> ExitStatus {
+        let (mut child, reading) = self.running.take().expect("it is running");
+        let status = wait::until("the server ends", || child.try_wait().expect("a child can be waited for"));
+        reading.join().expect("reading a log does not panic");
+        status
+    }
+
+    /// Asks it to stop and waits until it has.
+    #[track_caller]
+    pub fn stop(&mut self) {
+        self.terminate();
+        assert_eq!(self.ended().code(), Some(0), "{:#?}", self.log());
+    }
+
+    /// Resident memory in bytes.
+    pub fn resident(&self) -> u64 {
+        let (child, _) = self.running.as_ref().expect("it is running");
+        let status = std::fs::read_to_string(format!("/proc/{}/status", child.id())).expect("Linux says");
+        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).expect("it has memory");
+        let kilobytes: u64 = line.trim().trim_end_matches(" kB").parse().expect("a number");
+        kilobytes * 1024
+    }
+
+    pub fn connect(&self) -> Connection {
+        Connection::open(self.http).expect("the server listens")
+    }
+
+    pub fn send(&self, method: &str, target: &str, headers: Headers<'_>, body: impl AsRef<[u8]>) -> Answer {
+        let answer = self.connect().send(method, target, headers, body.as_ref());
+        answer.unwrap_or_else(|e| panic!("{method} {target}: {e}"))
+    }
+
+    /// A request to the edge API.
+    pub fn edge(&self, method: &str, path: &str, body: &Value) -> Answer {
+        let body = if body.is_null() { String::new() } else { body.to_string() };
+        self.send(method, &format!("{path}?{EDGE_VERSION}"), &[JSON], body)
+    }
+
+    #[track_caller]
+    pub fn put_topic(&self, topic: &str) {
+        self.edge("PUT", &format!("/topics/{topic}"), &Value::Null).expect(200);
+    }
+
+    /// Makes a subscription with further properties, which may be null.
+    #[track_caller]
+    pub fn subscribe(&self, topic: &str, name: &str, url: &str, properties: Value) {
+        let mut all = json!({"destination": {"endpointType": "WebHook", "properties": {"endpointUrl": url}}});
+        merge(&mut all, properties);
+        let path = format!("/topics/{topic}/eventSubscriptions/{name}");
+        self.edge("PUT", &path, &json!({"properties": all})).expect(200);
+    }
+
+    /// Publishes events by the edge API.
+    #[track_caller]
+    pub fn publish(&self, topic: &str, events: &[Value]) {
+        self.edge("POST", &format!("/topics/{topic}/events"), &json!(events)).expect(200);
+    }
+
+    pub fn health(&self) -> Value {
+        self.send("GET", "/healthz", &[], "").json()
+    }
+
+    /// Waits until `/healthz` shows this number.
+    #[track_caller]
+    pub fn counted(&self, pointer: &str, number: u64) {
+        let mut last = Value::Null;
+        let deadline = wait::now() + wait::PATIENCE;
+        while wait::now() < deadline {
+            last = self.health();
+            if last.pointer(pointer).and_then(Value::as_u64) == Some(number) {
+                return;
+            }
+            std::thread::yield_now();
+        }
+        panic!("{pointer} never was {number}: {last}");
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        if let Some((mut child, reading)) = self.running.take() {
+            let _ = child.kill();
+            let _ = child.wait();
+            let _ = reading.join();
+        }
+        if std::thread::panicking() {
+            let log = self.log();
+            let shown = log.len().saturating_sub(40);
+            eprintln!("the server's log:\n{}", log[shown..].join("\n"));
+        }
+    }
+}
+
+/// Puts the members of one object into another, objects inside them likewise.
+fn merge(into: &mut Value, from: Value) {
+    match (into, from) {
+        (Value::Object(into), Value::Object(from)) => {
+            for (name, value) in from {
+                merge(into.entry(name).or_insert(Value::Null), value);
+            }
+        }
+        (_, Value::Null) => {}
+        (into, from) => *into = from,
+    }
+}
+
+/// An event in the Event Grid schema, as the edge API takes it.
+pub fn event(id: impl Into<String>) -> Value {
+    json!({
+        "id": id.into(),
+        "subject": "/orders/1",
+        "eventType": "Orders.Created",
+        "eventTime": "2026-01-02T03:04:05Z",
+        "dataVersion": "1.0",
+        "data": {"color": "blue"},
+    })
+}
+
+/// Whether the long runs were asked for.
+pub fn slow_tests() -> bool {
+    std::env::var_os("POSTRIDER_SLOW_TESTS").is_some()
+}
