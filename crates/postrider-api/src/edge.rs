@@ -1,7 +1,7 @@
 //! The edge module's API: topics and subscriptions by their short names, all at once, no handshake.
 
 use crate::declare;
-use crate::http::{Answer, Call, decoded, empty, json, status};
+use crate::http::{Answer, Call, Segments, decoded, empty, json, status};
 use crate::publish;
 use crate::{EdgeAccess, Server};
 use hyper::header::{ALLOW, HeaderValue};
@@ -55,9 +55,9 @@ impl From<declare::Error> for Refusal {
     }
 }
 
-pub async fn answer(server: &Arc<Server>, mut call: Call, segments: &[&str]) -> Answer {
-    let outcome = match admit(server, &call) {
-        Ok(()) => route(server, &mut call, segments).await,
+pub async fn answer(server: &Arc<Server>, call: &mut Call, segments: &Segments<'_>) -> Answer {
+    let outcome = match admit(server, call) {
+        Ok(()) => route(server, call, segments).await,
         Err(refusal) => Err(refusal),
     };
     outcome.unwrap_or_else(|refusal| {
@@ -103,11 +103,11 @@ fn host_name(host: &str) -> &str {
     }
 }
 
-async fn route(server: &Arc<Server>, call: &mut Call, segments: &[&str]) -> Result<Answer, Refusal> {
+async fn route(server: &Arc<Server>, call: &mut Call, segments: &Segments<'_>) -> Result<Answer, Refusal> {
     publish::check_version(call)?;
-    let subscriptions = |at: usize| segments.get(at).is_some_and(|s| s.eq_ignore_ascii_case("eventSubscriptions"));
-    let events = |at: usize| segments.get(at).is_some_and(|s| s.eq_ignore_ascii_case("events"));
-    let name = |at: usize| decoded(segments[at]);
+    let subscriptions = |at: usize| segments.get(at).eq_ignore_ascii_case("eventSubscriptions");
+    let events = |at: usize| segments.get(at).eq_ignore_ascii_case("events");
+    let name = |at: usize| decoded(segments.get(at));
     match (call.method.clone(), segments.len()) {
         (Method::GET, 1) => Ok(list_topics(server, call)),
         (Method::PUT, 2) => put_topic(server, call, &name(1)).await,

@@ -4,24 +4,32 @@ use crate::Server;
 use bytes::{Bytes, BytesMut};
 use http_body_util::{BodyExt, Full};
 use hyper::body::{Body, Incoming};
-use hyper::header::{CONTENT_TYPE, HeaderName, HeaderValue};
+use hyper::header::{CONTENT_TYPE, EXPECT, HeaderName, HeaderValue};
 use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::{TokioIo, TokioTimer};
+use std::borrow::Cow;
 use std::convert::Infallible;
 use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
+use tokio::time::timeout;
 use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 /// Connections open at once, of one listener.
 const CONNECTIONS_MAX: usize = 8192;
-/// A request's head must have arrived within this time.
+/// A request's head must have arrived within this time, and a TLS handshake must have ended.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(30);
+/// A request's body must have arrived within this time.
+const BODY_TIMEOUT: Duration = Duration::from_secs(60);
+/// Of a body that nobody wants this much is still taken, so that its sender gets to read the answer …
+const UNWANTED_BYTES_MAX: usize = 16 << 20;
+/// … and for this long.
+const UNWANTED_TIMEOUT: Duration = Duration::from_secs(5);
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-ms-request-id");
 
 pub type Answer = Response<Full<Bytes>>;
@@ -68,7 +76,7 @@ pub async fn serve(server: Arc<Server>, listener: TcpListener, wire: Wire, stop:
             match wire {
                 Wire::Plain => connection(server, stream, scheme, stop).await,
                 Wire::Tls(acceptor) => {
-                    if let Ok(stream) = acceptor.accept(stream).await {
+                    if let Ok(Ok(stream)) = timeout(HEAD_TIMEOUT, acceptor.accept(stream)).await {
                         connection(server, stream, scheme, stop).await;
                     }
                 }
@@ -103,6 +111,7 @@ where
         .serve_connection(TokioIo::new(stream), service);
     let mut connection = std::pin::pin!(connection);
     tokio::select! {
+        biased;
         // A peer that closes or breaks its connection is not worth a report.
         _ = connection.as_mut() => return,
         () = stop.cancelled() => {}
@@ -139,10 +148,35 @@ impl Call {
     }
 
     /// The whole body, or none if it is longer than `max`.
-    pub async fn read_body(&mut self, max: usize) -> Result<Option<Bytes>, hyper::Error> {
-        read_body(&mut self.body, max).await
+    pub async fn read_body(&mut self, max: usize) -> Result<Option<Bytes>, CutShort> {
+        let read = timeout(BODY_TIMEOUT, read_body(&mut self.body, max)).await;
+        read.map_err(|_| CutShort)?.map_err(|_| CutShort)
+    }
+
+    /// Takes what is left of a body that was refused: most clients look for an answer only after they
+    /// have sent everything, and a connection that is closed under them would hide it.
+    async fn discard_body(&mut self) {
+        // Whoever asks first has not sent it.
+        if self.body.is_end_stream() || self.headers.contains_key(EXPECT) {
+            return;
+        }
+        let discard = async {
+            let mut taken = 0;
+            while let Some(Ok(frame)) = self.body.frame().await {
+                taken += frame.data_ref().map_or(0, Bytes::len);
+                if taken > UNWANTED_BYTES_MAX {
+                    return;
+                }
+            }
+        };
+        // Beyond the time the connection is closed.
+        let _ = timeout(UNWANTED_TIMEOUT, discard).await;
     }
 }
+
+/// The connection broke, or the rest did not come in time.
+#[derive(Debug)]
+pub struct CutShort;
 
 async fn read_body(body: &mut Incoming, max: usize) -> Result<Option<Bytes>, hyper::Error> {
     let hint = body.size_hint();
@@ -177,7 +211,7 @@ async fn read_body(body: &mut Incoming, max: usize) -> Result<Option<Bytes>, hyp
 /// Sends a request down its road.
 async fn answer(server: &Arc<Server>, request: Request<Incoming>, scheme: &'static str) -> Answer {
     let (head, body) = request.into_parts();
-    let call = Call {
+    let mut call = Call {
         method: head.method,
         scheme,
         uri: head.uri,
@@ -185,27 +219,64 @@ async fn answer(server: &Arc<Server>, request: Request<Incoming>, scheme: &'stat
         body,
         id: server.request_id(),
     };
-    // The path is kept beside the call so that roads can take the call apart.
     let path = call.uri.path().to_owned();
-    let segments: Vec<&str> = path.split('/').filter(|s| !s.is_empty()).collect();
-    let is = |at: usize, word: &str| segments.get(at).is_some_and(|s| s.eq_ignore_ascii_case(word));
-    match segments.len() {
-        4 if is(0, "topics") && is(2, "api") && is(3, "events") => {
-            crate::publish::topic(server, call, &decoded(segments[1])).await
+    let segments = Segments::of(&path);
+    let is = |at: usize, word: &str| segments.get(at).eq_ignore_ascii_case(word);
+    let answer = match segments.len() {
+        4 if is(2, "api") && is(3, "events") && is(0, "topics") => {
+            crate::publish::topic(server, &mut call, &decoded(segments.get(1))).await
         }
-        4 if is(0, "domains") && is(2, "api") && is(3, "events") => {
-            crate::publish::domain(server, call, &decoded(segments[1])).await
+        4 if is(2, "api") && is(3, "events") && is(0, "domains") => {
+            crate::publish::domain(server, &mut call, &decoded(segments.get(1))).await
         }
-        2 if is(0, "api") && is(1, "events") => crate::publish::by_host(server, call).await,
+        2 if is(0, "api") && is(1, "events") => crate::publish::by_host(server, &mut call).await,
         1 if is(0, "healthz") => crate::health::answer(server, &call),
-        _ if is(0, "topics") => crate::edge::answer(server, call, &segments).await,
+        _ if is(0, "topics") => crate::edge::answer(server, &mut call, &segments).await,
         _ => crate::publish::unknown(server, &call),
+    };
+    if !answer.status().is_success() {
+        call.discard_body().await;
+    }
+    answer
+}
+
+/// The parts of a path between slashes; empty ones do not count.
+pub struct Segments<'a> {
+    parts: [&'a str; Segments::MAX],
+    /// May be greater than `MAX`: no route is that long.
+    len: usize,
+}
+
+impl<'a> Segments<'a> {
+    const MAX: usize = 6;
+
+    fn of(path: &'a str) -> Segments<'a> {
+        let mut segments = Segments {
+            parts: [""; Segments::MAX],
+            len: 0,
+        };
+        for part in path.split('/').filter(|part| !part.is_empty()) {
+            if let Some(place) = segments.parts.get_mut(segments.len) {
+                *place = part;
+            }
+            segments.len += 1;
+        }
+        segments
+    }
+
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Empty if there is none.
+    pub fn get(&self, at: usize) -> &'a str {
+        self.parts.get(at).copied().unwrap_or("")
     }
 }
 
 /// A path segment without percent escapes.
-pub fn decoded(segment: &str) -> String {
-    percent_encoding::percent_decode_str(segment).decode_utf8_lossy().into_owned()
+pub fn decoded(segment: &str) -> Cow<'_, str> {
+    percent_encoding::percent_decode_str(segment).decode_utf8_lossy()
 }
 
 pub fn json(status: StatusCode, body: impl Into<Bytes>, id: &str) -> Answer {

@@ -19,28 +19,28 @@ const SUPPORTED: HeaderName = HeaderName::from_static("api-supported-versions");
 const INPUT_SCHEMA: HeaderName = HeaderName::from_static("aeg-input-event-schema");
 
 /// `POST /topics/{topic}/api/events`
-pub async fn topic(server: &Arc<Server>, call: Call, name: &str) -> Answer {
+pub async fn topic(server: &Arc<Server>, call: &mut Call, name: &str) -> Answer {
     match server.engine.directory.topic(name) {
         Some(topic) => events(server, call, topic).await,
-        None => unknown(server, &call),
+        None => unknown(server, call),
     }
 }
 
 /// `POST /domains/{domain}/api/events`
-pub async fn domain(server: &Arc<Server>, call: Call, name: &str) -> Answer {
+pub async fn domain(server: &Arc<Server>, call: &mut Call, name: &str) -> Answer {
     match server.engine.directory.domain(name) {
         Some(topic) => events(server, call, topic).await,
-        None => unknown(server, &call),
+        None => unknown(server, call),
     }
 }
 
 /// `POST /api/events`, the topic or domain named by the host's first label.
-pub async fn by_host(server: &Arc<Server>, call: Call) -> Answer {
+pub async fn by_host(server: &Arc<Server>, call: &mut Call) -> Answer {
     let name = call.host().split(['.', ':']).next().unwrap_or("").to_owned();
     let directory = &server.engine.directory;
     match directory.topic(&name).or_else(|| directory.domain(&name)) {
         Some(topic) => events(server, call, topic).await,
-        None => unknown(server, &call),
+        None => unknown(server, call),
     }
 }
 
@@ -49,7 +49,7 @@ pub fn unknown(server: &Server, call: &Call) -> Answer {
     refuse(server, call, &PublishError::not_found(&uri), Road::Cloud)
 }
 
-async fn events(server: &Arc<Server>, mut call: Call, topic: Arc<TopicEntry>) -> Answer {
+async fn events(server: &Arc<Server>, call: &mut Call, topic: Arc<TopicEntry>) -> Answer {
     match call.method {
         Method::POST => {}
         Method::OPTIONS => {
@@ -64,22 +64,22 @@ async fn events(server: &Arc<Server>, mut call: Call, topic: Arc<TopicEntry>) ->
         Method::HEAD => return empty(StatusCode::NOT_FOUND, &call.id),
         _ => {
             let error = PublishError::method_not_allowed(call.method.as_str());
-            let mut answer = refuse(server, &call, &error, Road::Cloud);
+            let mut answer = refuse(server, call, &error, Road::Cloud);
             answer.headers_mut().insert(ALLOW, HeaderValue::from_static("OPTIONS, POST"));
             return answer;
         }
     }
-    let publisher = match check(server, &call, &topic) {
+    let publisher = match check(server, call, &topic) {
         Ok(publisher) => publisher,
-        Err(error) => return count_refusal(server, &call, &topic, &error, Road::Cloud),
+        Err(error) => return count_refusal(server, call, &topic, &error, Road::Cloud),
     };
-    match accept(server, &mut call, &topic, Road::Cloud, publisher).await {
+    match accept(server, call, &topic, Road::Cloud, publisher).await {
         Ok(()) => {
             let mut answer = empty(StatusCode::OK, &call.id);
             answer.headers_mut().insert(SUPPORTED, HeaderValue::from_static(API_VERSION));
             answer
         }
-        Err(error) => count_refusal(server, &call, &topic, &error, Road::Cloud),
+        Err(error) => count_refusal(server, call, &topic, &error, Road::Cloud),
     }
 }
 

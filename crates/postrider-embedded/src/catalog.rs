@@ -31,7 +31,8 @@ fn failed(e: impl std::fmt::Display) -> Error {
 
 impl EmbeddedCatalog {
     pub fn open(path: &Path) -> Result<EmbeddedCatalog, Error> {
-        let named = |e: &dyn std::fmt::Display| Error::Unavailable(format!("opening {}: {e}", path.display()));
+        let named =
+            |e: &dyn std::fmt::Display| Error::Unavailable(format!("opening {}: {e}", path.display()));
         let builder = Database::builder().set_cache_size(CACHE_BYTES).create(path);
         let database = builder.map_err(|e| named(&e))?;
         let prepare = || -> Result<u64, redb::Error> {
@@ -39,7 +40,10 @@ impl EmbeddedCatalog {
             txn.open_table(TOPICS)?;
             txn.open_table(DOMAIN_TOPICS)?;
             txn.open_table(SUBSCRIPTIONS)?;
-            let reserved = txn.open_table(FACTS)?.get("reserved_ids")?.map_or(1, |v| v.value());
+            let reserved = txn
+                .open_table(FACTS)?
+                .get("reserved_ids")?
+                .map_or(1, |v| v.value());
             txn.commit()?;
             Ok(reserved)
         };
@@ -81,11 +85,25 @@ impl Catalog for EmbeddedCatalog {
             for row in txn.open_table(TOPICS).map_err(failed)?.iter().map_err(failed)? {
                 loaded.topics.push(read::<Topic>(row.map_err(failed)?.1.value())?);
             }
-            for row in txn.open_table(DOMAIN_TOPICS).map_err(failed)?.iter().map_err(failed)? {
-                loaded.domain_topics.push(read::<DomainTopic>(row.map_err(failed)?.1.value())?);
+            for row in txn
+                .open_table(DOMAIN_TOPICS)
+                .map_err(failed)?
+                .iter()
+                .map_err(failed)?
+            {
+                loaded
+                    .domain_topics
+                    .push(read::<DomainTopic>(row.map_err(failed)?.1.value())?);
             }
-            for row in txn.open_table(SUBSCRIPTIONS).map_err(failed)?.iter().map_err(failed)? {
-                loaded.subscriptions.push(read::<Subscription>(row.map_err(failed)?.1.value())?);
+            for row in txn
+                .open_table(SUBSCRIPTIONS)
+                .map_err(failed)?
+                .iter()
+                .map_err(failed)?
+            {
+                loaded
+                    .subscriptions
+                    .push(read::<Subscription>(row.map_err(failed)?.1.value())?);
             }
             Ok(loaded)
         };

@@ -29,7 +29,7 @@ pub trait DiskFile: Send + Sync {
     /// Makes the file at least this long and reserves the space.
     fn allocate(&self, len: u64) -> io::Result<()>;
     fn truncate(&self, len: u64) -> io::Result<()>;
-    fn len(&self) -> io::Result<u64>;
+    fn size(&self) -> io::Result<u64>;
 }
 
 /// A directory of the machine.
@@ -89,7 +89,11 @@ impl Disk for Directory {
 
     fn space(&self) -> io::Result<(u64, u64)> {
         let stat = rustix::fs::statvfs(&self.path)?;
-        let block = if stat.f_frsize > 0 { stat.f_frsize } else { stat.f_bsize };
+        let block = if stat.f_frsize > 0 {
+            stat.f_frsize
+        } else {
+            stat.f_bsize
+        };
         Ok((stat.f_bavail * block, stat.f_blocks * block))
     }
 }
@@ -144,7 +148,7 @@ impl DiskFile for RealFile {
         self.0.set_len(len)
     }
 
-    fn len(&self) -> io::Result<u64> {
+    fn size(&self) -> io::Result<u64> {
         Ok(self.0.metadata()?.len())
     }
 }

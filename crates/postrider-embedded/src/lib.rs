@@ -186,21 +186,26 @@ impl Shared {
     /// Puts a fresh entry before every subscription that it matched, its events in their order.
     fn hand_out(&self, entry: &Arc<Entry>) {
         let batch = &entry.batch;
-        let mut ids: Vec<SubscriptionId> = batch.matched.iter().flatten().copied().collect();
-        if batch.matched.len() > 1 {
-            ids.sort_unstable();
-            ids.dedup();
-        }
+        let mut several = Vec::new();
+        let ids = match &*batch.matched {
+            [one] => one,
+            sets => {
+                several.extend(sets.iter().flatten().copied());
+                several.sort_unstable();
+                several.dedup();
+                &several[..]
+            }
+        };
         for of in ids {
-            let Some(sub) = self.sub(of) else {
+            let Some(sub) = self.sub(*of) else {
                 continue;
             };
-            let matching: Vec<bool> = batch.matched.iter().map(|set| set.contains(&of)).collect();
             let mut count = 0;
             {
                 let mut queue = sub.queue.lock().expect("no panic holds it");
-                for (index, event) in batch.events.iter().enumerate() {
-                    if matching[event.matched as usize] && !queue.closed {
+                for index in 0..batch.events.len() {
+                    let ours = batch.matched.len() == 1 || batch.matched(index).contains(of);
+                    if ours && !queue.closed {
                         let room = self.hot_bytes.load(Relaxed) < HOT_BYTES_MAX;
                         let ready = Ready {
                             entry: entry.clone(),
@@ -211,7 +216,7 @@ impl Shared {
                     }
                 }
             }
-            self.tell_ready(of, count);
+            self.tell_ready(*of, count);
         }
     }
 
@@ -243,7 +248,9 @@ impl Shared {
     /// Whether this segment has been neither deleted nor replaced.
     fn is_current(&self, segment: &Arc<Segment>) -> bool {
         let segments = self.segments.read().expect("no panic holds it");
-        segments.get(&segment.base.0).is_some_and(|known| Arc::ptr_eq(known, segment))
+        segments
+            .get(&segment.base.0)
+            .is_some_and(|known| Arc::ptr_eq(known, segment))
     }
 
     fn last_segment_base(&self) -> Position {
@@ -303,7 +310,10 @@ impl Shared {
             (list, list_row)
         });
         if list_row {
-            self.listed_rows.lock().expect("no panic holds it").push(sub.clone());
+            self.listed_rows
+                .lock()
+                .expect("no panic holds it")
+                .push(sub.clone());
         }
         if list {
             let mut listed = self.listed.lock().expect("no panic holds it");
@@ -361,7 +371,11 @@ impl Shared {
             segments.values().take(sealed).cloned().collect()
         };
         for segment in segments {
-            let referred = self.references.lock().expect("no panic holds it").contains_key(&segment.base.0);
+            let referred = self
+                .references
+                .lock()
+                .expect("no panic holds it")
+                .contains_key(&segment.base.0);
             if referred {
                 continue;
             }
@@ -378,7 +392,10 @@ impl Shared {
                 tracing::warn!(?segment, error = %e, "cannot delete a segment that is done");
                 continue;
             }
-            self.segments.write().expect("no panic holds it").remove(&segment.base.0);
+            self.segments
+                .write()
+                .expect("no panic holds it")
+                .remove(&segment.base.0);
         }
     }
 
@@ -401,7 +418,8 @@ impl Shared {
             let mut ready = Vec::new();
             for ((offset, record), found) in records.into_iter().zip(&entries) {
                 let first = Position(segment.base.0 + u64::from(found.first));
-                let Some(entry) = record.and_then(|(header, payload)| self.entry(offset, &header, &payload)) else {
+                let Some(entry) = record.and_then(|(header, payload)| self.entry(offset, &header, &payload))
+                else {
                     self.note_corrupt(format!(
                         "{} at byte {offset}, event {first} and following",
                         segment::log_name(segment.base)
@@ -416,7 +434,8 @@ impl Shared {
                         index: index as u32,
                     };
                     let position = one.position();
-                    let ours = position >= from && position <= last && entry.batch.matched(index).contains(&sub.of);
+                    let ours =
+                        position >= from && position <= last && entry.batch.matched(index).contains(&sub.of);
                     if ours && queue.wants(position) {
                         ready.push(one);
                     }
@@ -439,7 +458,8 @@ impl Shared {
     fn segment_of_or_after(&self, position: Position) -> Option<Arc<Segment>> {
         let segments = self.segments.read().expect("no panic holds it");
         let before = segments.range(..=position.0).next_back();
-        let fits = before.filter(|(base, s)| s.end() > position || segments.range(*base + 1..).next().is_none());
+        let fits =
+            before.filter(|(base, s)| s.end() > position || segments.range(*base + 1..).next().is_none());
         let found = fits.or_else(|| segments.range(position.0..).next())?;
         Some(found.1.clone())
     }
@@ -478,7 +498,9 @@ impl Shared {
             });
             let entry = match known {
                 Some(last) => Some(last.ready.entry.clone()),
-                None => self.read_entry(&retry).map_err(|e| Error::Unavailable(format!("reading the log: {e}")))?,
+                None => self
+                    .read_entry(&retry)
+                    .map_err(|e| Error::Unavailable(format!("reading the log: {e}")))?,
             };
             match entry.filter(|entry| (retry.index as usize) < entry.batch.events.len()) {
                 Some(entry) => {
@@ -491,7 +513,10 @@ impl Shared {
                 }
                 None => {
                     let place = segment::log_name(retry.segment);
-                    self.note_corrupt(format!("{place} at byte {}, event {}", retry.offset, retry.position));
+                    self.note_corrupt(format!(
+                        "{place} at byte {}, event {}",
+                        retry.offset, retry.position
+                    ));
                     loaded.lost.push(retry);
                 }
             }
@@ -501,12 +526,19 @@ impl Shared {
 
     /// The entry of a retry; none if it can no longer be read.
     fn read_entry(&self, retry: &state::RetryEntry) -> io::Result<Option<Arc<Entry>>> {
-        let segment = self.segments.read().expect("no panic holds it").get(&retry.segment.0).cloned();
+        let segment = self
+            .segments
+            .read()
+            .expect("no panic holds it")
+            .get(&retry.segment.0)
+            .cloned();
         let Some(segment) = segment else {
             return Ok(None);
         };
         match segment.read(u64::from(retry.offset)) {
-            Ok((header, payload)) => Ok(self.entry(u64::from(retry.offset), &header, &payload).map(Arc::new)),
+            Ok((header, payload)) => Ok(self
+                .entry(u64::from(retry.offset), &header, &payload)
+                .map(Arc::new)),
             Err(segment::ReadError::Damaged) => Ok(None),
             Err(segment::ReadError::Io(e)) => Err(e),
         }
@@ -742,7 +774,11 @@ impl EventLog for EmbeddedLog {
 
     fn due(&self, now: Timestamp) -> Vec<SubscriptionId> {
         let heads = self.shared.heads.lock().expect("no panic holds it");
-        heads.iter().take_while(|head| head.0 <= now).map(|head| head.1).collect()
+        heads
+            .iter()
+            .take_while(|head| head.0 <= now)
+            .map(|head| head.1)
+            .collect()
     }
 
     async fn open_subscription(&self, of: SubscriptionId) -> Result<(), Error> {
@@ -763,7 +799,9 @@ impl EventLog for EmbeddedLog {
             sub
         };
         let (reply, done) = oneshot::channel();
-        self.settler.send(ToSettler::Open(sub, reply)).map_err(|_| Error::Closed)?;
+        self.settler
+            .send(ToSettler::Open(sub, reply))
+            .map_err(|_| Error::Closed)?;
         done.await.map_err(|_| Error::Closed)
     }
 
@@ -772,13 +810,17 @@ impl EventLog for EmbeddedLog {
             return Ok(0);
         };
         let (reply, done) = oneshot::channel();
-        self.settler.send(ToSettler::Forget(sub, reply)).map_err(|_| Error::Closed)?;
+        self.settler
+            .send(ToSettler::Forget(sub, reply))
+            .map_err(|_| Error::Closed)?;
         done.await.map_err(|_| Error::Closed)
     }
 
     fn subscriptions(&self) -> Vec<SubscriptionId> {
         let subs = self.shared.subs.read().expect("no panic holds it");
-        let busy = subs.values().filter(|sub| sub.queue.lock().expect("no panic holds it").has_work());
+        let busy = subs
+            .values()
+            .filter(|sub| sub.queue.lock().expect("no panic holds it").has_work());
         busy.map(|sub| sub.of).collect()
     }
 
@@ -825,7 +867,9 @@ impl EventLog for EmbeddedLog {
             let _ = task.await;
         }
         let threads = std::mem::take(&mut *self.threads.lock().expect("no panic holds it"));
-        let joined = tokio::task::spawn_blocking(move || threads.into_iter().try_for_each(|t| t.join().map_err(|_| ())));
+        let joined = tokio::task::spawn_blocking(move || {
+            threads.into_iter().try_for_each(|t| t.join().map_err(|_| ()))
+        });
         match joined.await {
             Ok(Ok(())) => Ok(()),
             _ => Err(Error::Unavailable("a thread of the log panicked".into())),

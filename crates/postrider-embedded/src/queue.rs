@@ -212,7 +212,11 @@ impl Queue {
         };
         let mut retries = Vec::new();
         let is_due = |due: &DueRetry| due.retry.due <= now;
-        while self.due.front().is_some_and(|due| is_due(due) && fits(due.ready.size())) {
+        while self
+            .due
+            .front()
+            .is_some_and(|due| is_due(due) && fits(due.ready.size()))
+        {
             retries.extend(self.due.pop_front());
         }
         let mut fresh = Vec::new();
@@ -295,7 +299,8 @@ impl Queue {
     /// Takes the retries that were loaded and those that cannot be read; `head` is when the next of the
     /// others is due.
     pub fn loaded_due(&mut self, due: &[DueRetry], lost: &[RetryEntry], head: Option<Timestamp>) {
-        self.held.extend(lost.iter().map(|retry| (retry.due, retry.position)));
+        self.held
+            .extend(lost.iter().map(|retry| (retry.due, retry.position)));
         for one in due {
             self.held.insert((one.retry.due, one.ready.position()));
             self.due.push_back(one.clone());
@@ -318,7 +323,10 @@ impl Queue {
     /// Puts a retry back that was claimed but not attempted.
     pub fn release_due(&mut self, due: DueRetry) {
         let key = |one: &DueRetry| (one.retry.due, one.ready.position());
-        let (before, here) = (self.due.partition_point(|other| key(other) < key(&due)), key(&due));
+        let (before, here) = (
+            self.due.partition_point(|other| key(other) < key(&due)),
+            key(&due),
+        );
         if self.held.contains(&here) && self.due.get(before).is_none_or(|other| key(other) != here) {
             self.due.insert(before, due);
         }
@@ -374,5 +382,134 @@ impl Queue {
         self.retrying = 0;
         self.retry_head = None;
         (dropped, bytes)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use postrider_store::conformance::{WANT, at, events};
+
+    fn ready(position: u64) -> Ready {
+        let entry = Entry {
+            batch: events(&[("x", &[1])]),
+            first: Position(position),
+            place: 0,
+        };
+        Ready {
+            entry: Arc::new(entry),
+            index: 0,
+        }
+    }
+
+    fn due(secs: i64, position: u64) -> DueRetry {
+        DueRetry {
+            ready: ready(position),
+            retry: RetryEntry {
+                due: at(secs),
+                position: Position(position),
+                attempts_made: 1,
+                last: None,
+                segment: Position(0),
+                offset: 64,
+                index: 0,
+            },
+        }
+    }
+
+    fn queue(frontier: u64, open: &[u64]) -> Queue {
+        Queue::new(Progress {
+            frontier: Position(frontier),
+            open: open.iter().copied().map(Position).collect(),
+        })
+    }
+
+    fn claim(queue: &mut Queue) -> Vec<u64> {
+        let (_, fresh, _) = queue.claim(at(0), WANT);
+        fresh.iter().map(|ready| ready.position().0).collect()
+    }
+
+    // An event is in the log a moment before it is handed out. Reading it there would offer it twice.
+    #[test]
+    fn reading_stops_at_the_last_event_that_was_handed_out() {
+        let mut queue = queue(0, &[]);
+        queue.push(ready(3), false);
+        assert_eq!(queue.must_load(), Some((Position(3), Position(3))));
+        queue.loading = true;
+        queue.push(ready(5), true);
+        queue.loading = false;
+        queue.loaded(vec![ready(3)], Position(3), Position(4));
+        assert_eq!(claim(&mut queue), [3]);
+        assert_eq!(queue.must_load(), Some((Position(4), Position(5))));
+        queue.loaded(vec![ready(5)], Position(4), Position(6));
+        queue.push(ready(6), true);
+        assert_eq!(claim(&mut queue), [5, 6]);
+        assert_eq!((queue.must_load(), queue.backlog().waiting), (None, 0));
+    }
+
+    // The segment of an event that is written but not handed out yet must not be deleted.
+    #[test]
+    fn an_event_not_yet_handed_out_is_needed() {
+        assert!(queue(4, &[]).needs(Position(4)));
+        assert!(!queue(5, &[]).needs(Position(4)));
+        assert!(queue(9, &[4]).needs(Position(4)));
+    }
+
+    #[test]
+    fn what_cannot_be_read_is_passed_over() {
+        let mut queue = queue(6, &[2, 4]);
+        queue.recovered(5, Position(8));
+        assert_eq!(queue.must_load(), Some((Position(2), Position(8))));
+        // The records of 2 and 8 are damaged.
+        queue.loaded(vec![ready(4), ready(6)], Position(2), Position(9));
+        assert_eq!(claim(&mut queue), [4, 6]);
+        assert_eq!(
+            queue.backlog(),
+            Backlog {
+                claimed: 2,
+                ..Backlog::default()
+            }
+        );
+        queue.complete(Position(4));
+        queue.complete(Position(6));
+        assert!(!queue.needs(Position(8)));
+    }
+
+    #[test]
+    fn a_settled_claim_that_was_given_back_changes_nothing() {
+        let mut queue = queue(0, &[]);
+        queue.push(ready(1), true);
+        assert_eq!(claim(&mut queue), [1]);
+        queue.release(vec![ready(1)]);
+        queue.release(vec![ready(1)]);
+        queue.complete(Position(1));
+        assert!(queue.needs(Position(1)));
+        assert_eq!(claim(&mut queue), [1]);
+        queue.complete(Position(1));
+        queue.release(vec![ready(1)]);
+        assert_eq!(claim(&mut queue), [0; 0]);
+    }
+
+    // The database is read without the queue's lock: what is recorded meanwhile must not be forgotten,
+    // nor what is removed meanwhile be offered again.
+    #[test]
+    fn retries_may_come_and_go_while_they_are_loaded() {
+        let mut queue = queue(0, &[]);
+        queue.retry_added(at(0));
+        queue.load_due();
+        queue.loaded_due(&[due(0, 1)], &[], None);
+        assert_eq!(queue.claim(at(0), WANT).0.len(), 1);
+        queue.retry_added(at(0));
+        queue.load_due();
+        queue.let_go(at(0), Position(1));
+        queue.retry_added(at(5));
+        assert!(
+            queue.is_held(at(0), Position(1)),
+            "the load may see it in an older state of the database"
+        );
+        queue.loaded_due(&[due(0, 2)], &[], None);
+        assert!(!queue.is_held(at(0), Position(1)));
+        assert_eq!(queue.retry_head, Some(at(5)));
+        assert_eq!(queue.backlog().retrying, 2);
     }
 }

@@ -3,7 +3,9 @@
 use crate::disk::Disk;
 use crate::queue::Queue;
 use crate::record::{self, Kind, Progress, Reader};
-use crate::segment::{FIRST_RECORD, Head, Segment, base_of, index_base_of, index_name, log_name, scan_is_empty};
+use crate::segment::{
+    FIRST_RECORD, Head, Segment, base_of, index_base_of, index_name, log_name, scan_is_empty,
+};
 use crate::state::{Recovered, State, Write};
 use crate::writer::ToWriter;
 use crate::{Shared, Sub};
@@ -64,7 +66,10 @@ pub fn recover(
     }
 
     // From here on the log's own progress records are no longer needed.
-    let mut writes: Vec<Write> = progress.iter().map(|(of, p)| Write::Cursor(*of, p.clone())).collect();
+    let mut writes: Vec<Write> = progress
+        .iter()
+        .map(|(of, p)| Write::Cursor(*of, p.clone()))
+        .collect();
     writes.push(Write::Facts {
         next: Position(next),
         replay_from: Position(next),
@@ -109,11 +114,16 @@ impl Found {
         let unreadable = |e: io::Error| Error::Unavailable(format!("reading the log: {e}"));
         let names = disk.names().map_err(unreadable)?;
         let bases: Vec<Position> = names.iter().filter_map(|n| base_of(n)).collect();
-        for orphan in names.iter().filter(|n| index_base_of(n).is_some_and(|base| !bases.contains(&base))) {
+        for orphan in names
+            .iter()
+            .filter(|n| index_base_of(n).is_some_and(|base| !bases.contains(&base)))
+        {
             // A crash came between the deletion of a segment and that of its index.
             disk.remove(orphan).map_err(unreadable)?;
         }
+        let mut noted = 0;
         for (i, &base) in bases.iter().enumerate() {
+            noted = self.corrupt.len();
             let limit = bases.get(i + 1).copied();
             self.check_head(disk, base, known.identity)?;
             let sealed = if limit.is_none() || base >= known.replay_from {
@@ -123,14 +133,18 @@ impl Found {
             };
             let segment = match sealed {
                 Some(segment) => segment,
-                None => self.scan(disk, base, limit, known.next, progress).map_err(unreadable)?,
+                None => self
+                    .scan(disk, base, limit, known.next, progress)
+                    .map_err(unreadable)?,
             };
             self.next = self.next.max(segment.end().0);
             self.segments.push(segment);
         }
-        if self.next < known.next.0 && !bases.is_empty() {
+        if self.next < known.next.0 && !bases.is_empty() && self.corrupt.len() == noted {
             let (from, to) = (self.next, known.next);
-            self.corrupt.push(format!("the log ends with event {from}, but events up to {to} were in it"));
+            self.corrupt.push(format!(
+                "the log ends with event {from}, but events up to {to} were in it"
+            ));
         }
         Ok(())
     }
@@ -149,19 +163,27 @@ impl Found {
                 // Before the first commit it need not have reached the disk.
                 let empty = scan_is_empty(&*file).map_err(unreadable)?;
                 if !empty {
-                    self.corrupt.push(format!("{name} at bytes 0 to {FIRST_RECORD}: the segment's own facts"));
+                    self.corrupt.push(format!(
+                        "{name} at bytes 0 to {FIRST_RECORD}: the segment's own facts"
+                    ));
                 }
                 Ok(())
             }
         }
     }
 
-    fn open_sealed(&mut self, disk: &dyn Disk, base: Position, names: &[String]) -> io::Result<Option<Segment>> {
+    fn open_sealed(
+        &mut self,
+        disk: &dyn Disk,
+        base: Position,
+        names: &[String],
+    ) -> io::Result<Option<Segment>> {
         let segment = Segment::open_sealed(disk, base)?;
         let name = index_name(base);
         if segment.is_none() && names.contains(&name) {
             // It was complete before it got this name.
-            self.corrupt.push(format!("{name} at byte 0: an index, made anew from its segment"));
+            self.corrupt
+                .push(format!("{name} at byte 0: an index, made anew from its segment"));
         }
         Ok(segment)
     }
@@ -176,8 +198,11 @@ impl Found {
     ) -> io::Result<Segment> {
         let mut unreadable = Vec::new();
         let before = limit.unwrap_or(Position(u64::MAX));
-        let (segment, scan) = Segment::open_scanned(disk, base, before, |segment, offset, header, payload| {
-            match header.kind {
+        let (segment, scan) = Segment::open_scanned(
+            disk,
+            base,
+            before,
+            |segment, offset, header, payload| match header.kind {
                 Kind::Batch => match record::decode_batch(payload) {
                     Some(batch) => segment.index_batch(offset, header.first, &batch),
                     None => unreadable.push(offset),
@@ -190,16 +215,20 @@ impl Found {
                         }
                     }
                 }
-            }
-        })?;
+            },
+        )?;
         self.commit = self.commit.max(scan.commit);
         let name = log_name(base);
         for offset in unreadable {
-            self.corrupt.push(format!("{name} at byte {offset}: not a record of this version"));
+            self.corrupt
+                .push(format!("{name} at byte {offset}: not a record of this version"));
         }
         for damage in &scan.damage {
             let (from, to) = (damage.events.start, damage.events.end);
-            let what = format!("{name} at bytes {} to {}, events {from} to {to}", damage.from, damage.to);
+            let what = format!(
+                "{name} at bytes {} to {}, events {from} to {to}",
+                damage.from, damage.to
+            );
             let acknowledged = limit.unwrap_or(known_next).0;
             if damage.torn && from >= acknowledged {
                 tracing::warn!(place = %what, "a commit was cut short; it was never acknowledged");
@@ -256,7 +285,10 @@ impl Shared {
                 } else {
                     0
                 };
-                let here = known.open.iter().filter(|p| **p >= segment.base && **p < segment.end());
+                let here = known
+                    .open
+                    .iter()
+                    .filter(|p| **p >= segment.base && **p < segment.end());
                 let count = count + here.count() as u64;
                 if count > 0 {
                     let line = waiting.entry(of).or_default();

@@ -180,7 +180,7 @@ impl Segment {
             Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
             index => index?,
         };
-        let mut bytes = vec![0; index.len()? as usize];
+        let mut bytes = vec![0; index.size()? as usize];
         index.read_at(&mut bytes, 0)?;
         let Some((lines, entries_at, end, used)) = read_index(&bytes) else {
             return Ok(None);
@@ -364,7 +364,7 @@ impl Segment {
     }
 
     /// Reads the record at `offset` and checks it.
-    pub fn read(&self, offset: u64) -> Result<(Header, Bytes), ReadError> {
+    pub fn read(&self, offset: u64) -> Result<Record, ReadError> {
         let mut head = [0; HEADER_LEN];
         let got = self.file.read_at(&mut head, offset)?;
         let header = Header::decode(&head[..got]).ok_or(ReadError::Damaged)?;
@@ -377,13 +377,16 @@ impl Segment {
     }
 
     /// Reads many records with few calls: `offsets` ascend, and neighbours are read together.
-    pub fn read_many(&self, offsets: &[u64], bytes_max: usize) -> io::Result<Vec<(u64, Option<(Header, Bytes)>)>> {
+    pub fn read_many(&self, offsets: &[u64], bytes_max: usize) -> io::Result<Vec<(u64, Option<Record>)>> {
         let mut found = Vec::with_capacity(offsets.len());
         let mut at = 0;
         let mut total = 0;
         while at < offsets.len() && total < bytes_max {
             let start = offsets[at];
-            let near = offsets[at..].windows(2).take_while(|pair| pair[1] - pair[0] <= NEAR_BYTES).count();
+            let near = offsets[at..]
+                .windows(2)
+                .take_while(|pair| pair[1] - pair[0] <= NEAR_BYTES)
+                .count();
             let span = offsets[at + near] - start + NEAR_BYTES;
             let mut window = vec![0; (span as usize).min(bytes_max - total)];
             let got = self.file.read_at(&mut window, start)?;
@@ -423,6 +426,9 @@ impl Segment {
         Ok(found)
     }
 }
+
+/// A header and its payload, both found good.
+pub type Record = (Header, Bytes);
 
 #[derive(Debug)]
 pub enum ReadError {
@@ -536,7 +542,7 @@ fn scan(
     limit: Position,
     mut found: impl FnMut(u64, &Header, &Bytes),
 ) -> io::Result<Scan> {
-    let len = file.len()?;
+    let len = file.size()?;
     let head = Head::read(file)?;
     let mut result = Scan {
         end: FIRST_RECORD,
@@ -602,7 +608,7 @@ fn scan(
 
 /// Whether a segment holds no record, good or damaged.
 pub fn scan_is_empty(file: &dyn DiskFile) -> io::Result<bool> {
-    Window::new(file, file.len()?).is_zero_from(FIRST_RECORD)
+    Window::new(file, file.size()?).is_zero_from(FIRST_RECORD)
 }
 
 /// A part of a file in memory, moved along as the scan goes.

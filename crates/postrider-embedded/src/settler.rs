@@ -68,7 +68,10 @@ fn touch(touched: &mut FxHashMap<SubscriptionId, Touched>, sub: Arc<Sub>) -> Opt
     }))
 }
 
-#[expect(clippy::disallowed_methods, reason = "paces a thread's own work; no rule depends on it")]
+#[expect(
+    clippy::disallowed_methods,
+    reason = "paces a thread's own work; no rule depends on it"
+)]
 fn instant() -> Instant {
     Instant::now()
 }
@@ -91,7 +94,10 @@ impl Settler {
             let mut batch = vec![first];
             let closing = |batch: &[ToSettler]| matches!(batch.last(), Some(ToSettler::Close(_)));
             while batch.len() < COMMIT_REQUESTS_MAX && !closing(&batch) {
-                match self.requests.recv_timeout(COMMIT_EVERY.saturating_sub(started.elapsed())) {
+                match self
+                    .requests
+                    .recv_timeout(COMMIT_EVERY.saturating_sub(started.elapsed()))
+                {
                     Ok(message) => batch.push(message),
                     Err(_) => break,
                 }
@@ -124,13 +130,22 @@ impl Settler {
                 ToSettler::Lost(sub, retries) => {
                     if let Some(touched) = touch(&mut touched, sub) {
                         for one in retries {
-                            writes.push(Write::RemoveRetry(touched.sub.of, one.due, one.position, one.segment));
+                            writes.push(Write::RemoveRetry(
+                                touched.sub.of,
+                                one.due,
+                                one.position,
+                                one.segment,
+                            ));
                             touched.after.push(After::LetGo(one.due, one.position));
                         }
                     }
                 }
                 ToSettler::Open(sub, reply) => {
-                    let progress = sub.queue.lock().expect("no panic holds it").progress(&FxHashSet::default());
+                    let progress = sub
+                        .queue
+                        .lock()
+                        .expect("no panic holds it")
+                        .progress(&FxHashSet::default());
                     writes.push(Write::Cursor(sub.of, progress));
                     replies.push(reply);
                 }
@@ -218,12 +233,7 @@ impl Settler {
     }
 
     /// What one settled claim means for the disk and, after that, for the memory.
-    fn record(
-        &self,
-        touched: &mut Touched,
-        settled: &Settled,
-        writes: &mut Vec<Write>,
-    ) {
+    fn record(&self, touched: &mut Touched, settled: &Settled, writes: &mut Vec<Write>) {
         let Touched { sub, after, done } = touched;
         let claim = &settled.claim;
         let position = claim.position();

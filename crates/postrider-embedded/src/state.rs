@@ -87,7 +87,10 @@ pub enum Write {
     Cursor(SubscriptionId, Progress),
     /// Removes everything of a subscription.
     Forget(SubscriptionId),
-    Facts { next: Position, replay_from: Position },
+    Facts {
+        next: Position,
+        replay_from: Position,
+    },
 }
 
 /// What is known at a start.
@@ -292,16 +295,17 @@ impl State {
                     }
                 }
             }
-            let add = |table: &mut redb::Table<'_, u64, u64>, key: u64, by: i64| -> Result<u64, redb::Error> {
-                let now = table.get(key)?.map_or(0, |v| v.value());
-                let then = now.saturating_add_signed(by);
-                if then == 0 {
-                    table.remove(key)?;
-                } else {
-                    table.insert(key, then)?;
-                }
-                Ok(then)
-            };
+            let add =
+                |table: &mut redb::Table<'_, u64, u64>, key: u64, by: i64| -> Result<u64, redb::Error> {
+                    let now = table.get(key)?.map_or(0, |v| v.value());
+                    let then = now.saturating_add_signed(by);
+                    if then == 0 {
+                        table.remove(key)?;
+                    } else {
+                        table.insert(key, then)?;
+                    }
+                    Ok(then)
+                };
             for (of, by) in count_by {
                 add(&mut counts, of, by)?;
             }

@@ -49,6 +49,9 @@ impl Append {
     }
 }
 
+/// They come boxed through the channel and stay so.
+type Group = Vec<Box<Append>>;
+
 pub enum ToWriter {
     Append(Box<Append>),
     /// Some progress waits to be written.
@@ -80,7 +83,10 @@ pub struct Writer {
     pub segment_bytes_max: u64,
 }
 
-#[expect(clippy::disallowed_methods, reason = "paces a thread's own work; no rule depends on it")]
+#[expect(
+    clippy::disallowed_methods,
+    reason = "paces a thread's own work; no rule depends on it"
+)]
 fn instant() -> Instant {
     Instant::now()
 }
@@ -98,7 +104,9 @@ impl Writer {
             let wait = match (refused_at, progress_since) {
                 (Some(_), _) => Some(RECOVER_EVERY),
                 (None, Some(since)) => Some(PROGRESS_EVERY.saturating_sub(since.elapsed())),
-                (None, None) if checkpoint_due => Some(CHECKPOINT_EVERY.saturating_sub(checkpointed.elapsed())),
+                (None, None) if checkpoint_due => {
+                    Some(CHECKPOINT_EVERY.saturating_sub(checkpointed.elapsed()))
+                }
                 (None, None) => None,
             };
             let mut message = match wait {
@@ -185,13 +193,12 @@ impl Writer {
     }
 
     /// One commit: records, fdatasync, hand-over.
-    fn write(
-        &mut self,
-        group: Vec<Box<Append>>,
-        progress: &[u8],
-        bytes: usize,
-    ) -> Result<(), (io::Error, Vec<Box<Append>>)> {
-        let progress_len = if progress.is_empty() { 0 } else { HEADER_LEN + progress.len() };
+    fn write(&mut self, group: Group, progress: &[u8], bytes: usize) -> Result<(), (io::Error, Group)> {
+        let progress_len = if progress.is_empty() {
+            0
+        } else {
+            HEADER_LEN + progress.len()
+        };
         let total = (bytes + progress_len) as u64;
         if let Err(e) = self.make_room(total) {
             return Err((e, group));
@@ -331,7 +338,9 @@ impl Writer {
     /// Tries whether a commit would have a chance now.
     fn recover(&mut self) -> io::Result<()> {
         let result = self.make_room(64 << 10);
-        let full = result.as_ref().is_err_and(|e| e.kind() == io::ErrorKind::StorageFull);
+        let full = result
+            .as_ref()
+            .is_err_and(|e| e.kind() == io::ErrorKind::StorageFull);
         if full && self.next > self.segment.base {
             // A segment that is closed can be deleted once it is done with.
             self.roll()?;
@@ -339,7 +348,7 @@ impl Writer {
         result
     }
 
-    fn refuse(&self, group: Vec<Box<Append>>) {
+    fn refuse(&self, group: Group) {
         let reason = self.shared.refusing().unwrap_or_default();
         for append in group {
             self.shared.append_ended(append.record_len());
@@ -347,7 +356,7 @@ impl Writer {
         }
     }
 
-    fn failed(&mut self, e: &io::Error, group: Vec<Box<Append>>) {
+    fn failed(&mut self, e: &io::Error, group: Group) {
         if self.shared.refusing().is_none() {
             tracing::error!(error = %e, "the log cannot be written; publishes are refused");
         }

@@ -37,7 +37,9 @@ impl Embedded {
     async fn log(&self, directory: &Path) -> Arc<dyn EventLog> {
         let disk = Arc::new(Directory::open(directory.join("log")).unwrap());
         let state = directory.join("state.redb");
-        let log = EmbeddedLog::open_on(disk, &state, 7, self.segment_bytes_max).await.unwrap();
+        let log = EmbeddedLog::open_on(disk, &state, 7, self.segment_bytes_max)
+            .await
+            .unwrap();
         assert_eq!(log.health().corrupt, [""; 0]);
         Arc::new(log)
     }

@@ -67,7 +67,9 @@ fn texts(claims: &[Claim]) -> Vec<String> {
 }
 
 async fn settle_all(log: &dyn EventLog, of: SubscriptionId, claims: &[Claim], next: Next) {
-    log.settle(of, claims.iter().map(|claim| settled(claim, next)).collect()).await.unwrap();
+    log.settle(of, claims.iter().map(|claim| settled(claim, next)).collect())
+        .await
+        .unwrap();
 }
 
 /// What was acknowledged: position and text.
@@ -93,7 +95,10 @@ async fn publish(log: &dyn EventLog, acknowledged: &Acknowledged, name: &str, co
 /// Checks that everything acknowledged is there, and what else is there has been published.
 async fn check_all_there(log: &dyn EventLog, acknowledged: &BTreeMap<Position, String>, when: &str) {
     let claims = claim_all(log, sub(1), at(0)).await;
-    let found: BTreeMap<Position, String> = claims.iter().map(|c| (c.position(), c.object().to_owned())).collect();
+    let found: BTreeMap<Position, String> = claims
+        .iter()
+        .map(|c| (c.position(), c.object().to_owned()))
+        .collect();
     assert_eq!(found.len(), claims.len(), "{when}: twice");
     for (position, text) in acknowledged {
         assert_eq!(found.get(position), Some(text), "{when}: event {position}");
@@ -149,7 +154,11 @@ async fn twelve_requests(segment_bytes_max: u64) -> (Opened, Vec<Claim>) {
     let opened = Opened::fresh(&[1, 2], segment_bytes_max).await;
     for n in 0..12 {
         let (a, b) = (format!("a{n:02} {}", "x".repeat(n * 40)), format!("b{n:02}"));
-        opened.log.append(events(&[(&a, &[1]), (&b, &[1]), ("c", &[2])])).await.unwrap();
+        opened
+            .log
+            .append(events(&[(&a, &[1]), (&b, &[1]), ("c", &[2])]))
+            .await
+            .unwrap();
     }
     let claims = claim_all(&opened.log, sub(1), at(0)).await;
     assert_eq!(claims.len(), 24);
@@ -175,7 +184,15 @@ async fn a_segment_cut_short_keeps_what_is_before_the_cut() {
     let closed = opened.closed().await.1;
     let mut lengths = BTreeSet::from([0, 1, 24, 63]);
     for start in &starts {
-        lengths.extend([start - 1, *start, start + 1, start + 39, start + 40, start + 41, start + 60]);
+        lengths.extend([
+            start - 1,
+            *start,
+            start + 1,
+            start + 39,
+            start + 40,
+            start + 41,
+            start + 60,
+        ]);
     }
     for len in lengths {
         // Unknown to the state database, the end is taken for a commit cut short. After an orderly end
@@ -187,11 +204,22 @@ async fn a_segment_cut_short_keeps_what_is_before_the_cut() {
             let whole = starts.windows(2).filter(|pair| pair[1] <= len).count() * 2;
             let found = claim_all(&restarted.log, sub(1), at(0)).await;
             assert_eq!(texts(&found), texts(&claims[..whole]), "cut at {len}");
-            assert_eq!(!restarted.log.health().corrupt.is_empty(), orderly && whole < 24, "cut at {len}");
+            assert_eq!(
+                !restarted.log.health().corrupt.is_empty(),
+                orderly && whole < 24,
+                "cut at {len}"
+            );
             let next = restarted.log.append(events(&[("new", &[1])])).await.unwrap();
-            assert!(!orderly || next >= Position(36), "cut at {len}: {next} was given out before");
+            assert!(
+                !orderly || next >= Position(36),
+                "cut at {len}: {next} was given out before"
+            );
             let again = Opened::on(restarted.disk.image(), Some(&restarted.state()), SEGMENT).await;
-            assert_eq!(claim_all(&again.log, sub(1), at(0)).await.len(), whole + 1, "cut at {len}");
+            assert_eq!(
+                claim_all(&again.log, sub(1), at(0)).await.len(),
+                whole + 1,
+                "cut at {len}"
+            );
         }
     }
 }
@@ -204,7 +232,9 @@ async fn a_damaged_record_is_reported_and_the_others_are_delivered() {
     for request in 0..12 {
         let first = &claims[request * 2];
         let start = first.entry.place as usize;
-        let end = claims.get(request * 2 + 2).map_or(used, |next| next.entry.place as usize);
+        let end = claims
+            .get(request * 2 + 2)
+            .map_or(used, |next| next.entry.place as usize);
         for within in [0, 4, 5, 9, 14, 18, 25, 30, 37, 40, 44, 80, 110, end - start - 1] {
             let mut image = image.clone();
             only_log(&mut image)[start + within] ^= 0x10;
@@ -217,7 +247,11 @@ async fn a_damaged_record_is_reported_and_the_others_are_delivered() {
             assert_eq!(claim_all(&restarted.log, sub(2), at(0)).await.len(), 11, "{when}");
             let health = restarted.log.health();
             assert_eq!(health.corrupt_records, 1, "{when}");
-            assert!(health.corrupt[0].contains(&format!("at bytes {start} to")), "{when}: {:?}", health.corrupt);
+            assert!(
+                health.corrupt[0].contains(&format!("at bytes {start} to")),
+                "{when}: {:?}",
+                health.corrupt
+            );
             assert_eq!(restarted.log.backlog(sub(1)).waiting, 0, "{when}");
             // What is left is settled, and nothing holds on to the segment.
             settle_all(&restarted.log, sub(1), &found, Next::Done).await;
@@ -249,14 +283,22 @@ async fn damage_behind_an_index_is_found_when_it_is_read() {
             expected.drain(request * 2..request * 2 + 2);
             assert_eq!(texts(&found), expected, "request {request}, byte {within}");
             let health = restarted.log.health();
-            assert!(health.corrupt[0].contains(&format!("{name} at byte {offset}")), "{:?}", health.corrupt);
+            assert!(
+                health.corrupt[0].contains(&format!("{name} at byte {offset}")),
+                "{:?}",
+                health.corrupt
+            );
             assert_eq!(restarted.log.backlog(sub(1)).waiting, 0);
             // The damaged ones are behind everybody, and so is their segment.
             let other = claim_all(&restarted.log, sub(2), at(0)).await;
             settle_all(&restarted.log, sub(1), &found, Next::Done).await;
             settle_all(&restarted.log, sub(2), &other, Next::Done).await;
             restarted.log.close().await.unwrap();
-            assert_eq!(restarted.log.health().segments, 1, "request {request}, byte {within}");
+            assert_eq!(
+                restarted.log.health().segments,
+                1,
+                "request {request}, byte {within}"
+            );
         }
     }
 }
@@ -282,7 +324,10 @@ async fn a_retry_whose_record_is_damaged_is_dropped_and_reported() {
     assert_eq!(texts(&found), expected);
     assert!(!restarted.log.health().corrupt.is_empty());
     settle_all(&restarted.log, sub(1), &found, Next::Done).await;
-    eventually("nothing is left", || restarted.log.backlog(sub(1)) == Backlog::default()).await;
+    eventually("nothing is left", || {
+        restarted.log.backlog(sub(1)) == Backlog::default()
+    })
+    .await;
 }
 
 #[tokio::test]
@@ -293,9 +338,18 @@ async fn a_damaged_head_or_index_costs_no_event() {
     let (image, state) = Opened::on(image, Some(&state), SEGMENT).await.closed().await;
     let check = async |image: Image, reported: bool, when: &str| {
         let restarted = Opened::on(image, Some(&state), SEGMENT).await;
-        assert_eq!(texts(&claim_all(&restarted.log, sub(1), at(0)).await), texts(&claims), "{when}");
+        assert_eq!(
+            texts(&claim_all(&restarted.log, sub(1), at(0)).await),
+            texts(&claims),
+            "{when}"
+        );
         let health = restarted.log.health();
-        assert_eq!(!health.corrupt.is_empty(), reported, "{when}: {:?}", health.corrupt);
+        assert_eq!(
+            !health.corrupt.is_empty(),
+            reported,
+            "{when}: {:?}",
+            health.corrupt
+        );
     };
     for name in image.keys() {
         let segment_is_empty = name.ends_with(".log") && image[name].len() <= 64;
@@ -314,7 +368,14 @@ async fn a_damaged_head_or_index_costs_no_event() {
         }
     }
     let without = image.iter().filter(|(name, _)| name.ends_with(".log"));
-    check(without.map(|(name, bytes)| (name.clone(), bytes.clone())).collect(), false, "without indexes").await;
+    check(
+        without
+            .map(|(name, bytes)| (name.clone(), bytes.clone()))
+            .collect(),
+        false,
+        "without indexes",
+    )
+    .await;
     // An index whose segment is gone is cleared away.
     let mut orphaned = image.clone();
     orphaned.insert("00000000000000009999.idx".into(), b"nothing".to_vec());
@@ -359,7 +420,10 @@ async fn a_full_disk_refuses_publishes_until_there_is_room() {
     // Once what is stored is delivered, there is room again without anybody's help.
     let claims = claim_all(&opened.log, sub(1), at(0)).await;
     settle_all(&opened.log, sub(1), &claims, Next::Done).await;
-    eventually("publishes are taken again", || opened.log.health().refusing.is_none()).await;
+    eventually("publishes are taken again", || {
+        opened.log.health().refusing.is_none()
+    })
+    .await;
     let position = opened.log.append(events(&[("new", &[1])])).await.unwrap();
     assert!(known.keys().all(|known| *known < position));
     let (image, state) = opened.closed().await;
@@ -375,7 +439,10 @@ async fn room_that_returns_is_used() {
     let big = "p".repeat(100_000);
     assert!(is_unavailable(&opened.log.append(events(&[(&big, &[1])])).await));
     opened.disk.limit(None);
-    eventually("publishes are taken again", || opened.log.health().refusing.is_none()).await;
+    eventually("publishes are taken again", || {
+        opened.log.health().refusing.is_none()
+    })
+    .await;
     opened.log.append(events(&[(&big, &[1])])).await.unwrap();
     assert_eq!(claim_all(&opened.log, sub(1), at(0)).await.len(), 2);
 }
@@ -400,7 +467,10 @@ async fn after_a_failed_flush_the_log_goes_on_in_a_new_segment() {
             opened.disk.fail_writes(writes);
             opened.disk.fail_syncs(syncs);
             let long = "refused ".repeat(300);
-            let refused = opened.log.append(events(&[(&long, &[1]), ("also refused", &[1])])).await;
+            let refused = opened
+                .log
+                .append(events(&[(&long, &[1]), ("also refused", &[1])]))
+                .await;
             assert!(is_unavailable(&refused), "{refused:?}");
             for n in 0..3 {
                 let text = format!("after {n}");
@@ -411,7 +481,11 @@ async fn after_a_failed_flush_the_log_goes_on_in_a_new_segment() {
             let state = opened.state();
             for seed in 0..20 {
                 let when = format!("round {round}, {writes} writes, {syncs} flushes, seed {seed}");
-                let image = if seed == 0 { opened.disk.image() } else { opened.disk.cut(seed) };
+                let image = if seed == 0 {
+                    opened.disk.image()
+                } else {
+                    opened.disk.cut(seed)
+                };
                 let restarted = Opened::on(image, Some(&state), SEGMENT).await;
                 check_all_there(&restarted.log, &known, &when).await;
                 assert_eq!(restarted.log.health().corrupt, [""; 0], "{when}");
@@ -425,7 +499,11 @@ async fn segments_go_when_nobody_needs_them() {
     let opened = Opened::fresh(&[1, 2], 8 << 10).await;
     let text = "p".repeat(1_000);
     for _ in 0..100 {
-        opened.log.append(events(&[(&text, &[1]), ("for two", &[2])])).await.unwrap();
+        opened
+            .log
+            .append(events(&[(&text, &[1]), ("for two", &[2])]))
+            .await
+            .unwrap();
     }
     let log = &opened.log;
     let full = log.health().segments;
@@ -433,7 +511,12 @@ async fn segments_go_when_nobody_needs_them() {
     let one = claim_all(log, sub(1), at(0)).await;
     let two = claim_all(log, sub(2), at(0)).await;
     // All but one retry in the middle and one dead letter further on.
-    let rest: Vec<Claim> = one.iter().enumerate().filter(|(n, _)| *n != 30).map(|(_, c)| c.clone()).collect();
+    let rest: Vec<Claim> = one
+        .iter()
+        .enumerate()
+        .filter(|(n, _)| *n != 30)
+        .map(|(_, c)| c.clone())
+        .collect();
     settle_all(log, sub(1), &rest, Next::Done).await;
     settle_all(log, sub(1), &one[30..31], Next::RetryAt(at(50))).await;
     settle_all(log, sub(2), &two[..90], Next::Done).await;
@@ -447,7 +530,12 @@ async fn segments_go_when_nobody_needs_them() {
 
     let (image, state) = opened.closed().await;
     let logs = image.keys().filter(|name| name.ends_with(".log")).count();
-    assert_eq!(logs, 2, "the dead letter's and the current one: {:?}", image.keys());
+    assert_eq!(
+        logs,
+        2,
+        "the dead letter's and the current one: {:?}",
+        image.keys()
+    );
     let restarted = Opened::on(image, Some(&state), 8 << 10).await;
     assert_eq!(restarted.log.subscriptions(), []);
     restarted.log.close_subscription(sub(1)).await.unwrap();
@@ -460,7 +548,18 @@ async fn a_subscription_that_is_closed_lets_its_segments_go() {
     for _ in 0..50 {
         opened.log.append(events(&[(&text, &[1])])).await.unwrap();
     }
-    let claims = opened.log.claim(sub(1), at(0), Want { events_max: 20, ..WANT }).await.unwrap();
+    let claims = opened
+        .log
+        .claim(
+            sub(1),
+            at(0),
+            Want {
+                events_max: 20,
+                ..WANT
+            },
+        )
+        .await
+        .unwrap();
     settle_all(&opened.log, sub(1), &claims, Next::RetryAt(at(5))).await;
     assert_eq!(opened.log.close_subscription(sub(1)).await.unwrap(), 50);
     let (image, _) = opened.closed().await;
@@ -478,21 +577,29 @@ const CHILD: &str = "POSTRIDER_FAULTS_CHILD";
 
 /// What the killed process runs: it publishes, claims and settles, and says so line by line.
 #[test]
-#[expect(clippy::disallowed_methods, reason = "how the test above this one speaks to its own process")]
+#[expect(
+    clippy::disallowed_methods,
+    reason = "how the test above this one speaks to its own process"
+)]
 fn a_process_to_be_killed() {
     let Ok(arguments) = std::env::var(CHILD) else {
         return;
     };
     let (directory, start) = arguments.rsplit_once(' ').unwrap();
     let start: u64 = start.parse().unwrap();
-    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build()
+        .unwrap();
     runtime.block_on(publish_and_deliver(Path::new(directory), start));
 }
 
 fn say(line: &str) {
     let mut out = std::io::stdout().lock();
     // One write, so that a kill cannot leave half a line that looks whole.
-    let _ = out.write_all(format!("\n{line} .\n").as_bytes()).and_then(|()| out.flush());
+    let _ = out
+        .write_all(format!("\n{line} .\n").as_bytes())
+        .and_then(|()| out.flush());
 }
 
 async fn publish_and_deliver(directory: &Path, start: u64) {
@@ -505,12 +612,19 @@ async fn publish_and_deliver(directory: &Path, start: u64) {
     for now in start as i64.. {
         let texts: Vec<(String, Vec<u64>)> = (next..next + 1 + random.below(5))
             .map(|n| {
-                let size = if random.one_in(20) { 60_000 } else { random.below(900) };
+                let size = if random.one_in(20) {
+                    60_000
+                } else {
+                    random.below(900)
+                };
                 let text = format!("{n} {}", "p".repeat(size as usize));
                 (text, (1..=3).filter(|of| matches(*of, n)).collect())
             })
             .collect();
-        let batch: Vec<(&str, &[u64])> = texts.iter().map(|(text, ids)| (text.as_str(), ids.as_slice())).collect();
+        let batch: Vec<(&str, &[u64])> = texts
+            .iter()
+            .map(|(text, ids)| (text.as_str(), ids.as_slice()))
+            .collect();
         log.append(events(&batch)).await.unwrap();
         for n in next..next + texts.len() as u64 {
             say(&format!("accepted {n}"));
@@ -536,7 +650,10 @@ async fn publish_and_deliver(directory: &Path, start: u64) {
                     }
                 };
                 if what == Next::Done {
-                    say(&format!("delivered {of} {}", claim.object().split(' ').next().unwrap()));
+                    say(&format!(
+                        "delivered {of} {}",
+                        claim.object().split(' ').next().unwrap()
+                    ));
                 }
                 all.push(settled(&claim, what));
             }
@@ -548,12 +665,13 @@ async fn publish_and_deliver(directory: &Path, start: u64) {
 async fn open_directory(directory: &Path) -> EmbeddedLog {
     let disk = postrider_embedded::disk::Directory::open(directory.join("log")).unwrap();
     let state = directory.join("state.redb");
-    EmbeddedLog::open_on(Arc::new(disk), &state, 7, 300 << 10).await.unwrap()
+    EmbeddedLog::open_on(Arc::new(disk), &state, 7, 300 << 10)
+        .await
+        .unwrap()
 }
 
 // Kill a busy process again and again, start it on what is left, and finally deliver the rest.
 #[tokio::test]
-#[expect(clippy::disallowed_methods, reason = "the test starts itself as another process")]
 async fn killed_again_and_again_nothing_accepted_is_lost() {
     let directory = tempfile::tempdir().unwrap();
     let mut random = Seeded(11);
@@ -562,7 +680,10 @@ async fn killed_again_and_again_nothing_accepted_is_lost() {
     for round in 0..25u64 {
         let mut child = std::process::Command::new(std::env::current_exe().unwrap())
             .args(["--exact", "a_process_to_be_killed", "--nocapture"])
-            .env(CHILD, format!("{} {}", directory.path().display(), round * 1_000_000))
+            .env(
+                CHILD,
+                format!("{} {}", directory.path().display(), round * 1_000_000),
+            )
             .stdout(std::process::Stdio::piped())
             .spawn()
             .unwrap();
@@ -603,7 +724,10 @@ async fn killed_again_and_again_nothing_accepted_is_lost() {
             assert!(rest.insert(n), "{n} was offered twice to {of}");
         }
         for n in accepted.iter().filter(|n| matches(of, **n)) {
-            assert!(rest.contains(n) || delivered.contains(&(of, *n)), "{n} is lost for {of}");
+            assert!(
+                rest.contains(n) || delivered.contains(&(of, *n)),
+                "{n} is lost for {of}"
+            );
         }
     }
     log.close().await.unwrap();

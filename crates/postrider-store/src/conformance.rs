@@ -140,7 +140,10 @@ pub async fn claim_all(log: &dyn EventLog, of: SubscriptionId, now: Timestamp) -
 }
 
 /// Waits for what a store does a moment later.
-#[expect(clippy::disallowed_methods, reason = "a store's own threads follow no clock of ours")]
+#[expect(
+    clippy::disallowed_methods,
+    reason = "a store's own threads follow no clock of ours"
+)]
 pub async fn eventually(what: &str, holds: impl Fn() -> bool) {
     for _ in 0..2_000 {
         if holds() {
@@ -155,7 +158,7 @@ pub async fn eventually(what: &str, holds: impl Fn() -> bool) {
 pub struct Seeded(pub u64);
 
 impl Seeded {
-    pub fn next(&mut self) -> u64 {
+    pub fn number(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -164,7 +167,7 @@ impl Seeded {
     }
 
     pub fn below(&mut self, bound: u64) -> u64 {
-        self.next() % bound
+        self.number() % bound
     }
 
     pub fn one_in(&mut self, n: u64) -> bool {
@@ -202,17 +205,37 @@ pub async fn what_is_appended_is_claimed_in_order_by_whom_it_matched(subject: &d
     assert_eq!(claims[0].position(), first);
     assert_eq!(claims[1].position(), Position(first.0 + 1));
     assert_eq!(claims[2].position(), second);
-    assert!(claims.iter().all(|c| c.attempts_made == 0 && c.last_attempt.is_none() && c.due.is_none()));
-    assert_eq!(texts(&claim_all(&*log, sub(2), at(0)).await), [r#"{"id":"ä"}"#, r#"{"id": "b" }"#]);
-    assert!(claim_all(&*log, sub(3), at(0)).await.is_empty(), "nothing matched it");
-    assert!(claim_all(&*log, sub(4), at(0)).await.is_empty(), "it does not exist");
+    assert!(
+        claims
+            .iter()
+            .all(|c| c.attempts_made == 0 && c.last_attempt.is_none() && c.due.is_none())
+    );
+    assert_eq!(
+        texts(&claim_all(&*log, sub(2), at(0)).await),
+        [r#"{"id":"ä"}"#, r#"{"id": "b" }"#]
+    );
+    assert!(
+        claim_all(&*log, sub(3), at(0)).await.is_empty(),
+        "nothing matched it"
+    );
+    assert!(
+        claim_all(&*log, sub(4), at(0)).await.is_empty(),
+        "it does not exist"
+    );
     log.close().await.unwrap();
 }
 
 pub async fn one_request_may_match_differently_event_by_event(subject: &dyn Subject) {
     let log = open(subject, &[1, 2]).await;
     // The sets appear in another order than the subscription meets them.
-    let batch = events(&[("a", &[1, 2]), ("b", &[1]), ("c", &[]), ("d", &[1, 2]), ("e", &[2]), ("f", &[1])]);
+    let batch = events(&[
+        ("a", &[1, 2]),
+        ("b", &[1]),
+        ("c", &[]),
+        ("d", &[1, 2]),
+        ("e", &[2]),
+        ("f", &[1]),
+    ]);
     log.append(batch).await.unwrap();
     let claims = claim_all(&*log, sub(1), at(0)).await;
     assert_eq!(texts(&claims), ["a", "b", "d", "f"]);
@@ -229,7 +252,10 @@ pub async fn a_claim_is_not_handed_out_twice(subject: &dyn Subject) {
     for _ in 0..50 {
         log.append(events(&[("x", &[1]), ("y", &[1])])).await.unwrap();
     }
-    let want = Want { events_max: 7, ..WANT };
+    let want = Want {
+        events_max: 7,
+        ..WANT
+    };
     let claim = || log.claim(sub(1), at(0), want);
     let mut seen = BTreeSet::new();
     loop {
@@ -249,7 +275,15 @@ pub async fn a_claim_is_not_handed_out_twice(subject: &dyn Subject) {
 pub async fn a_claim_stays_within_what_is_wanted(subject: &dyn Subject) {
     let log = open(subject, &[1]).await;
     let big = "b".repeat(100);
-    log.append(events(&[("aaaaa", &[1]), ("aaaaa", &[1]), ("aaaaa", &[1]), (&big, &[1]), ("aa", &[1])])).await.unwrap();
+    log.append(events(&[
+        ("aaaaa", &[1]),
+        ("aaaaa", &[1]),
+        ("aaaaa", &[1]),
+        (&big, &[1]),
+        ("aa", &[1]),
+    ]))
+    .await
+    .unwrap();
     let want = |events_max, bytes_max, overhead| Want {
         events_max,
         bytes_max,
@@ -258,8 +292,16 @@ pub async fn a_claim_stays_within_what_is_wanted(subject: &dyn Subject) {
     let count = async |want| log.claim(sub(1), at(0), want).await.unwrap().len();
     assert_eq!(count(want(0, 1_000, 0)).await, 0);
     assert_eq!(count(want(1, 1_000, 0)).await, 1);
-    assert_eq!(count(want(9, 23, 7)).await, 1, "two would be 24 bytes with their overhead");
-    assert_eq!(count(want(9, 104, 0)).await, 1, "the next is too large to come with it");
+    assert_eq!(
+        count(want(9, 23, 7)).await,
+        1,
+        "two would be 24 bytes with their overhead"
+    );
+    assert_eq!(
+        count(want(9, 104, 0)).await,
+        1,
+        "the next is too large to come with it"
+    );
     assert_eq!(count(want(9, 50, 7)).await, 1, "a large one comes alone");
     assert_eq!(count(want(9, 1, 0)).await, 1);
     assert_eq!(count(want(9, 1_000, 0)).await, 0);
@@ -273,9 +315,13 @@ pub async fn done_dropped_and_dead_are_never_offered_again(subject: &dyn Subject
         Next::Drop(Reason::TimeToLiveExceeded),
         Next::DeadLetter(Reason::AttemptsExhausted),
     ];
-    log.append(events(&[("a", &[1]), ("b", &[1]), ("c", &[1])])).await.unwrap();
+    log.append(events(&[("a", &[1]), ("b", &[1]), ("c", &[1])]))
+        .await
+        .unwrap();
     // The same three ends once more, for deliveries that were retried before.
-    log.append(events(&[("d", &[1]), ("e", &[1]), ("f", &[1])])).await.unwrap();
+    log.append(events(&[("d", &[1]), ("e", &[1]), ("f", &[1])]))
+        .await
+        .unwrap();
     let claims = claim_all(&*log, sub(1), at(0)).await;
     for (claim, end) in claims.iter().zip(ends) {
         log.settle(sub(1), vec![settled(claim, end)]).await.unwrap();
@@ -334,14 +380,20 @@ pub async fn a_retry_is_offered_when_it_is_due_with_what_is_known_of_it(subject:
 
 pub async fn retries_go_before_first_attempts(subject: &dyn Subject) {
     let log = open(subject, &[1]).await;
-    log.append(events(&[("a", &[1]), ("bbbbbbbbbb", &[1])])).await.unwrap();
+    log.append(events(&[("a", &[1]), ("bbbbbbbbbb", &[1])]))
+        .await
+        .unwrap();
     let claims = claim_all(&*log, sub(1), at(0)).await;
     settle_all(&*log, sub(1), &claims, Next::RetryAt(at(5))).await;
     eventually("two retries", || log.backlog(sub(1)).retrying == 2).await;
     log.append(events(&[("c", &[1])])).await.unwrap();
 
     let want = Want { bytes_max: 4, ..WANT };
-    assert_eq!(texts(&log.claim(sub(1), at(5), want).await.unwrap()), ["a"], "nothing overtakes a retry");
+    assert_eq!(
+        texts(&log.claim(sub(1), at(5), want).await.unwrap()),
+        ["a"],
+        "nothing overtakes a retry"
+    );
     assert_eq!(texts(&claim_all(&*log, sub(1), at(5)).await), ["bbbbbbbbbb", "c"]);
     log.close().await.unwrap();
 }
@@ -389,8 +441,26 @@ pub async fn due_times_are_known(subject: &dyn Subject) {
 
 pub async fn what_is_released_is_offered_again_in_order(subject: &dyn Subject) {
     let log = open(subject, &[1]).await;
-    log.append(events(&[("a", &[1]), ("b", &[1]), ("c", &[1]), ("d", &[1]), ("e", &[1])])).await.unwrap();
-    let claims = log.claim(sub(1), at(0), Want { events_max: 4, ..WANT }).await.unwrap();
+    log.append(events(&[
+        ("a", &[1]),
+        ("b", &[1]),
+        ("c", &[1]),
+        ("d", &[1]),
+        ("e", &[1]),
+    ]))
+    .await
+    .unwrap();
+    let claims = log
+        .claim(
+            sub(1),
+            at(0),
+            Want {
+                events_max: 4,
+                ..WANT
+            },
+        )
+        .await
+        .unwrap();
     settle_all(&*log, sub(1), &claims[1..2], Next::Done).await;
     // Two holders give back, the first events first.
     log.release(sub(1), claims[..1].to_vec());
@@ -417,10 +487,30 @@ pub async fn closing_a_subscription_drops_and_counts(subject: &dyn Subject) {
     let log = open(subject, &[1, 2]).await;
     let five: Vec<(&str, &[u64])> = vec![("x", &[1, 2]); 5];
     log.append(events(&five)).await.unwrap();
-    let claims = log.claim(sub(1), at(0), Want { events_max: 3, ..WANT }).await.unwrap();
+    let claims = log
+        .claim(
+            sub(1),
+            at(0),
+            Want {
+                events_max: 3,
+                ..WANT
+            },
+        )
+        .await
+        .unwrap();
     settle_all(&*log, sub(1), &claims[..2], Next::RetryAt(at(5))).await;
     eventually("two retries", || log.backlog(sub(1)).retrying == 2).await;
-    let retry = log.claim(sub(1), at(5), Want { events_max: 1, ..WANT }).await.unwrap();
+    let retry = log
+        .claim(
+            sub(1),
+            at(5),
+            Want {
+                events_max: 1,
+                ..WANT
+            },
+        )
+        .await
+        .unwrap();
     // Two wait and one is to be retried; two are claimed, and whoever holds them counts them.
     assert_eq!(log.close_subscription(sub(1)).await.unwrap(), 3);
     assert_eq!(log.close_subscription(sub(1)).await.unwrap(), 0);
@@ -429,7 +519,11 @@ pub async fn closing_a_subscription_drops_and_counts(subject: &dyn Subject) {
     assert_eq!(log.next_due(), None);
     assert!(claim_all(&*log, sub(1), at(100)).await.is_empty());
     assert_eq!(log.backlog(sub(1)), Backlog::default());
-    assert_eq!(claim_all(&*log, sub(2), at(0)).await.len(), 5, "the other one keeps its own");
+    assert_eq!(
+        claim_all(&*log, sub(2), at(0)).await.len(),
+        5,
+        "the other one keeps its own"
+    );
     log.close().await.unwrap();
 }
 
@@ -457,12 +551,32 @@ pub async fn the_backlog_is_counted(subject: &dyn Subject) {
     let five: Vec<(&str, &[u64])> = vec![("x", &[1]); 5];
     log.append(events(&five)).await.unwrap();
     assert_eq!(log.backlog(sub(1)), backlog(5, 0, 0));
-    let claims = log.claim(sub(1), at(0), Want { events_max: 3, ..WANT }).await.unwrap();
+    let claims = log
+        .claim(
+            sub(1),
+            at(0),
+            Want {
+                events_max: 3,
+                ..WANT
+            },
+        )
+        .await
+        .unwrap();
     assert_eq!(log.backlog(sub(1)), backlog(2, 3, 0));
     settle_all(&*log, sub(1), &claims[..1], Next::RetryAt(at(5))).await;
     settle_all(&*log, sub(1), &claims[1..2], Next::Done).await;
     eventually("one retries", || log.backlog(sub(1)) == backlog(2, 1, 1)).await;
-    let retry = log.claim(sub(1), at(5), Want { events_max: 1, ..WANT }).await.unwrap();
+    let retry = log
+        .claim(
+            sub(1),
+            at(5),
+            Want {
+                events_max: 1,
+                ..WANT
+            },
+        )
+        .await
+        .unwrap();
     assert_eq!(log.backlog(sub(1)), backlog(2, 2, 0));
     assert_eq!(log.subscriptions(), [sub(1)]);
     log.release(sub(1), claims[2..].to_vec());
@@ -512,10 +626,26 @@ pub async fn what_is_settled_stays_settled_after_a_restart(subject: &dyn Subject
     let log = open(subject, &[1, 2]).await;
     let texts_all: Vec<String> = (0..100).map(|n| format!("e{n:03}")).collect();
     for pair in texts_all.chunks(2) {
-        log.append(events(&[(&pair[0], &[1, 2]), (&pair[1], &[1])])).await.unwrap();
+        log.append(events(&[(&pair[0], &[1, 2]), (&pair[1], &[1])]))
+            .await
+            .unwrap();
     }
-    let claims = log.claim(sub(1), at(0), Want { events_max: 60, ..WANT }).await.unwrap();
-    let odd: Vec<Claim> = claims.iter().filter(|c| c.position().0 % 2 == 1).cloned().collect();
+    let claims = log
+        .claim(
+            sub(1),
+            at(0),
+            Want {
+                events_max: 60,
+                ..WANT
+            },
+        )
+        .await
+        .unwrap();
+    let odd: Vec<Claim> = claims
+        .iter()
+        .filter(|c| c.position().0 % 2 == 1)
+        .cloned()
+        .collect();
     settle_all(&*log, sub(1), &odd, Next::Done).await;
 
     let log = subject.reopen(log).await;
@@ -583,8 +713,20 @@ pub async fn positions_grow_and_the_identity_stays(subject: &dyn Subject) {
 
 pub async fn a_closed_subscription_stays_closed(subject: &dyn Subject) {
     let log = open(subject, &[1, 2]).await;
-    log.append(events(&[("a", &[1, 2]), ("b", &[1, 2])])).await.unwrap();
-    let claims = log.claim(sub(1), at(0), Want { events_max: 1, ..WANT }).await.unwrap();
+    log.append(events(&[("a", &[1, 2]), ("b", &[1, 2])]))
+        .await
+        .unwrap();
+    let claims = log
+        .claim(
+            sub(1),
+            at(0),
+            Want {
+                events_max: 1,
+                ..WANT
+            },
+        )
+        .await
+        .unwrap();
     settle_all(&*log, sub(1), &claims, Next::RetryAt(at(5))).await;
     assert_eq!(log.close_subscription(sub(1)).await.unwrap(), 2);
     let log = subject.reopen(log).await;
@@ -600,7 +742,11 @@ pub async fn many_subscriptions_each_get_their_own(subject: &dyn Subject) {
     let mut expected: BTreeMap<u64, Vec<String>> = BTreeMap::new();
     for n in 0..200u64 {
         let text = format!("event {n}");
-        let matched: Vec<u64> = ids.iter().copied().filter(|id| (n * 7 + id) % 40 == 0 || *id == 300).collect();
+        let matched: Vec<u64> = ids
+            .iter()
+            .copied()
+            .filter(|id| (n * 7 + id) % 40 == 0 || *id == 300)
+            .collect();
         for id in &matched {
             expected.entry(*id).or_default().push(text.clone());
         }
@@ -609,7 +755,11 @@ pub async fn many_subscriptions_each_get_their_own(subject: &dyn Subject) {
     let log = subject.reopen(log).await;
     for id in &ids {
         let claims = claim_all(&*log, sub(*id), at(0)).await;
-        assert_eq!(texts(&claims), expected.remove(id).unwrap_or_default(), "subscription {id}");
+        assert_eq!(
+            texts(&claims),
+            expected.remove(id).unwrap_or_default(),
+            "subscription {id}"
+        );
     }
     log.close().await.unwrap();
 }
@@ -652,12 +802,26 @@ pub async fn a_big_backlog_drains_in_order(subject: &dyn Subject) {
     let log = open(subject, &[1, 2]).await;
     let all = append_many(&*log, 20_000).await;
     assert_eq!(log.backlog(sub(1)).waiting, 20_000);
-    let want = Want { events_max: 333, ..WANT };
+    let want = Want {
+        events_max: 333,
+        ..WANT
+    };
     let drained = drain(&*log, sub(1), want).await;
     assert_eq!(drained.len(), all.len());
     assert!(drained == all, "out of order");
     let third: Vec<String> = all.iter().step_by(3).cloned().collect();
-    assert!(drain(&*log, sub(2), Want { events_max: 10, ..WANT }).await == third);
+    assert!(
+        drain(
+            &*log,
+            sub(2),
+            Want {
+                events_max: 10,
+                ..WANT
+            }
+        )
+        .await
+            == third
+    );
     assert_eq!(log.backlog(sub(1)), Backlog::default());
     assert_eq!(log.backlog(sub(2)), Backlog::default());
     log.close().await.unwrap();
@@ -666,7 +830,17 @@ pub async fn a_big_backlog_drains_in_order(subject: &dyn Subject) {
 pub async fn a_backlog_drains_after_a_restart(subject: &dyn Subject) {
     let log = open(subject, &[1, 2]).await;
     let mut all = append_many(&*log, 7_000).await;
-    let claims = log.claim(sub(1), at(0), Want { events_max: 500, ..WANT }).await.unwrap();
+    let claims = log
+        .claim(
+            sub(1),
+            at(0),
+            Want {
+                events_max: 500,
+                ..WANT
+            },
+        )
+        .await
+        .unwrap();
     assert_eq!(claims.len(), 500);
     settle_all(&*log, sub(1), &claims[100..], Next::Done).await;
     all.drain(100..500);
@@ -689,7 +863,12 @@ pub async fn nothing_is_lost_while_appends_and_claims_interleave(subject: &dyn S
     let appended = AtomicUsize::new(0);
     let publish = async |from: usize| {
         for n in (from..REQUESTS).step_by(4) {
-            log.append(events(&[(&format!("{n}.0 {padding}"), &[1, 2]), (&format!("{n}.1 x"), &[1])])).await.unwrap();
+            log.append(events(&[
+                (&format!("{n}.0 {padding}"), &[1, 2]),
+                (&format!("{n}.1 x"), &[1]),
+            ]))
+            .await
+            .unwrap();
             appended.fetch_add(1, Relaxed);
         }
     };
@@ -700,7 +879,17 @@ pub async fn nothing_is_lost_while_appends_and_claims_interleave(subject: &dyn S
         let mut idle = 0;
         while positions.len() < expected && idle < 20_000 {
             let done = appended.load(Relaxed) == REQUESTS;
-            let claims = log.claim(of, at(0), Want { events_max: 50, ..WANT }).await.unwrap();
+            let claims = log
+                .claim(
+                    of,
+                    at(0),
+                    Want {
+                        events_max: 50,
+                        ..WANT
+                    },
+                )
+                .await
+                .unwrap();
             idle = if claims.is_empty() && done { idle + 1 } else { 0 };
             positions.extend(claims.iter().map(Claim::position));
             words.extend(claims.iter().map(first_word));
@@ -710,7 +899,10 @@ pub async fn nothing_is_lost_while_appends_and_claims_interleave(subject: &dyn S
         assert_eq!(positions.len(), expected, "subscription {of}");
         assert_eq!(words.len(), expected, "subscription {of}");
         assert!(positions.is_sorted(), "subscription {of}");
-        assert!(log.claim(of, at(0), WANT).await.unwrap().is_empty(), "subscription {of}");
+        assert!(
+            log.claim(of, at(0), WANT).await.unwrap().is_empty(),
+            "subscription {of}"
+        );
     };
     tokio::join!(
         publish(0),
@@ -760,7 +952,10 @@ impl Model {
                 }
                 None => {
                     assert_eq!(*stands, Stands::Waiting, "{key:?}");
-                    assert!(fresh_before.is_none_or(|before| before < key.1), "{key:?}: out of order");
+                    assert!(
+                        fresh_before.is_none_or(|before| before < key.1),
+                        "{key:?}: out of order"
+                    );
                     fresh_before = Some(key.1);
                 }
             }
@@ -768,7 +963,10 @@ impl Model {
             self.held.entry(of).or_default().push(claim);
         }
         if let Some(upto) = fresh_before {
-            let skipped = self.deliveries.range((of, Position(0))..(of, upto)).find(|(_, d)| d.0 == Stands::Waiting);
+            let skipped = self
+                .deliveries
+                .range((of, Position(0))..(of, upto))
+                .find(|(_, d)| d.0 == Stands::Waiting);
             assert!(skipped.is_none(), "{skipped:?} was overtaken by {upto}");
         }
     }
@@ -842,11 +1040,29 @@ pub async fn any_sequence_follows_the_model(subject: &dyn Subject, seed: u64) {
         }
         settle_all(&*log, of, &held, Next::Done).await;
         eventually("all is settled", || log.backlog(of).claimed == 0).await;
-        let waiting = model.deliveries.iter().filter(|(key, d)| key.0 == of && d.0 != Stands::Ended).count();
+        let waiting = model
+            .deliveries
+            .iter()
+            .filter(|(key, d)| key.0 == of && d.0 != Stands::Ended)
+            .count();
         let backlog = log.backlog(of);
-        assert_eq!(backlog.waiting + backlog.retrying, waiting as u64, "seed {seed}, subscription {of}");
+        assert_eq!(
+            backlog.waiting + backlog.retrying,
+            waiting as u64,
+            "seed {seed}, subscription {of}"
+        );
         loop {
-            let claims = log.claim(of, at(model.now), Want { events_max: 100, ..WANT }).await.unwrap();
+            let claims = log
+                .claim(
+                    of,
+                    at(model.now),
+                    Want {
+                        events_max: 100,
+                        ..WANT
+                    },
+                )
+                .await
+                .unwrap();
             if claims.is_empty() {
                 break;
             }
@@ -868,12 +1084,19 @@ pub async fn any_sequence_follows_the_model(subject: &dyn Subject, seed: u64) {
 async fn append_random(log: &dyn EventLog, model: &mut Model, random: &mut Seeded, step: usize) {
     let mut all: Vec<(String, Vec<u64>)> = Vec::new();
     for n in 0..1 + random.below(12) {
-        let size = if random.one_in(4) { random.below(90_000) } else { random.below(300) };
+        let size = if random.one_in(4) {
+            random.below(90_000)
+        } else {
+            random.below(300)
+        };
         let text = format!("{step}.{n} {}", "p".repeat(size as usize));
-        let mask = random.next();
+        let mask = random.number();
         all.push((text, (1..=4).filter(|id| mask >> id & 1 == 1).collect()));
     }
-    let batch: Vec<(&str, &[u64])> = all.iter().map(|(text, ids)| (text.as_str(), ids.as_slice())).collect();
+    let batch: Vec<(&str, &[u64])> = all
+        .iter()
+        .map(|(text, ids)| (text.as_str(), ids.as_slice()))
+        .collect();
     let first = log.append(events(&batch)).await.unwrap();
     for (n, (text, ids)) in all.into_iter().enumerate() {
         for id in ids {
@@ -972,7 +1195,9 @@ fn subscription(id: u64, topic: u64) -> Subscription {
 async fn load(catalog: &dyn Catalog) -> Loaded {
     let mut loaded = catalog.load().await.unwrap();
     loaded.topics.sort_by_key(|topic| topic.id);
-    loaded.domain_topics.sort_by_key(|topic| (topic.domain, topic.name.clone()));
+    loaded
+        .domain_topics
+        .sort_by_key(|topic| (topic.domain, topic.name.clone()));
     loaded.subscriptions.sort_by_key(|subscription| subscription.id);
     loaded
 }
@@ -989,10 +1214,16 @@ pub async fn what_is_put_is_loaded_until_it_is_deleted(subject: &dyn CatalogSubj
         catalog.commit(vec![Change::PutTopic(one.clone())]).await.unwrap();
     }
     for one in &expected.domain_topics {
-        catalog.commit(vec![Change::PutDomainTopic(one.clone())]).await.unwrap();
+        catalog
+            .commit(vec![Change::PutDomainTopic(one.clone())])
+            .await
+            .unwrap();
     }
     for one in &expected.subscriptions {
-        catalog.commit(vec![Change::PutSubscription(one.clone())]).await.unwrap();
+        catalog
+            .commit(vec![Change::PutSubscription(one.clone())])
+            .await
+            .unwrap();
     }
     assert_eq!(load(&*catalog).await, expected);
 
@@ -1022,7 +1253,10 @@ pub async fn the_changes_of_a_commit_come_together(subject: &dyn CatalogSubject)
     let mut last = 0;
     let write = async {
         for n in 1..=30 {
-            let changes = vec![Change::PutTopic(topic(1, &n.to_string())), Change::PutTopic(topic(2, &n.to_string()))];
+            let changes = vec![
+                Change::PutTopic(topic(1, &n.to_string())),
+                Change::PutTopic(topic(2, &n.to_string())),
+            ];
             catalog.commit(changes).await.unwrap();
         }
     };

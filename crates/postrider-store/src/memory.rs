@@ -1,7 +1,9 @@
 //! Both promises in memory: for tests and the simulation, and for reading what the promises mean.
 
 use crate::log::LastAttempt;
-use crate::{Backlog, Catalog, Change, Claim, Entry, Error, EventLog, Health, Listener, Loaded, Settled, Want};
+use crate::{
+    Backlog, Catalog, Change, Claim, Entry, Error, EventLog, Health, Listener, Loaded, Settled, Want,
+};
 use async_trait::async_trait;
 use postrider_core::event::Batch;
 use postrider_core::ids::{Position, SubscriptionId, TopicId};
@@ -304,7 +306,10 @@ impl EventLog for MemoryLog {
 
     fn next_due(&self) -> Option<Timestamp> {
         let log = self.lock();
-        let firsts = log.subscriptions.values().filter_map(|d| d.retrying.keys().next());
+        let firsts = log
+            .subscriptions
+            .values()
+            .filter_map(|d| d.retrying.keys().next());
         firsts.map(|(due, _)| *due).min()
     }
 
@@ -317,7 +322,11 @@ impl EventLog for MemoryLog {
     fn due(&self, now: Timestamp) -> Vec<SubscriptionId> {
         let log = self.lock();
         let has_due = |d: &Deliveries| d.retrying.keys().next().is_some_and(|(due, _)| *due <= now);
-        log.subscriptions.iter().filter(|(_, d)| has_due(d)).map(|(of, _)| *of).collect()
+        log.subscriptions
+            .iter()
+            .filter(|(_, d)| has_due(d))
+            .map(|(of, _)| *of)
+            .collect()
     }
 
     async fn open_subscription(&self, of: SubscriptionId) -> Result<(), Error> {
@@ -342,17 +351,23 @@ impl EventLog for MemoryLog {
     fn subscriptions(&self) -> Vec<SubscriptionId> {
         let log = self.lock();
         let busy = |d: &Deliveries| !d.waiting.is_empty() || !d.retrying.is_empty();
-        log.subscriptions.iter().filter(|(_, d)| busy(d)).map(|(of, _)| *of).collect()
+        log.subscriptions
+            .iter()
+            .filter(|(_, d)| busy(d))
+            .map(|(of, _)| *of)
+            .collect()
     }
 
     fn backlog(&self, of: SubscriptionId) -> Backlog {
         let log = self.lock();
-        log.subscriptions.get(&of).map_or_else(Backlog::default, |d| Backlog {
-            waiting: d.waiting.len() as u64,
-            claimed: d.claimed.len() as u64,
-            retrying: d.retrying.len() as u64,
-            oldest: d.waiting.values().next().map(|one| one.entry.batch.received),
-        })
+        log.subscriptions
+            .get(&of)
+            .map_or_else(Backlog::default, |d| Backlog {
+                waiting: d.waiting.len() as u64,
+                claimed: d.claimed.len() as u64,
+                retrying: d.retrying.len() as u64,
+                oldest: d.waiting.values().next().map(|one| one.entry.batch.received),
+            })
     }
 
     fn health(&self) -> Health {
@@ -416,7 +431,9 @@ impl Catalog for MemoryCatalog {
                     catalog.topics.remove(&id);
                 }
                 Change::PutDomainTopic(topic) => {
-                    catalog.domain_topics.insert((topic.domain, topic.name.to_lowercase()), topic);
+                    catalog
+                        .domain_topics
+                        .insert((topic.domain, topic.name.to_lowercase()), topic);
                 }
                 Change::DeleteDomainTopic(domain, name) => {
                     catalog.domain_topics.remove(&(domain, name.to_lowercase()));
@@ -495,14 +512,23 @@ mod tests {
     async fn a_crash_keeps_what_was_durable_and_nothing_else() {
         let log = MemoryLog::new(7);
         log.open_subscription(sub(1)).await.unwrap();
-        log.append(events(&[("a", &[1]), ("b", &[1]), ("c", &[1])])).await.unwrap();
+        log.append(events(&[("a", &[1]), ("b", &[1]), ("c", &[1])]))
+            .await
+            .unwrap();
         let claims = claim_all(&log, sub(1), at(0)).await;
-        log.settle(sub(1), vec![settled(&claims[0], Next::Done)]).await.unwrap();
+        log.settle(sub(1), vec![settled(&claims[0], Next::Done)])
+            .await
+            .unwrap();
         log.checkpoint();
-        log.settle(sub(1), vec![settled(&claims[1], Next::RetryAt(at(9)))]).await.unwrap();
+        log.settle(sub(1), vec![settled(&claims[1], Next::RetryAt(at(9)))])
+            .await
+            .unwrap();
 
         let restarted = log.crash();
-        assert!(matches!(log.append(events(&[("x", &[1])])).await, Err(Error::Closed)));
+        assert!(matches!(
+            log.append(events(&[("x", &[1])])).await,
+            Err(Error::Closed)
+        ));
         assert_eq!(restarted.next_due(), None);
         let claims = claim_all(&restarted, sub(1), at(0)).await;
         let texts: Vec<&str> = claims.iter().map(Claim::object).collect();
@@ -515,11 +541,17 @@ mod tests {
         let log = MemoryLog::new(7);
         log.open_subscription(sub(1)).await.unwrap();
         log.refuse_appends(Some("the disk is full"));
-        assert!(matches!(log.append(events(&[("a", &[1])])).await, Err(Error::Unavailable(_))));
+        assert!(matches!(
+            log.append(events(&[("a", &[1])])).await,
+            Err(Error::Unavailable(_))
+        ));
         assert!(log.claim(sub(1), at(0), WANT).await.unwrap().is_empty());
         log.refuse_appends(None);
         log.fail_next_append();
-        assert!(matches!(log.append(events(&[("b", &[1])])).await, Err(Error::Unavailable(_))));
+        assert!(matches!(
+            log.append(events(&[("b", &[1])])).await,
+            Err(Error::Unavailable(_))
+        ));
         log.append(events(&[("c", &[1])])).await.unwrap();
         assert_eq!(claim_all(&log, sub(1), at(0)).await.len(), 2);
     }

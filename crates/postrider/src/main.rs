@@ -5,6 +5,7 @@ mod material;
 mod serve;
 mod bench;
 mod receiver;
+mod demo;
 
 use clap::{Parser, Subcommand};
 
@@ -25,6 +26,8 @@ enum Command {
     Serve(config::ServeFlags),
     /// Print webhook deliveries as they arrive
     Receiver(receiver::ReceiverArgs),
+    /// Watch events being delivered, retried and dead-lettered, on a fast clock
+    Demo(demo::DemoArgs),
     /// Measure publish-to-delivered on this machine, beside a minimal relay
     Bench(bench::BenchArgs),
     #[command(hide = true)]
@@ -39,6 +42,7 @@ fn main() -> std::process::ExitCode {
     let result = match Cli::parse().command {
         Command::Serve(flags) => serve::run(&flags),
         Command::Receiver(args) => receiver::run(args),
+        Command::Demo(args) => demo::run(&args),
         Command::Bench(args) => bench::run(args),
         Command::BenchSink(args) => bench::run_sink(args),
         Command::BenchRelay(args) => bench::run_relay(args),

@@ -153,7 +153,7 @@ fn answer(status: StatusCode) -> Answer {
 }
 
 /// The answer to a request that asks whether deliveries are wanted here, if it is one.
-fn handshake(head: &request::Parts, body: &[u8]) -> Option<Answer> {
+pub fn handshake(head: &request::Parts, body: &[u8]) -> Option<Answer> {
     if head.method == Method::OPTIONS {
         return Some(allow_deliveries(head));
     }

@@ -63,7 +63,11 @@ impl Content {
     /// What a power cut leaves: any of the sectors written since the last sync, old or new.
     fn cut(&self, random: &mut Seeded) -> Vec<u8> {
         let mut bytes = self.durable.clone();
-        let reserved = if random.one_in(2) { self.len } else { self.durable_len };
+        let reserved = if random.one_in(2) {
+            self.len
+        } else {
+            self.durable_len
+        };
         bytes.resize(reserved.min(self.bytes.len() + RESERVED_SHOWN), 0);
         // Now and then all or nothing, which chance alone would hardly bring about.
         let chance = random.below(4);
@@ -114,7 +118,9 @@ impl Files {
     fn cut(&self, random: &mut Seeded) -> Image {
         let directory = &self.directories[random.below(self.directories.len() as u64) as usize];
         let files = directory.iter();
-        files.map(|(name, inode)| (name.clone(), self.contents[*inode].cut(random))).collect()
+        files
+            .map(|(name, inode)| (name.clone(), self.contents[*inode].cut(random)))
+            .collect()
     }
 
     fn tell(&mut self, seed: u64) {
@@ -165,7 +171,10 @@ impl FaultDisk {
             bytes.resize(content.len.min(bytes.len() + RESERVED_SHOWN), 0);
             bytes
         };
-        directory.into_iter().map(|(name, inode)| (name, content(inode))).collect()
+        directory
+            .into_iter()
+            .map(|(name, inode)| (name, content(inode)))
+            .collect()
     }
 
     pub fn limit(&self, room: Option<u64>) {
@@ -199,7 +208,9 @@ impl FaultDisk {
 impl Disk for FaultDisk {
     fn open(&self, name: &str) -> io::Result<Arc<dyn DiskFile>> {
         let inode = self.lock().now().get(name).copied();
-        inode.map(|inode| self.file(inode)).ok_or(io::ErrorKind::NotFound.into())
+        inode
+            .map(|inode| self.file(inode))
+            .ok_or(io::ErrorKind::NotFound.into())
     }
 
     fn create(&self, name: &str) -> io::Result<Arc<dyn DiskFile>> {
@@ -294,7 +305,11 @@ impl DiskFile for FaultFile {
 
     fn sync(&self) -> io::Result<()> {
         let mut files = self.disk.lock();
-        let seed = files.contents.iter().map(|c| c.len as u64 + c.dirty.len() as u64).sum();
+        let seed = files
+            .contents
+            .iter()
+            .map(|c| c.len as u64 + c.dirty.len() as u64)
+            .sum();
         files.tell(seed);
         if files.syncs_to_fail > 0 {
             files.syncs_to_fail -= 1;
@@ -320,7 +335,7 @@ impl DiskFile for FaultFile {
         Ok(())
     }
 
-    fn len(&self) -> io::Result<u64> {
+    fn size(&self) -> io::Result<u64> {
         Ok(self.disk.lock().contents[self.inode].len as u64)
     }
 }

@@ -1,1 +1,176 @@
-//! TODO
+//! Damaged log files: what is left arrives, what is damaged is reported and never served.
+
+use crate::receiver::{Gate, Receiver, Reply};
+use crate::server::{Server, Setup, event};
+use serde_json::json;
+use std::collections::BTreeSet;
+use std::fs::{self, OpenOptions};
+use std::os::unix::fs::FileExt;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+const EVENTS: usize = 60;
+
+fn id(n: usize) -> String {
+    format!("event-{n:03}")
+}
+
+fn ids(numbers: impl Iterator<Item = usize>) -> BTreeSet<String> {
+    numbers.map(id).collect()
+}
+
+/// How the server came to stand still.
+#[derive(Clone, Copy, Debug)]
+enum End {
+    Killed,
+    Stopped,
+    /// Stopped, started and stopped again: the events are in a file that was closed long ago, and
+    /// that is not read on start.
+    Sealed,
+}
+
+/// A stopped server with events in its log, one record each, none of them delivered.
+struct Stopped {
+    gate: Arc<Gate>,
+    receiver: Receiver,
+    server: Server,
+}
+
+impl Stopped {
+    fn new(end: End) -> Stopped {
+        let gate = Arc::new(Gate::default());
+        let receiver = Receiver::answering({
+            let gate = gate.clone();
+            move |_| {
+                gate.wait();
+                Reply::Status(200)
+            }
+        });
+        let mut server = Setup::config("shutdown.grace = \"0s\"").start();
+        server.put_topic("orders");
+        server.subscribe("orders", "billing", &receiver.url("/"), json!(null));
+        for n in 0..EVENTS {
+            server.publish("orders", &[event(id(n))]);
+        }
+        // What is in flight has arrived but is not answered: it will come again.
+        match end {
+            End::Killed => server.kill(),
+            End::Stopped => server.stop(),
+            End::Sealed => {
+                server.stop();
+                server.start();
+                server.stop();
+            }
+        }
+        Stopped { gate, receiver, server }
+    }
+
+    /// The log file that holds this text, and where.
+    fn find(&self, text: &str) -> (PathBuf, u64) {
+        let directory = self.server.data_dir().join("log");
+        let files = fs::read_dir(directory).expect("there is a log").map(|entry| entry.unwrap().path());
+        let found = files.filter(|path| path.extension().is_some_and(|e| e == "log")).find_map(|path| {
+            let bytes = fs::read(&path).unwrap();
+            let at = bytes.windows(text.len()).position(|window| window == text.as_bytes())?;
+            Some((path, at as u64))
+        });
+        found.unwrap_or_else(|| panic!("{text} is in no log file"))
+    }
+
+    fn overwrite(&self, at: &(PathBuf, u64), bytes: &[u8]) {
+        OpenOptions::new().write(true).open(&at.0).unwrap().write_all_at(bytes, at.1).unwrap();
+    }
+
+    /// Starts again, lets deliveries through, and expects these events among them and a new one.
+    #[track_caller]
+    fn delivers_after_start(mut self, expected: &BTreeSet<String>) -> (Server, BTreeSet<String>) {
+        self.receiver.so_far();
+        self.gate.open();
+        self.server.start();
+        let mut seen = self.receiver.all_of(expected);
+        self.server.publish("orders", &[event("new")]);
+        seen.extend(self.receiver.all_of(&["new".to_owned()].into()));
+        self.server.publish("orders", &[event("newer")]);
+        seen.extend(self.receiver.all_of(&["newer".to_owned()].into()));
+        (self.server, seen)
+    }
+}
+
+#[test]
+fn a_damaged_record_is_reported_with_its_place_and_not_served() {
+    for end in [End::Killed, End::Stopped, End::Sealed] {
+        let stopped = Stopped::new(end);
+        let place = stopped.find(&id(30));
+        stopped.overwrite(&place, b"\0\xff\0\xff");
+        let (file, at) = (place.0.file_name().unwrap().to_str().unwrap().to_owned(), place.1);
+        let expected = ids((0..EVENTS).filter(|n| *n != 30));
+        let (server, seen) = stopped.delivers_after_start(&expected);
+        assert!(seen.iter().all(|id| expected.contains(id) || id.starts_with("new")), "{seen:?}");
+
+        server.logged(&["ERROR", "damaged record", &file]);
+        let health = server.send("GET", "/healthz", &[], "").expect(200).json();
+        assert_eq!(health["store"]["corruptRecords"], 1, "{health}");
+        let told = health["store"]["corrupt"][0].as_str().unwrap();
+        assert!(told.contains(&file), "{told}");
+        // The damaged bytes are within what is reported, or the record that begins before them is.
+        let words = told.split(|c: char| !c.is_ascii_digit()).filter_map(|word| word.parse::<u64>().ok());
+        assert!(words.into_iter().any(|n| n > 64 && n <= at && at - n < 4096), "{told} names no place near {at}");
+    }
+}
+
+#[test]
+fn records_behind_a_damaged_header_are_still_found() {
+    let stopped = Stopped::new(End::Killed);
+    let (file, at) = stopped.find(&id(20));
+    // Wipes out whatever stands before the event: the record's header and the end of the one before.
+    stopped.overwrite(&(file, at - 120), &[0xa5; 100]);
+    let expected = ids((0..EVENTS).filter(|n| ![19, 20].contains(n)));
+    let (server, _) = stopped.delivers_after_start(&expected);
+    let health = server.health();
+    assert_ne!(health["store"]["corruptRecords"], 0, "{health}");
+}
+
+#[test]
+fn a_torn_tail_is_cut_off() {
+    let stopped = Stopped::new(End::Killed);
+    let (file, at) = stopped.find(&id(EVENTS - 1));
+    OpenOptions::new().write(true).open(&file).unwrap().set_len(at + 10).unwrap();
+    let expected = ids(0..EVENTS - 1);
+    let (_, seen) = stopped.delivers_after_start(&expected);
+    assert!(!seen.contains(&id(EVENTS - 1)));
+}
+
+#[test]
+fn garbage_at_the_end_is_no_event() {
+    for end in [End::Killed, End::Stopped] {
+        let stopped = Stopped::new(end);
+        let (file, at) = stopped.find(&id(EVENTS - 1));
+        let length = fs::metadata(&file).unwrap().len();
+        let garbage: Vec<u8> = (0..5000_u32).map(|n| (n.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
+        stopped.overwrite(&(file.clone(), length), &garbage);
+        // And directly behind the last record, where the next would go.
+        if at + 4096 < length {
+            stopped.overwrite(&(file, at + 400), &garbage);
+        }
+        let (_, seen) = stopped.delivers_after_start(&ids(0..EVENTS));
+        assert_eq!(seen.len(), EVENTS + 2);
+    }
+}
+
+#[test]
+fn a_log_that_lost_its_beginning_still_delivers_the_rest() {
+    let stopped = Stopped::new(End::Killed);
+    let (file, _) = stopped.find(&id(0));
+    stopped.overwrite(&(file, 0), &[0; 64]);
+    let (server, _) = stopped.delivers_after_start(&ids(1..EVENTS));
+    assert_ne!(server.health()["store"]["corruptRecords"], 0);
+}
+
+#[test]
+fn log_files_that_are_missing_do_not_stop_it() {
+    let stopped = Stopped::new(End::Killed);
+    fs::remove_dir_all(stopped.server.data_dir().join("log")).unwrap();
+    let (server, seen) = stopped.delivers_after_start(&BTreeSet::new());
+    assert_eq!(seen, ["new", "newer"].map(String::from).into());
+    drop(server);
+}

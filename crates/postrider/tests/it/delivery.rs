@@ -1,1 +1,389 @@
-//! TODO
+//! What webhooks receive: bodies and headers per schema, batches, delivery properties, filters.
+
+use crate::receiver::{Delivery, Gate, Receiver, Reply};
+use crate::server::{JSON, Server, Setup, event};
+use serde_json::{Value, json};
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+const KEY: &str = "AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=";
+const IDS: &str = "/subscriptions/00000000-0000-0000-0000-000000000001/resourceGroups/rg1/providers/Microsoft.EventGrid/topics";
+
+/// Declares a topic with a key, further lines about it, and subscriptions that are given as tables.
+fn topic(name: &str, lines: &str, subscriptions: &[String]) -> String {
+    let subscriptions: String = subscriptions.iter().map(|s| format!("[[topic.subscription]]\n{s}\n")).collect();
+    format!("[[topic]]\nname = \"{name}\"\nkey1 = \"{KEY}\"\n{lines}\n{subscriptions}")
+}
+
+/// A subscription named like the path that its events go to, with further lines and destination properties.
+fn subscription(receiver: &Receiver, path: &str, lines: &str, properties: &str) -> String {
+    let url = receiver.url(&format!("/{path}"));
+    format!(
+        "name = \"{path}\"\n{lines}\n\
+         destination = {{ endpoint_type = \"WebHook\", properties = {{ endpoint_url = \"{url}\"{properties} }} }}\n"
+    )
+}
+
+fn publish(server: &Server, topic: &str, content_type: &str, body: impl AsRef<[u8]>) {
+    let target = format!("/topics/{topic}/api/events");
+    server.send("POST", &target, &[("content-type", content_type), ("aeg-sas-key", KEY)], body).expect(200);
+}
+
+/// One delivery to each of these paths.
+fn one_each<const N: usize>(receiver: &Receiver, paths: [&str; N]) -> [Delivery; N] {
+    let mut deliveries: Vec<_> = paths.iter().map(|_| receiver.next()).collect();
+    paths.map(|path| {
+        let at = deliveries.iter().position(|d| d.path == format!("/{path}"));
+        deliveries.swap_remove(at.unwrap_or_else(|| panic!("nothing at /{path}")))
+    })
+}
+
+fn headers(delivery: &Delivery, expected: &[(&str, Option<&str>)]) {
+    for (name, value) in expected {
+        assert_eq!(delivery.header(name), *value, "{name} at {}", delivery.path);
+    }
+}
+
+#[test]
+fn event_grid_events_keep_their_bytes_and_become_cloud_events_when_asked_to() {
+    let receiver = Receiver::start();
+    let config = topic(
+        "orders",
+        "",
+        &[
+            subscription(&receiver, "same", "", ""),
+            subscription(&receiver, "cloud", "event_delivery_schema = \"CloudEventSchemaV1_0\"", ""),
+            subscription(&receiver, "clouds", "event_delivery_schema = \"CloudEventSchemaV1_0\"", ", max_events_per_batch = 10"),
+        ],
+    );
+    let server = Setup::config(config).start();
+    let sent = r#"[{"id":"e1", "subject":"\u00fcber", "eventType":"T",
+        "eventTime":"2026-01-02T03:04:05.1234567Z", "data":{ "n":1.00, "big":123456789012345678901234567890 }, "extra":[1 ,2]}]"#;
+    publish(&server, "orders", "application/json", sent);
+    let [same, cloud, clouds] = one_each(&receiver, ["same", "cloud", "clouds"]);
+
+    for part in [r#""data":{ "n":1.00, "big":123456789012345678901234567890 }"#, r#""extra":[1 ,2]"#, r#""subject":"\u00fcber""#] {
+        assert!(same.text().contains(part), "{part} in {}", same.text());
+    }
+    let event = &same.json()[0];
+    assert_eq!(event["topic"], format!("{IDS}/orders"));
+    assert_eq!((&event["metadataVersion"], &event["dataVersion"]), (&json!("1"), &json!("")));
+    headers(&same, &[("content-type", Some("application/json; charset=utf-8")), ("aeg-data-version", Some(""))]);
+
+    let event = cloud.json();
+    assert!(cloud.text().contains(r#"{ "n":1.00, "big":123456789012345678901234567890 }"#), "{}", cloud.text());
+    for (name, value) in [
+        ("specversion", json!("1.0")),
+        ("id", json!("e1")),
+        ("source", json!(format!("{IDS}/orders"))),
+        ("type", json!("T")),
+        ("subject", json!("über")),
+        ("time", json!("2026-01-02T03:04:05.1234567Z")),
+    ] {
+        assert_eq!(event[name], value, "{name}");
+    }
+    assert_eq!(event.get("dataschema"), None, "the version is empty");
+    headers(
+        &cloud,
+        &[
+            ("content-type", Some("application/cloudevents+json; charset=utf-8")),
+            ("aeg-metadata-version", Some("1.0")),
+            ("aeg-data-version", None),
+            ("origin", Some("eventgrid.azure.net")),
+            ("aeg-subscription-name", Some("CLOUD")),
+            ("aeg-event-type", Some("Notification")),
+            ("aeg-delivery-count", Some("0")),
+        ],
+    );
+    assert_eq!(clouds.json(), json!([event]));
+    headers(&clouds, &[("content-type", Some("application/cloudevents-batch+json; charset=utf-8"))]);
+}
+
+#[test]
+fn cloud_events_stay_cloud_events() {
+    let receiver = Receiver::start();
+    let subscriptions = [subscription(&receiver, "one", "", ""), subscription(&receiver, "many", "", ", max_events_per_batch = 3")];
+    let server = Setup::config(topic("clouds", "input_schema = \"CloudEventSchemaV1_0\"", &subscriptions)).start();
+    let sent = r#"{"specversion":"1.0","id":"e1","source":"/shop","type":"T","tenant":"acme","n":7,"data_base64":"AAEC"}"#;
+    publish(&server, "clouds", "application/cloudevents+json", sent);
+    let [one, many] = one_each(&receiver, ["one", "many"]);
+    assert_eq!(one.text(), sent);
+    assert_eq!(many.text(), format!("[{sent}]"));
+    headers(&one, &[("content-type", Some("application/cloudevents+json; charset=utf-8")), ("origin", Some("eventgrid.azure.net"))]);
+    headers(&many, &[("content-type", Some("application/cloudevents-batch+json; charset=utf-8")), ("aeg-data-version", None)]);
+}
+
+#[test]
+fn custom_events_are_mapped_when_asked_to() {
+    let receiver = Receiver::start();
+    let mapping = "input_schema = \"CustomEventSchema\"\n\
+        input_schema_mapping = { inputSchemaMappingType = \"Json\", properties = { id = { sourceField = \"key\" }, \
+        eventType = { sourceField = \"kind\", defaultValue = \"Thing\" }, subject = { sourceField = \"deep.about\" }, \
+        dataVersion = { defaultValue = \"3\" } } }";
+    let subscriptions = [
+        subscription(&receiver, "custom", "event_delivery_schema = \"CustomInputSchema\"", ""),
+        subscription(&receiver, "grid", "event_delivery_schema = \"EventGridSchema\"", ""),
+        subscription(&receiver, "cloud", "event_delivery_schema = \"CloudEventSchemaV1_0\"", ""),
+    ];
+    let server = Setup::config(topic("things", mapping, &subscriptions)).start();
+    let sent = r#"{"key":"k1", "deep":{"about":"/x"}, "n":1.50}"#;
+    publish(&server, "things", "application/json", format!("[{sent}]"));
+    let [custom, grid, cloud] = one_each(&receiver, ["custom", "grid", "cloud"]);
+    assert_eq!(custom.text(), format!("[{sent}]"));
+    headers(&custom, &[("content-type", Some("application/json; charset=utf-8"))]);
+
+    let event = &grid.json()[0];
+    for (name, value) in [("id", "k1"), ("eventType", "Thing"), ("subject", "/x"), ("dataVersion", "3"), ("metadataVersion", "1")] {
+        assert_eq!(event[name], value, "{name}");
+    }
+    assert!(event["eventTime"].as_str().is_some_and(|time| time.starts_with("20")), "{event}");
+    assert!(grid.text().contains(&format!("\"data\":{sent}")), "{}", grid.text());
+    headers(&grid, &[("aeg-data-version", Some("3")), ("aeg-metadata-version", Some("1"))]);
+
+    let event = cloud.json();
+    for (name, value) in [("id", "k1"), ("type", "Thing"), ("subject", "/x"), ("dataschema", "#3"), ("specversion", "1.0")] {
+        assert_eq!(event[name], value, "{name}");
+    }
+    assert!(cloud.text().contains(&format!("\"data\":{sent}")), "{}", cloud.text());
+}
+
+#[test]
+fn batches_take_what_is_there_and_never_more_than_allowed() {
+    let receiver = Receiver::start();
+    let server = Setup::config(topic("orders", "", &[subscription(&receiver, "hundred", "", ", max_events_per_batch = 100")])).start();
+    let events: Vec<_> = (0..250).map(|n| event(format!("e{n}"))).collect();
+    publish(&server, "orders", "application/json", json!(events).to_string());
+    let mut sizes = Vec::new();
+    let mut seen = BTreeSet::new();
+    while seen.len() < 250 {
+        let ids = receiver.next().ids();
+        sizes.push(ids.len());
+        for id in ids {
+            assert!(seen.insert(id), "each arrives once");
+        }
+    }
+    sizes.sort_unstable();
+    assert_eq!(sizes, [50, 100, 100]);
+
+    // A lone event does not wait for company.
+    publish(&server, "orders", "application/json", json!([event("alone")]).to_string());
+    assert_eq!(receiver.next().ids(), ["alone"]);
+}
+
+#[test]
+fn a_batch_stays_within_its_size_but_for_a_single_larger_event() {
+    let receiver = Receiver::start();
+    let properties = ", max_events_per_batch = 100, preferred_batch_size_in_kilobytes = 4";
+    let server = Setup::config(topic("orders", "", &[subscription(&receiver, "small", "", properties)])).start();
+    let sized = |id: String, bytes: usize| {
+        let mut event = event(id);
+        event["data"] = json!("x".repeat(bytes));
+        event
+    };
+    let mut events: Vec<_> = (0..40).map(|n| sized(format!("s{n}"), 500)).collect();
+    events.insert(7, sized("large".into(), 10_000));
+    publish(&server, "orders", "application/json", json!(events).to_string());
+    let mut seen = BTreeSet::new();
+    while seen.len() < 41 {
+        let delivery = receiver.next();
+        let ids = delivery.ids();
+        if ids.contains(&"large".to_owned()) {
+            assert_eq!(ids, ["large"]);
+        } else {
+            assert!(delivery.body.len() <= 4096, "{} bytes", delivery.body.len());
+        }
+        seen.extend(ids);
+    }
+}
+
+#[test]
+fn delivery_properties_become_headers() {
+    let receiver = Receiver::start();
+    let attributes = r#", delivery_attribute_mappings = [
+        { name = "X-Static", type = "Static", properties = { value = "plain" } },
+        { name = "Authorization", type = "Static", properties = { value = "Basic hidden", isSecret = true } },
+        { name = "X-Color", type = "Dynamic", properties = { sourceField = "data.color" } },
+        { name = "X-Count", type = "Dynamic", properties = { sourceField = "data.n" } },
+        { name = "X-Flag", type = "Dynamic", properties = { sourceField = "data.flag" } },
+        { name = "X-Subject", type = "Dynamic", properties = { sourceField = "subject" } },
+        { name = "X-Missing", type = "Dynamic", properties = { sourceField = "data.none" } },
+        { name = "X-Object", type = "Dynamic", properties = { sourceField = "data" } } ]"#;
+    // TOML has no line breaks inside inline tables.
+    let attributes = attributes.replace('\n', " ");
+    let server = Setup::config(topic("orders", "", &[subscription(&receiver, "hook", "", &attributes)])).start();
+    let mut sent = event("e1");
+    sent["data"] = json!({"color": "blue", "n": 1.50, "flag": true});
+    publish(&server, "orders", "application/json", json!([sent]).to_string());
+    headers(
+        &receiver.next(),
+        &[
+            ("x-static", Some("plain")),
+            ("authorization", Some("Basic hidden")),
+            ("x-color", Some("blue")),
+            ("x-count", Some("1.5")),
+            ("x-flag", Some("true")),
+            ("x-subject", Some("/orders/1")),
+            ("x-missing", None),
+            ("x-object", None),
+        ],
+    );
+    // The edge API shows subscriptions however they were made, secrets masked.
+    let shown = server.edge("GET", "/topics/orders/eventSubscriptions/hook", &Value::Null).expect(200);
+    assert!(!shown.text().contains("hidden"), "{}", shown.text());
+    assert!(!server.log().join("\n").contains("hidden"));
+}
+
+#[test]
+fn filters_decide_who_gets_what() {
+    let receiver = Receiver::start();
+    let server = Server::start_plain();
+    server.put_topic("orders");
+    let events = [
+        ("plain", json!({"data": {}})),
+        ("typed", json!({"eventType": "special"})),
+        ("path", json!({"subject": "/Blobs/a.JPG"})),
+        ("small", json!({"data": {"size": 1.5, "tags": ["red", "green"]}})),
+        ("large", json!({"data": {"size": 9007199254740993_u64, "name": "Kilo"}})),
+        ("nulls", json!({"data": {"size": null, "name": null, "ok": false}})),
+        ("nested", json!({"data": {"a": {"b": {"c": "deep"}}, "ok": true}})),
+    ];
+    let filter = |operator: &str, key: &str, operand: Value| {
+        let name = if operand.is_array() { "values" } else { "value" };
+        let mut filter = json!({"operatorType": operator, "key": key});
+        if !operand.is_null() {
+            filter[name] = operand;
+        }
+        json!({"advancedFilters": [filter]})
+    };
+    let checks = [
+        (json!({"includedEventTypes": ["SPECIAL", "other"]}), vec!["typed"]),
+        (json!({"subjectBeginsWith": "/blobs/", "subjectEndsWith": ".jpg"}), vec!["path"]),
+        (json!({"subjectBeginsWith": "/blobs/", "isSubjectCaseSensitive": true}), vec![]),
+        (filter("NumberIn", "data.size", json!([9007199254740993_u64, 2])), vec!["large"]),
+        (filter("NumberIn", "data.size", json!([9007199254740992_u64])), vec![]),
+        (filter("NumberLessThan", "Data.size", json!(2)), vec!["small"]),
+        (filter("NumberNotIn", "data.size", json!([1.50])), vec!["large", "nested", "nulls", "path", "plain", "typed"]),
+        (filter("StringContains", "data.name", json!(["iL", "x"])), vec!["large"]),
+        (filter("StringNotIn", "eventType", json!(["SPECIAL"])), vec!["large", "nested", "nulls", "path", "plain", "small"]),
+        (filter("BoolEquals", "data.ok", json!(true)), vec!["nested"]),
+        (filter("StringBeginsWith", "data.a.b.c", json!(["DE"])), vec!["nested"]),
+        (filter("StringIn", "data.tags", json!(["red"])), vec![]),
+    ];
+    for (n, (filter, _)) in checks.iter().enumerate() {
+        server.subscribe("orders", &format!("check{n}"), &receiver.url(&format!("/{n}")), json!({"filter": filter}));
+    }
+    let bodies = events.iter().map(|(id, change)| {
+        let mut event = event(*id);
+        for (name, value) in change.as_object().expect("an object") {
+            event[name] = value.clone();
+        }
+        event
+    });
+    server.publish("orders", &bodies.collect::<Vec<_>>());
+    // Matching is decided at publish time: what matched is all that will ever come.
+    let matched: usize = checks.iter().map(|(_, ids)| ids.len()).sum();
+    assert_eq!(server.health()["deliveries"]["matched"], matched);
+    let mut got = vec![BTreeSet::new(); checks.len()];
+    for _ in 0..matched {
+        let delivery = receiver.next();
+        let n: usize = delivery.path[1..].parse().unwrap();
+        got[n].extend(delivery.ids());
+    }
+    for (n, (filter, ids)) in checks.iter().enumerate() {
+        assert_eq!(got[n].iter().map(String::as_str).collect::<Vec<_>>(), *ids, "{filter}");
+    }
+}
+
+#[test]
+fn the_operators_of_the_cloud_work_in_declared_subscriptions() {
+    let receiver = Receiver::start();
+    let filter = |line: &str, arrays: bool| format!("filter = {{ enable_advanced_filtering_on_arrays = {arrays}, advanced_filters = [{{ {line} }}] }}");
+    let sub = |name: &str, line: &str, arrays: bool| subscription(&receiver, name, &filter(line, arrays), "");
+    let subscriptions = [
+        sub("range", "operatorType = \"NumberInRange\", key = \"data.n\", values = [[1, 2], [5, 6.5]]", false),
+        sub("notrange", "operatorType = \"NumberNotInRange\", key = \"data.n\", values = [[1, 2]]", false),
+        sub("nothing", "operatorType = \"IsNullOrUndefined\", key = \"data.n\"", false),
+        sub("something", "operatorType = \"IsNotNull\", key = \"data.n\"", false),
+        sub("arrays", "operatorType = \"StringIn\", key = \"data.tags\", values = [\"RED\"]", true),
+        sub("notends", "operatorType = \"StringNotEndsWith\", key = \"data.name\", values = [\".jpg\", \".png\"]", false),
+    ];
+    let server = Setup::config(topic("orders", "", &subscriptions)).start();
+    let events = [
+        ("two", json!({"n": 2, "name": "a.JPG"})),
+        ("six", json!({"n": 6.5, "tags": ["green", "red"]})),
+        ("none", json!({"n": null, "name": "a.txt", "tags": "red"})),
+    ];
+    let bodies = events.iter().map(|(id, data)| {
+        let mut event = event(*id);
+        event["data"] = data.clone();
+        event
+    });
+    publish(&server, "orders", "application/json", json!(bodies.collect::<Vec<_>>()).to_string());
+    let expected: BTreeSet<(&str, &str)> = [
+        ("range", "two"),
+        ("range", "six"),
+        ("notrange", "six"),
+        ("notrange", "none"),
+        ("nothing", "none"),
+        ("something", "two"),
+        ("something", "six"),
+        ("arrays", "six"),
+        ("arrays", "none"),
+        ("notends", "none"),
+    ]
+    .into();
+    assert_eq!(server.health()["deliveries"]["matched"], expected.len());
+    let got: Vec<_> = expected.iter().map(|_| receiver.next()).collect();
+    let got: BTreeSet<_> = got.iter().map(|d| (d.path[1..].to_owned(), d.ids()[0].clone())).collect();
+    assert_eq!(got, expected.into_iter().map(|(a, b)| (a.to_owned(), b.to_owned())).collect());
+}
+
+#[test]
+fn what_matched_is_delivered_even_if_the_filter_changes_afterwards() {
+    let gate = Arc::new(Gate::default());
+    let receiver = Receiver::answering({
+        let gate = gate.clone();
+        move |_| {
+            gate.wait();
+            Reply::Status(200)
+        }
+    });
+    let server = Server::start_plain();
+    server.put_topic("orders");
+    server.subscribe("orders", "billing", &receiver.url("/"), json!(null));
+    // More than are in flight at once: most still wait in the log when the filter changes.
+    let events: Vec<_> = (0..100).map(|n| event(format!("e{n}"))).collect();
+    server.publish("orders", &events);
+    server.subscribe("orders", "billing", &receiver.url("/"), json!({"filter": {"includedEventTypes": ["None"]}}));
+    server.publish("orders", &[event("late")]);
+    gate.open();
+    let all: BTreeSet<_> = (0..100).map(|n| format!("e{n}")).collect();
+    assert_eq!(receiver.all_of(&all), all);
+    server.counted("/deliveries/delivered", 100);
+    assert_eq!(server.health()["deliveries"]["matched"], 100);
+}
+
+#[test]
+fn deliveries_reach_https_receivers_whose_ca_is_configured() {
+    // The receiver is another server of ours, whose CA nobody else trusts.
+    let receiver = Receiver::start();
+    let far = Setup::config(topic("far", "", &[subscription(&receiver, "far", "", "")])).start();
+    let url = format!("https://localhost:{}/topics/far/api/events?aeg-sas-key={}", far.https.port(), KEY.replace('=', "%3D"));
+    let subscribed = |config: String| {
+        let near = Setup::config(config).start();
+        // A custom event is forwarded as it is; our own stamp on `topic` would be refused over there.
+        let custom = json!({"properties": {"inputSchema": "CustomEventSchema"}});
+        near.edge("PUT", "/topics/near", &custom).expect(200);
+        near
+    };
+    let trusting = subscribed(format!("transport.extra_ca_files = [{:?}]", far.ca()));
+    trusting.subscribe("near", "far", &url, json!(null));
+    trusting.send("POST", "/topics/near/events", &[JSON], json!([event("e1")]).to_string()).expect(200);
+    assert_eq!(receiver.next().ids(), ["e1"]);
+
+    let wary = subscribed(String::new());
+    wary.subscribe("near", "far", &url, json!(null));
+    wary.send("POST", "/topics/near/events", &[JSON], json!([event("e2")]).to_string()).expect(200);
+    wary.counted("/deliveries/attemptsFailed", 1);
+    assert!(receiver.so_far().is_empty());
+}

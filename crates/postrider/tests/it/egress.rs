@@ -1,1 +1,215 @@
-//! TODO
+//! Where deliveries go, and what a hostile receiver or event can do about it.
+
+use crate::receiver::{Receiver, Reply};
+use crate::server::{JSON, Server, Setup, event};
+use serde_json::{Value, json};
+use std::time::Duration;
+
+/// A server that says why attempts fail.
+fn talkative(config: &str) -> Server {
+    Setup::config(format!("log.level = \"info,postrider_engine=debug\"\n{config}")).start()
+}
+
+#[test]
+fn metadata_addresses_are_never_dialled() {
+    let server = talkative("");
+    server.put_topic("orders");
+    let urls = [
+        "http://169.254.169.254/latest/meta-data/",
+        "http://[::ffff:169.254.169.254]/",
+        "http://[fe80::1]/",
+        "http://0.0.0.0:9/",
+        "http://168.63.129.16/",
+        "http://2852039166/",
+        "http://0xa9fea9fe/",
+    ];
+    let mut accepted = 0;
+    for (n, url) in urls.iter().enumerate() {
+        let body = json!({"properties": {"destination": {"endpointType": "WebHook", "properties": {"endpointUrl": url}}}});
+        let answer = server.edge("PUT", &format!("/topics/orders/eventSubscriptions/s{n}"), &body);
+        // The URL may be refused or accepted; what counts is the address that would be dialled.
+        assert!(matches!(answer.status, 200 | 400), "{url}: {}", answer.text());
+        accepted += u64::from(answer.status == 200);
+    }
+    assert!(accepted >= 4);
+    server.publish("orders", &[event("e1")]);
+    server.counted("/deliveries/attemptsFailed", accepted);
+    server.logged(&["attempt failed", "the egress policy forbids 169.254.169.254 (link-local)"]);
+    let forbidden = server.log().iter().filter(|line| line.contains("the egress policy forbids")).count();
+    assert!(forbidden >= 4, "{:#?}", server.log());
+    assert_eq!(server.health()["deliveries"]["delivered"], 0);
+}
+
+#[test]
+fn the_policy_internet_allows_neither_http_nor_loopback() {
+    let receiver = Receiver::start();
+    let server = talkative("egress.policy = \"internet\"");
+    server.put_topic("orders");
+    server.subscribe("orders", "plain", &receiver.url("/"), json!(null));
+    server.subscribe("orders", "loopback", &receiver.url("/").replace("http:", "https:"), json!(null));
+    server.publish("orders", &[event("e1")]);
+    server.counted("/deliveries/attemptsFailed", 2);
+    server.logged(&["the egress policy forbids http"]);
+    server.logged(&["the egress policy forbids 127.0.0.1 (loopback)"]);
+    assert!(receiver.so_far().is_empty());
+}
+
+#[test]
+fn a_custom_policy_allows_what_it_lists() {
+    let receiver = Receiver::start();
+    for (config, arrives) in [
+        ("egress = { policy = \"custom\", allow = [\"127.0.0.0/8\"] }", true),
+        ("egress = { policy = \"custom\", allow = [\"127.0.0.0/8\"], deny = [\"127.0.0.1\"] }", false),
+        ("egress = { policy = \"custom\", allow = [\"10.0.0.0/8\"] }", false),
+    ] {
+        let server = Setup::config(config).start();
+        server.put_topic("orders");
+        server.subscribe("orders", "billing", &receiver.url("/"), json!(null));
+        server.publish("orders", &[event("e1")]);
+        if arrives {
+            receiver.next();
+        } else {
+            server.counted("/deliveries/attemptsFailed", 1);
+            assert!(receiver.so_far().is_empty(), "{config}");
+        }
+    }
+}
+
+#[test]
+fn redirects_are_not_followed() {
+    let elsewhere = Receiver::start();
+    let target = elsewhere.url("/elsewhere");
+    let receiver = Receiver::answering(move |delivery| {
+        let status = &delivery.path[1..];
+        Reply::Bytes(format!("HTTP/1.1 {status} Moved\r\nlocation: {target}\r\ncontent-length: 0\r\n\r\n").into_bytes())
+    });
+    let server = Server::start_plain();
+    server.put_topic("orders");
+    for status in [301, 302, 303, 307, 308] {
+        server.subscribe("orders", &format!("s{status}"), &receiver.url(&format!("/{status}")), json!(null));
+    }
+    server.publish("orders", &[event("e1")]);
+    server.counted("/deliveries/attemptsFailed", 5);
+    assert!(elsewhere.so_far().is_empty());
+    assert_eq!(server.health()["deliveries"]["delivered"], 0);
+}
+
+#[test]
+fn large_and_endless_answers_do_not_hurt() {
+    let receiver = Receiver::answering(|delivery| match delivery.path.as_str() {
+        "/large" => {
+            let mut bytes = format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n", 10 << 20).into_bytes();
+            bytes.resize(bytes.len() + (10 << 20), b'x');
+            Reply::Bytes(bytes)
+        }
+        "/endless" => Reply::Endless {
+            head: b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n".to_vec(),
+            piece: format!("1000\r\n{}\r\n", "x".repeat(4096)).into_bytes(),
+        },
+        "/header" => Reply::Endless {
+            head: b"HTTP/1.1 200 OK\r\n".to_vec(),
+            piece: format!("x-more: {}\r\n", "x".repeat(4000)).into_bytes(),
+        },
+        _ => Reply::Status(200),
+    });
+    let server = Server::start_plain();
+    server.put_topic("orders");
+    for path in ["/large", "/endless", "/header", "/plain"] {
+        server.subscribe("orders", &format!("to-{}", &path[1..]), &receiver.url(path), json!(null));
+    }
+    let idle = server.resident();
+    let events: Vec<Value> = (0..5).map(|n| event(format!("e{n}"))).collect();
+    server.publish("orders", &events);
+    // A success is one from its first line on, whatever follows; a head without an end is none.
+    server.counted("/deliveries/delivered", 15);
+    server.counted("/deliveries/attemptsFailed", 5);
+    let grown = server.resident().saturating_sub(idle) >> 20;
+    assert!(grown < 50, "{grown} MB more");
+}
+
+#[test]
+fn a_slow_answer_does_not_hold_up_its_neighbours() {
+    let receiver = Receiver::answering(|delivery| match delivery.path.as_str() {
+        "/silent" => Reply::Silence,
+        _ => Reply::Status(200),
+    });
+    let server = Server::start_plain();
+    server.put_topic("orders");
+    // The same host and port, another path: another endpoint.
+    server.subscribe("orders", "silent", &receiver.url("/silent"), json!(null));
+    server.subscribe("orders", "prompt", &receiver.url("/prompt"), json!(null));
+    let events: Vec<Value> = (0..200).map(|n| event(format!("e{n}"))).collect();
+    server.publish("orders", &events);
+    server.counted("/deliveries/delivered", 200);
+}
+
+#[test]
+fn events_cannot_inject_headers() {
+    let receiver = Receiver::start();
+    let key = "AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=";
+    let config = format!(
+        "[[topic]]\nname = \"orders\"\nkey1 = \"{key}\"\n[[topic.subscription]]\nname = \"hook\"\n\
+         destination = {{ endpoint_type = \"WebHook\", properties = {{ endpoint_url = \"{}\", delivery_attribute_mappings = [\
+         {{ name = \"X-Dyn\", type = \"Dynamic\", properties = {{ sourceField = \"data.v\" }} }} ] }} }}\n",
+        receiver.url("/")
+    );
+    let server = Setup::config(config).start();
+    for value in ["a\r\nX-Evil: 1", "a\nX-Evil: 1", "a\r\n\r\nPOST /evil HTTP/1.1\r\n\r\n", "a\0b", "\u{7f}", "\r", "ok"] {
+        let mut sent = event("e1");
+        sent["data"] = json!({"v": value});
+        // What becomes a header must not break out of it on the way to the version header either.
+        sent["dataVersion"] = json!(value);
+        let target = "/topics/orders/api/events";
+        server.send("POST", target, &[JSON, ("aeg-sas-key", key)], json!([sent]).to_string()).expect(200);
+        let delivery = receiver.next();
+        assert_eq!((delivery.path.as_str(), delivery.header("x-evil")), ("/", None), "{value:?}");
+        assert_eq!(delivery.json()[0]["data"]["v"], value, "the body is as it was");
+        let header = delivery.header("x-dyn").unwrap_or_default();
+        assert!(!header.contains(['\r', '\n', '\0']), "{header:?}");
+        if value == "ok" {
+            assert_eq!((header, delivery.header("aeg-data-version")), ("ok", Some("ok")));
+        }
+    }
+    assert!(receiver.so_far().is_empty());
+}
+
+#[test]
+fn header_names_and_values_are_checked_when_a_subscription_is_made() {
+    let refused = |name: &str, value: &str| {
+        let config = format!(
+            "[[topic]]\nname = \"orders\"\n[[topic.subscription]]\nname = \"hook\"\n\
+             destination = {{ endpoint_type = \"WebHook\", properties = {{ endpoint_url = \"http://127.0.0.1:9/\", \
+             delivery_attribute_mappings = [{{ name = {}, type = \"Static\", properties = {{ value = {} }} }}] }} }}\n",
+            json!(name),
+            json!(value)
+        );
+        let told = Setup::config(config).refusal();
+        assert!(told.contains("subscription \"hook\" of topic \"orders\""), "{told}");
+        assert!(told.contains("deliveryAttributeMappings"), "{told}");
+    };
+    for name in ["", "bad name", "bad:name", "bad\r\nname", "aeg-event-type", "Host", "Content-Length", "Transfer-Encoding"] {
+        refused(name, "v");
+    }
+    refused("X-Static", "a\r\nX-Evil: 1");
+    refused("X-Static", "a\0");
+
+    // The same through the API, where it does not take effect at all.
+    let server = Server::start_plain();
+    server.put_topic("orders");
+    let mappings = json!([{"name": "bad name", "type": "Static", "properties": {"value": "v"}}]);
+    let properties = json!({"endpointUrl": "http://127.0.0.1:9/", "deliveryAttributeMappings": mappings});
+    let body = json!({"properties": {"destination": {"endpointType": "WebHook", "properties": properties}}});
+    server.edge("PUT", "/topics/orders/eventSubscriptions/hook", &body).expect(400);
+}
+
+#[test]
+fn an_address_that_does_not_resolve_is_a_failed_attempt() {
+    let server = Server::start_plain();
+    server.put_topic("orders");
+    server.subscribe("orders", "nowhere", "http://nowhere.invalid/", json!(null));
+    server.publish("orders", &[event("e1")]);
+    server.counted("/deliveries/attemptsFailed", 1);
+    let receiver = Receiver::start();
+    server.subscribe("orders", "nowhere", &receiver.url("/"), json!(null));
+    receiver.nothing_within(Duration::from_millis(50));
+}

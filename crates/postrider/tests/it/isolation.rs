@@ -1,1 +1,99 @@
-//! TODO
+//! One endpoint's trouble is its own.
+
+use crate::receiver::{Receiver, Reply};
+use crate::server::{EDGE_VERSION, JSON, Server, event};
+use crate::wait;
+use serde_json::{Value, json};
+use std::collections::BTreeSet;
+use std::net::TcpListener;
+use std::time::Duration;
+
+/// An address at which nobody listens.
+fn refused_url() -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
+    let address = listener.local_addr().expect("it is bound");
+    format!("http://{address}/")
+}
+
+#[test]
+fn a_black_hole_and_a_refused_port_do_not_delay_a_healthy_endpoint() {
+    let black_hole = Receiver::answering(|_| Reply::Silence);
+    let healthy = Receiver::start();
+    let server = Server::start_plain();
+    server.put_topic("orders");
+    server.subscribe("orders", "hole", &black_hole.url("/"), json!(null));
+    server.subscribe("orders", "refused", &refused_url(), json!(null));
+    server.subscribe("orders", "healthy", &healthy.url("/"), json!(null));
+    let mut ids = BTreeSet::new();
+    let started = wait::now();
+    for request in 0..20 {
+        let events: Vec<Value> = (0..100).map(|n| event(format!("{request}-{n}"))).collect();
+        server.publish("orders", &events);
+        ids.extend(events.iter().map(|e| e["id"].as_str().expect("it has one").to_owned()));
+    }
+    healthy.all_of(&ids);
+    // The black hole answers nothing for 30 s: whoever waited for it would be later than this.
+    assert!(started.elapsed() < Duration::from_secs(20), "{:?}", started.elapsed());
+    assert!(!black_hole.so_far().is_empty(), "it was tried");
+
+    // Nor is a subscription delayed that shares the topic and is made while the others are in trouble.
+    let late = Receiver::start();
+    server.subscribe("orders", "late", &late.url("/"), json!(null));
+    server.publish("orders", &[event("late")]);
+    assert_eq!(late.next().ids(), ["late"]);
+}
+
+#[test]
+fn a_backlog_behind_a_dead_endpoint_stays_on_disk() {
+    let black_hole = Receiver::answering(|_| Reply::Silence);
+    let healthy = Receiver::start();
+    let mut server = Server::start_plain();
+    for (topic, receiver) in [("dead", &black_hole), ("alive", &healthy)] {
+        server.put_topic(topic);
+        server.subscribe(topic, "all", &receiver.url("/"), json!(null));
+    }
+    let mut sample = event("e");
+    sample["data"] = json!("x".repeat(1024 - sample.to_string().len()));
+    let body = Value::Array(vec![sample; 1000]).to_string();
+    let mut connection = server.connect();
+    for _ in 0..100 {
+        let target = format!("/topics/dead/events?{EDGE_VERSION}");
+        connection.send("POST", &target, &[JSON], body.as_bytes()).unwrap().expect(200);
+    }
+    let megabytes = server.resident() >> 20;
+    assert!(megabytes < 200, "{megabytes} MB with 100 000 events undelivered");
+    server.publish("alive", &[event("e1")]);
+    assert_eq!(healthy.next().ids(), ["e1"]);
+
+    server.kill();
+    let restarting = wait::now();
+    server.start();
+    assert!(restarting.elapsed() < Duration::from_secs(5), "{:?}", restarting.elapsed());
+    server.publish("alive", &[event("e2")]);
+    let next = healthy.next();
+    // The last delivery before the kill may not have been recorded.
+    let next = if next.ids() == ["e1"] { healthy.next() } else { next };
+    assert_eq!(next.ids(), ["e2"]);
+    let megabytes = server.resident() >> 20;
+    assert!(megabytes < 200, "{megabytes} MB after the restart");
+}
+
+#[test]
+fn subscriptions_that_share_an_endpoint_share_it_fairly() {
+    let receiver = Receiver::start();
+    let server = Server::start_plain();
+    for topic in ["busy", "quiet"] {
+        server.put_topic(topic);
+        server.subscribe(topic, topic, &receiver.url("/"), json!(null));
+    }
+    let many: Vec<Value> = (0..3000).map(|n| event(format!("busy-{n}"))).collect();
+    for part in many.chunks(1000) {
+        server.publish("busy", part);
+    }
+    server.publish("quiet", &[event("quiet")]);
+    let mut before = 0;
+    while receiver.next().ids() != ["quiet"] {
+        before += 1;
+    }
+    assert!(before < 2900, "{before} of 3000 went before it");
+}

@@ -1,1 +1,137 @@
-//! TODO
+//! What follows a failed attempt.
+
+use crate::receiver::{Delivery, Receiver, Reply};
+use crate::server::{Server, event};
+use serde_json::json;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
+use std::time::Duration;
+
+/// Long enough for what was settled to be on disk, which takes a tenth of a second at most, and for
+/// a retry to show that comes at once instead of later.
+const MOMENT: Duration = Duration::from_millis(400);
+
+fn is(delivery: &Delivery, id: &str) -> bool {
+    delivery.ids() == [id]
+}
+
+#[test]
+fn a_retry_comes_when_it_is_due_with_its_count_even_if_the_server_was_killed_meanwhile() {
+    // The first try of "a" fails; everything else succeeds.
+    let failed = AtomicBool::new(false);
+    let receiver = Receiver::answering(move |delivery| {
+        let fail = is(delivery, "a") && !failed.swap(true, Relaxed);
+        Reply::Status(if fail { 500 } else { 200 })
+    });
+    let mut server = Server::start_plain();
+    server.put_topic("orders");
+    server.subscribe("orders", "billing", &receiver.url("/"), json!(null));
+    server.publish("orders", &[event("a")]);
+    let first = receiver.next();
+    assert_eq!(first.header("aeg-delivery-count"), Some("0"));
+    server.counted("/deliveries/attemptsFailed", 1);
+    receiver.nothing_within(MOMENT);
+
+    server.kill();
+    server.start();
+    // Others go ahead, "a" keeps waiting.
+    server.publish("orders", &[event("b")]);
+    let other = receiver.next();
+    assert!(is(&other, "b"), "{other:?}");
+    receiver.nothing_within(MOMENT);
+    assert_eq!(server.health()["deliveries"]["attempts"], 1);
+
+    // After a 500 the schedule of 2021 says 10 seconds, give or take a tenth, and never less than 10.
+    let second = receiver.next();
+    assert!(is(&second, "a"), "{second:?}");
+    assert_eq!(second.header("aeg-delivery-count"), Some("1"));
+    let waited = second.at - first.at;
+    assert!((Duration::from_millis(9_900)..Duration::from_secs(13)).contains(&waited), "{waited:?}");
+    server.counted("/deliveries/delivered", 2);
+    assert_eq!(server.health()["deliveries"]["attemptsFailed"], 0, "since the restart");
+}
+
+#[test]
+fn a_busy_endpoint_is_not_asked_again_at_once() {
+    let receiver = Receiver::answering(|_| Reply::Status(503));
+    let server = Server::start_plain();
+    server.put_topic("orders");
+    server.subscribe("orders", "billing", &receiver.url("/"), json!(null));
+    server.publish("orders", &[event("a")]);
+    receiver.next();
+    server.counted("/deliveries/attemptsFailed", 1);
+    receiver.nothing_within(MOMENT);
+    let deliveries = &server.health()["deliveries"];
+    assert_eq!((&deliveries["attempts"], &deliveries["delivered"]), (&json!(1), &json!(0)));
+    assert_eq!(deliveries["dropped"], json!({}), "it still waits");
+}
+
+#[test]
+fn events_that_cannot_succeed_are_dropped_and_counted_by_reason() {
+    let receiver = Receiver::answering(|delivery| Reply::Status(delivery.path[1..].parse().unwrap()));
+    let server = Server::start_plain();
+    for status in [400, 401, 403, 404, 413] {
+        let topic = format!("t{status}");
+        server.put_topic(&topic);
+        server.subscribe(&topic, "billing", &receiver.url(&format!("/{status}")), json!(null));
+        server.publish(&topic, &[event("a")]);
+        receiver.next();
+    }
+    server.counted("/deliveries/dropped/UndeliverableDueToHttpBadRequest", 1);
+    server.counted("/deliveries/dropped/UndeliverableDueToClientError", 4);
+    server.logged(&["event dropped", "UndeliverableDueToHttpBadRequest"]);
+    assert_eq!(server.health()["deliveries"]["attempts"], 5);
+    receiver.nothing_within(Duration::from_millis(50));
+}
+
+#[test]
+fn the_last_attempt_that_the_policy_allows_is_the_last() {
+    let receiver = Receiver::answering(|_| Reply::Status(500));
+    let mut server = Server::start_plain();
+    server.put_topic("orders");
+    server.subscribe("orders", "billing", &receiver.url("/"), json!({"retryPolicy": {"maxDeliveryAttempts": 1}}));
+    server.publish("orders", &[event("a"), event("b")]);
+    server.counted("/deliveries/dropped/MaxDeliveryAttemptsExceeded", 2);
+    server.stop();
+    server.start();
+    assert_eq!(receiver.so_far().len(), 2);
+    receiver.nothing_within(Duration::from_millis(100));
+    assert_eq!(server.health()["deliveries"]["attempts"], 0);
+}
+
+#[test]
+fn every_success_status_ends_it_and_a_broken_connection_does_not() {
+    let receiver = Receiver::answering(|delivery| match delivery.path.as_str() {
+        "/reset" => Reply::Reset,
+        "/garbage" => Reply::Bytes(b"SSH-2.0-OpenSSH\r\n".to_vec()),
+        "/half" => Reply::Bytes(b"HTTP/1.1 200 OK\r\ncontent-le".to_vec()),
+        status => Reply::Status(status[1..].parse().unwrap()),
+    });
+    let server = Server::start_plain();
+    server.put_topic("orders");
+    for path in ["/200", "/201", "/202", "/203", "/204", "/205", "/301", "/500", "/reset", "/garbage", "/half"] {
+        server.subscribe("orders", &format!("to-{}", &path[1..]), &receiver.url(path), json!(null));
+    }
+    server.publish("orders", &[event("a")]);
+    server.counted("/deliveries/delivered", 5);
+    server.counted("/deliveries/attemptsFailed", 6);
+    assert_eq!(server.health()["deliveries"]["dropped"], json!({}));
+}
+
+#[test]
+fn a_connection_that_is_closed_between_two_deliveries_costs_nothing() {
+    // Answers as if the connection could be used again, and closes it.
+    let count = AtomicU32::new(0);
+    let receiver = Receiver::answering(move |_| {
+        count.fetch_add(1, Relaxed);
+        Reply::Bytes(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n".to_vec())
+    });
+    let server = Server::start_plain();
+    server.put_topic("orders");
+    server.subscribe("orders", "billing", &receiver.url("/"), json!(null));
+    for n in 0..20 {
+        server.publish("orders", &[event(n.to_string())]);
+        receiver.next();
+    }
+    server.counted("/deliveries/delivered", 20);
+    assert_eq!(server.health()["deliveries"]["attemptsFailed"], 0);
+}

@@ -82,14 +82,11 @@ impl Setup {
 /// Its output, if it ends within the test's patience.
 #[track_caller]
 fn finish(mut child: Child) -> Output {
-    let deadline = wait::now() + wait::PATIENCE;
-    while child.try_wait().expect("a child can be waited for").is_none() {
-        if wait::now() > deadline {
-            child.kill().expect("a child can be killed");
-            let output = child.wait_with_output().expect("a child has output");
-            panic!("still running: {}", String::from_utf8_lossy(&output.stderr));
-        }
-        std::thread::yield_now();
+    let ended = || child.try_wait().expect("a child can be waited for").is_some();
+    if !wait::is_true_in_time(ended) {
+        child.kill().expect("a child can be killed");
+        let output = child.wait_with_output().expect("a child has output");
+        panic!("still running: {}", String::from_utf8_lossy(&output.stderr));
     }
     child.wait_with_output().expect("a child has output")
 }
@@ -183,8 +180,17 @@ impl Server {
 
     /// Asks it to stop, without waiting for it.
     pub fn terminate(&self) {
+        self.signal("-TERM");
+    }
+
+    /// As the keyboard does it.
+    pub fn interrupt(&self) {
+        self.signal("-INT");
+    }
+
+    fn signal(&self, signal: &str) {
         let (child, _) = self.running.as_ref().expect("it is running");
-        let sent = Command::new("kill").arg("-TERM").arg(child.id().to_string()).status();
+        let sent = Command::new("kill").arg(signal).arg(child.id().to_string()).status();
         assert!(sent.expect("kill can be run").success());
     }
 
@@ -256,15 +262,11 @@ impl Server {
     #[track_caller]
     pub fn counted(&self, pointer: &str, number: u64) {
         let mut last = Value::Null;
-        let deadline = wait::now() + wait::PATIENCE;
-        while wait::now() < deadline {
+        let counted = wait::is_true_in_time(|| {
             last = self.health();
-            if last.pointer(pointer).and_then(Value::as_u64) == Some(number) {
-                return;
-            }
-            std::thread::yield_now();
-        }
-        panic!("{pointer} never was {number}: {last}");
+            last.pointer(pointer).and_then(Value::as_u64) == Some(number)
+        });
+        assert!(counted, "{pointer} never was {number}: {last}");
     }
 }
 

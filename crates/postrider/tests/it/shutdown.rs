@@ -1,1 +1,119 @@
-//! TODO
+//! Stopping: nothing that was answered is lost, nothing that was delivered is repeated.
+
+use crate::durability::Load;
+use crate::receiver::{Gate, Receiver, Reply};
+use crate::server::{Server, Setup, event};
+use crate::wait;
+use serde_json::json;
+use std::sync::Arc;
+
+fn held_up(gate: &Arc<Gate>) -> Receiver {
+    let gate = gate.clone();
+    Receiver::answering(move |_| {
+        gate.wait();
+        Reply::Status(200)
+    })
+}
+
+#[test]
+fn an_attempt_under_way_may_end_and_is_not_repeated() {
+    let gate = Arc::new(Gate::default());
+    let receiver = held_up(&gate);
+    let mut server = Server::start_plain();
+    server.put_topic("orders");
+    server.subscribe("orders", "billing", &receiver.url("/"), json!(null));
+    server.publish("orders", &[event("slow")]);
+    assert_eq!(receiver.next().ids(), ["slow"]);
+
+    let mut before = server.connect();
+    server.terminate();
+    server.logged(&["shutting down"]);
+    wait::until("no new connections", || crate::client::Connection::open(server.http).is_err().then_some(()));
+    // A connection from before is told, or finds itself closed.
+    if let Ok(answer) = before.send("POST", "/topics/orders/events", &[], json!([event("late")]).to_string().as_bytes()) {
+        answer.expect(503);
+    }
+    gate.open();
+    assert_eq!(server.ended().code(), Some(0));
+
+    server.start();
+    assert_eq!(server.health()["store"]["redelivered"], 0);
+    server.publish("orders", &[event("next")]);
+    assert_eq!(receiver.next().ids(), ["next"]);
+    server.counted("/deliveries/delivered", 1);
+    assert_eq!(server.health()["deliveries"]["attempts"], 1);
+}
+
+#[test]
+fn an_attempt_that_outlasts_the_grace_is_made_again() {
+    let gate = Arc::new(Gate::default());
+    let receiver = held_up(&gate);
+    let mut server = Setup::config("shutdown.grace = \"100ms\"").start();
+    server.put_topic("orders");
+    server.subscribe("orders", "billing", &receiver.url("/"), json!(null));
+    server.publish("orders", &[event("slow")]);
+    assert_eq!(receiver.next().header("aeg-delivery-count"), Some("0"));
+    server.stop();
+    gate.open();
+    server.start();
+    let again = receiver.next();
+    assert_eq!((again.ids(), again.header("aeg-delivery-count")), (vec!["slow".to_owned()], Some("0")));
+}
+
+#[test]
+fn nothing_acknowledged_is_lost_when_the_server_is_stopped_under_load() {
+    let receiver = Receiver::start();
+    let mut server = Server::start_plain();
+    server.put_topic("orders");
+    server.subscribe("orders", "billing", &receiver.url("/"), json!(null));
+    let load = Load::new(&server);
+    std::thread::scope(|scope| {
+        for publisher in 0..4 {
+            let load = &load;
+            scope.spawn(move || load.publish(publisher));
+        }
+        for _ in 0..3 {
+            load.progress(50);
+            server.stop();
+            server.start();
+        }
+        load.progress(10);
+        load.stop();
+    });
+    receiver.all_of(&load.ids.into_inner().expect("no panic holds it"));
+    assert_eq!(server.health()["store"]["corruptRecords"], 0);
+}
+
+#[test]
+fn an_interrupt_from_the_keyboard_stops_it_too_and_idle_connections_do_not_hold_it_up() {
+    let mut server = Server::start_plain();
+    let _idle: Vec<_> = (0..5).map(|_| server.connect()).collect();
+    let mut used = server.connect();
+    used.send("GET", "/healthz", &[], b"").unwrap().expect(200);
+    let stopping = wait::now();
+    server.interrupt();
+    assert_eq!(server.ended().code(), Some(0));
+    assert!(stopping.elapsed().as_secs() < 5, "{:?}", stopping.elapsed());
+}
+
+#[test]
+fn a_second_server_on_the_same_data_or_port_refuses_to_start() {
+    let server = Server::start_plain();
+    server.put_topic("orders");
+    let before = std::fs::read(server.ca()).unwrap();
+    let second = server.start_second("127.0.0.1:0", "127.0.0.1:0");
+    let told = String::from_utf8_lossy(&second.stderr).into_owned();
+    assert_eq!(second.status.code(), Some(1), "{told}");
+    assert!(told.contains(server.data_dir().to_str().unwrap()), "{told}");
+    assert!(told.contains("in use"), "{told}");
+
+    let setup = Setup {
+        flags: vec!["--http".into(), server.http.to_string().into()],
+        ..Setup::default()
+    };
+    let told = setup.refusal();
+    assert!(told.contains(&format!("listening on {}", server.http)) && told.contains("in use"), "{told}");
+
+    server.put_topic("still-there");
+    assert_eq!(std::fs::read(server.ca()).unwrap(), before);
+}

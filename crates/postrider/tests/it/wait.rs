@@ -13,18 +13,27 @@ pub fn now() -> Instant {
 }
 
 /// Looks until `look` finds something.
+#[track_caller]
 pub fn until<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
-    let deadline = now() + PATIENCE;
-    loop {
-        if let Some(found) = look() {
-            return found;
-        }
-        assert!(now() < deadline, "not within {PATIENCE:?}: {what}");
-        std::thread::sleep(LOOK_EVERY);
-    }
+    let mut found = None;
+    let in_time = is_true_in_time(|| {
+        found = look();
+        found.is_some()
+    });
+    assert!(in_time, "not within {PATIENCE:?}: {what}");
+    found.expect("it was found")
 }
 
-/// Looks until it is so.
-pub fn until_true(what: &str, mut look: impl FnMut() -> bool) {
-    until(what, || look().then_some(()));
+/// Looks until it is so; false if it did not become so.
+pub fn is_true_in_time(mut look: impl FnMut() -> bool) -> bool {
+    let deadline = now() + PATIENCE;
+    loop {
+        if look() {
+            return true;
+        }
+        if now() > deadline {
+            return false;
+        }
+        std::thread::sleep(LOOK_EVERY);
+    }
 }

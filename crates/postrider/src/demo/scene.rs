@@ -1,0 +1,330 @@
+//! The scene: who subscribes to what, how the receiver treats each of them, what is published.
+
+use super::DemoArgs;
+use postrider_core::profile::CLOUD_2021;
+use postrider_core::retry::Reason;
+use postrider_core::time::Timestamp;
+use serde_json::{Value, json};
+use std::net::SocketAddr;
+use std::time::Duration;
+
+pub const TOPIC: &str = "orders";
+/// One event in so many is about a return, the others are about orders.
+const RETURN_EVERY: u64 = 5;
+const RETURNS: &str = "/returns/";
+
+/// A subscription and the endpoint it delivers to; both go by the same name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Part {
+    Healthy,
+    Flaky,
+    SlowStart,
+    Buggy,
+    Picky,
+    Careless,
+    Broken,
+}
+
+/// The numbers of one showing.
+#[derive(Clone, Copy, Debug)]
+pub struct Scene {
+    /// How long [`Part::SlowStart`] is unavailable.
+    pub slow_for: Duration,
+    /// [`Part::Buggy`] fails with some of the events up to this one.
+    pub buggy_event_last: u64,
+    pub buggy_attempts_max: u32,
+    pub broken_minutes_to_live: u32,
+}
+
+impl Scene {
+    /// Everything is to come to its end soon after the last event is published.
+    pub fn of(args: &DemoArgs) -> Scene {
+        let long = Duration::from_secs(args.secs) * args.speed;
+        Scene {
+            slow_for: long / 3,
+            // While others arrive, events that fail are retried by the schedule. Once only they are left, the
+            // endpoint looks broken and is left alone for longer and longer: they must be over before.
+            buggy_event_last: (args.events_max() / 4).max(1),
+            buggy_attempts_max: attempts_within(long * 2 / 3).max(2),
+            broken_minutes_to_live: (long.as_secs() / 60).div_ceil(8).clamp(1, 1440) as u32,
+        }
+    }
+
+    /// The configuration file, with the API's own property names.
+    pub fn config(&self, key: &str, receiver: SocketAddr) -> String {
+        let mut text =
+            format!("[[topic]]\nname = \"{TOPIC}\"\ninputSchema = \"EventGridSchema\"\nkey1 = \"{key}\"\n");
+        for part in Part::ALL {
+            text += &self.subscription(part, receiver);
+        }
+        text
+    }
+
+    fn subscription(&self, part: Part, receiver: SocketAddr) -> String {
+        let name = part.name();
+        let batching = if part == Part::SlowStart {
+            "maxEventsPerBatch = 20\n"
+        } else {
+            ""
+        };
+        let mut text = format!("\n[[topic.subscription]]\nname = \"{name}\"\n");
+        match part {
+            Part::Healthy => text += "eventDeliverySchema = \"CloudEventSchemaV1_0\"\n",
+            Part::Buggy => {
+                text += &format!("retryPolicy.maxDeliveryAttempts = {}\n", self.buggy_attempts_max)
+            }
+            Part::Broken => {
+                text += &format!(
+                    "retryPolicy.eventTimeToLiveInMinutes = {}\n",
+                    self.broken_minutes_to_live
+                );
+                text += &format!("filter.subjectBeginsWith = \"{RETURNS}\"\n");
+            }
+            Part::Flaky | Part::SlowStart | Part::Picky | Part::Careless => {}
+        }
+        text += &format!(
+            "[topic.subscription.destination]\nendpointType = \"WebHook\"\n\
+             [topic.subscription.destination.properties]\nendpointUrl = \"http://{receiver}/{name}\"\n{batching}"
+        );
+        if part.dead_letters() {
+            text += "[topic.subscription.deadLetterDestination]\nendpointType = \"StorageBlob\"\n\
+                     [topic.subscription.deadLetterDestination.properties]\n\
+                     resourceId = \"demo\"\nblobContainerName = \"dead-letters\"\n";
+        }
+        text
+    }
+
+    /// Why an event is given up whose attempt number `attempt` was answered with `status`, if it is.
+    pub fn given_up(&self, part: Part, attempt: u32, status: u16) -> Option<Reason> {
+        match (part, status) {
+            (_, 400) => Some(Reason::BadRequest),
+            (Part::Buggy, 500) if attempt >= self.buggy_attempts_max => Some(Reason::AttemptsExhausted),
+            _ => None,
+        }
+    }
+
+    /// What there is to see, a line for each part.
+    pub fn about(&self, part: Part) -> String {
+        match part {
+            Part::Healthy => "always answers 200; asked for CloudEvents".into(),
+            Part::Flaky => "answers 503 to half of the first attempts, to fewer of the next".into(),
+            Part::SlowStart => "answers 503 for the first third; asked for batches of up to 20".into(),
+            Part::Buggy => {
+                let (last, attempts) = (self.buggy_event_last, self.buggy_attempts_max);
+                format!(
+                    "always answers 500 to some of the first {last}; dead-lettered after {attempts} attempts"
+                )
+            }
+            Part::Picky => "answers 400 to some; dead-lettered at once".into(),
+            Part::Careless => "answers 400 to the same, without a dead-letter destination: dropped".into(),
+            Part::Broken => {
+                let minutes = self.broken_minutes_to_live;
+                format!("always answers 500; filters for returns, which live {minutes} min; dead-lettered")
+            }
+        }
+    }
+}
+
+impl Part {
+    pub const ALL: [Part; 7] = [
+        Part::Healthy,
+        Part::Flaky,
+        Part::SlowStart,
+        Part::Buggy,
+        Part::Picky,
+        Part::Careless,
+        Part::Broken,
+    ];
+
+    pub fn name(self) -> &'static str {
+        match self {
+            Part::Healthy => "healthy",
+            Part::Flaky => "flaky",
+            Part::SlowStart => "slow-start",
+            Part::Buggy => "buggy",
+            Part::Picky => "picky",
+            Part::Careless => "careless",
+            Part::Broken => "broken",
+        }
+    }
+
+    pub fn named(name: &str) -> Option<Part> {
+        Part::ALL.into_iter().find(|part| part.name() == name)
+    }
+
+    pub fn dead_letters(self) -> bool {
+        matches!(self, Part::Buggy | Part::Picky | Part::Broken)
+    }
+
+    /// Whether some events fail while others arrive, so that following one of them tells something.
+    pub fn fails_by_event(self) -> bool {
+        matches!(self, Part::Flaky | Part::Buggy | Part::Picky | Part::Careless)
+    }
+
+    /// Whether the subscription's filter lets the event through.
+    pub fn wants(self, event: u64) -> bool {
+        self != Part::Broken || is_return(event)
+    }
+
+    /// The status that answers attempt number `attempt` (the first is 1) at an event, `after` the start.
+    pub fn answer(self, scene: &Scene, event: u64, attempt: u32, after: Duration) -> u16 {
+        match self {
+            Part::Healthy => 200,
+            Part::Flaky if one_in(1 << attempt.min(16), event, u64::from(attempt)) => 503,
+            Part::SlowStart if after < scene.slow_for => 503,
+            Part::Buggy if event <= scene.buggy_event_last && one_in(8, event, 100) => 500,
+            Part::Picky | Part::Careless if one_in(10, event, 200) => 400,
+            Part::Broken => 500,
+            Part::Flaky | Part::SlowStart | Part::Buggy | Part::Picky | Part::Careless => 200,
+        }
+    }
+}
+
+/// How many attempts the retry schedule makes in so much time.
+fn attempts_within(long: Duration) -> u32 {
+    let due = CLOUD_2021.schedule.iter().scan(Duration::ZERO, |sum, wait| {
+        *sum += *wait;
+        Some(*sum)
+    });
+    1 + due.take_while(|at| *at <= long).count() as u32
+}
+
+/// How long the receiver takes to answer: a fifth of a second to two seconds.
+pub fn answer_time(event: u64, attempt: u32) -> Duration {
+    Duration::from_millis(200 + hash(event, 300 + u64::from(attempt)) % 1800)
+}
+
+/// The event as it is published. Its number is its id.
+pub fn event(number: u64, at: Timestamp) -> Value {
+    let (kind, subject) = match is_return(number) {
+        true => ("Shop.OrderReturned", format!("{RETURNS}{number}")),
+        false => ("Shop.OrderPlaced", format!("/orders/{number}")),
+    };
+    let things = [
+        "a saddle",
+        "a lantern",
+        "a post horn",
+        "two oat bags",
+        "a map of the roads",
+    ];
+    let item = things[(hash(number, 400) % things.len() as u64) as usize];
+    json!({
+        "id": number.to_string(),
+        "eventType": kind,
+        "subject": subject,
+        "eventTime": at.to_string(),
+        "dataVersion": "1",
+        "data": {"item": item, "amount": 5 + hash(number, 500) % 200},
+    })
+}
+
+fn is_return(event: u64) -> bool {
+    event.is_multiple_of(RETURN_EVERY)
+}
+
+/// True for about one event in `n`, the same ones in every showing.
+fn one_in(n: u64, event: u64, salt: u64) -> bool {
+    hash(event, salt).is_multiple_of(n)
+}
+
+/// SplitMix64 of both.
+fn hash(event: u64, salt: u64) -> u64 {
+    let mut z = (event ^ salt.rotate_left(32))
+        .wrapping_add(1)
+        .wrapping_mul(0x9E37_79B9_7F4A_7C15);
+    z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+    z ^ (z >> 31)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SCENE: Scene = Scene {
+        slow_for: Duration::from_secs(100),
+        buggy_event_last: 900,
+        buggy_attempts_max: 4,
+        broken_minutes_to_live: 2,
+    };
+
+    #[test]
+    fn the_receiver_answers_as_it_is_described() {
+        let answers = |part: Part, attempt: u32, after: u64| -> Vec<u16> {
+            let after = Duration::from_secs(after);
+            (1..=1000)
+                .map(|event| part.answer(&SCENE, event, attempt, after))
+                .collect()
+        };
+        let check = |part: Part, attempt, after, failure: u16, expected: std::ops::RangeInclusive<usize>| {
+            let answers = answers(part, attempt, after);
+            let failed = answers.iter().filter(|status| **status == failure).count();
+            let fine = answers.iter().filter(|status| **status == 200).count();
+            assert!(
+                expected.contains(&failed),
+                "{part:?} attempt {attempt} after {after} s: {failed}"
+            );
+            assert_eq!(failed + fine, 1000, "{part:?} attempt {attempt} after {after} s");
+        };
+        check(Part::Healthy, 1, 0, 503, 0..=0);
+        check(Part::Flaky, 1, 0, 503, 450..=550);
+        check(Part::Flaky, 2, 0, 503, 200..=300);
+        check(Part::Flaky, 9, 0, 503, 0..=10);
+        check(Part::SlowStart, 1, 99, 503, 1000..=1000);
+        check(Part::SlowStart, 5, 100, 503, 0..=0);
+        check(Part::Buggy, 1, 0, 500, 80..=140);
+        check(Part::Picky, 1, 0, 400, 70..=130);
+        check(Part::Broken, 1, 1000, 500, 1000..=1000);
+        assert_eq!(
+            answers(Part::Buggy, 1, 0),
+            answers(Part::Buggy, 4, 50),
+            "a bug stays"
+        );
+        assert_eq!(answers(Part::Picky, 1, 0), answers(Part::Careless, 1, 0));
+    }
+
+    #[test]
+    fn a_showing_ends_soon_after_its_last_event() {
+        let check = |speed, secs, attempts, minutes| {
+            let args = DemoArgs {
+                speed,
+                secs,
+                rate: 40,
+                keep: false,
+            };
+            let scene = Scene::of(&args);
+            let found = (scene.buggy_attempts_max, scene.broken_minutes_to_live);
+            assert_eq!(found, (attempts, minutes), "{speed}× for {secs} s");
+        };
+        check(300, 15, 7, 10);
+        check(300, 5, 6, 4);
+        check(300, 1, 4, 1);
+        check(1, 1, 2, 1);
+    }
+
+    #[test]
+    fn an_event_is_given_up_when_its_subscription_says_so() {
+        let check = |part, attempt, status, expected| {
+            assert_eq!(
+                SCENE.given_up(part, attempt, status),
+                expected,
+                "{part:?} {attempt} {status}"
+            );
+        };
+        check(Part::Picky, 1, 400, Some(Reason::BadRequest));
+        check(Part::Careless, 1, 400, Some(Reason::BadRequest));
+        check(Part::Buggy, 3, 500, None);
+        check(Part::Buggy, 4, 500, Some(Reason::AttemptsExhausted));
+        check(Part::Flaky, 4, 503, None);
+        check(Part::Healthy, 1, 200, None);
+    }
+
+    #[test]
+    fn one_event_in_five_is_a_return_and_only_those_are_wanted_by_broken() {
+        let returns: Vec<u64> = (1..=12).filter(|n| is_return(*n)).collect();
+        assert_eq!(returns, [5, 10]);
+        assert!(Part::Broken.wants(5) && !Part::Broken.wants(6) && Part::Healthy.wants(6));
+        assert_eq!(event(5, Timestamp::MIN)["subject"], "/returns/5");
+        assert_eq!(event(6, Timestamp::MIN)["subject"], "/orders/6");
+    }
+}

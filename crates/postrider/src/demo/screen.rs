@@ -1,0 +1,464 @@
+//! What is seen: a table that is drawn over and over on a terminal, plain lines anywhere else.
+
+use super::scene::{Part, Scene};
+use super::story::{Happening, Mood, span};
+use super::tally::{Row, Tally};
+use postrider_core::outcome::Outcome;
+use postrider_core::time::Timestamp;
+use std::io::{Result, Write};
+use std::time::Duration;
+
+/// How many happenings stand below the table.
+const HAPPENINGS: usize = 7;
+const HIDE_CURSOR_AND_CUT_LINES: &str = "\x1b[?25l\x1b[?7l";
+const SHOW_CURSOR_AND_WRAP_LINES: &str = "\x1b[?25h\x1b[?7h";
+
+/// Where the showing is seen. Dropping it gives the terminal back as it was.
+pub struct Screen<W: Write> {
+    out: W,
+    /// Redraw in place; otherwise only ever add lines.
+    live: bool,
+    ink: Ink,
+    /// Lines of the drawing that stands on the terminal now.
+    drawn: usize,
+    happenings_shown: usize,
+}
+
+/// One moment.
+pub struct Frame<'a> {
+    pub tally: &'a Tally,
+    pub told: &'a [Happening],
+    pub now: Timestamp,
+    /// How long ago the showing began, on its own clock.
+    pub after: Duration,
+    pub real: Duration,
+    pub speed: u32,
+    pub events_max: u64,
+}
+
+/// How it went.
+pub struct Summary<'a> {
+    pub tally: &'a Tally,
+    pub after: Duration,
+    pub real: Duration,
+    pub segments: u64,
+    pub bytes: u64,
+}
+
+impl<W: Write> Screen<W> {
+    pub fn new(out: W, live: bool, color: bool) -> Screen<W> {
+        Screen {
+            out,
+            live,
+            ink: Ink { color },
+            drawn: 0,
+            happenings_shown: 0,
+        }
+    }
+
+    pub fn is_live(&self) -> bool {
+        self.live
+    }
+
+    pub fn introduce(&mut self, scene: &Scene) -> Result<()> {
+        let mut text =
+            String::from("Events go to one topic; seven subscriptions deliver them to a receiver that\n\n");
+        for part in Part::ALL {
+            text += &format!(
+                "  {}  {}\n",
+                self.ink.bold(&format!("{:<10}", part.name())),
+                scene.about(part)
+            );
+        }
+        self.write(&(text + "\n"))
+    }
+
+    /// Draws the table anew.
+    pub fn draw(&mut self, frame: &Frame<'_>) -> Result<()> {
+        let mut lines = vec![title(frame), String::new()];
+        lines.extend(self.ink.table(frame.tally, frame.now));
+        lines.push(String::new());
+        let first = frame.told.len().saturating_sub(HAPPENINGS);
+        lines.extend(frame.told[first..].iter().map(|h| self.ink.happening(h)));
+        // Always as many lines, so that each drawing covers the one before.
+        lines.resize(
+            HAPPENINGS + 3 + HEADER.len() + frame.tally.rows.len() + 1,
+            String::new(),
+        );
+        let mut text = match self.drawn {
+            0 => HIDE_CURSOR_AND_CUT_LINES.to_owned(),
+            drawn => format!("\x1b[{drawn}A"),
+        };
+        for line in &lines {
+            text += &format!("{line}\x1b[K\n");
+        }
+        self.drawn = lines.len();
+        self.write(&text)
+    }
+
+    /// Adds what has happened since the last time.
+    pub fn add_happenings(&mut self, told: &[Happening]) -> Result<()> {
+        let text: String = told[self.happenings_shown..]
+            .iter()
+            .map(|h| self.ink.happening(h) + "\n")
+            .collect();
+        self.happenings_shown = told.len();
+        self.write(&text)
+    }
+
+    /// Adds one line of numbers.
+    pub fn add_progress(&mut self, frame: &Frame<'_>) -> Result<()> {
+        let tally = frame.tally;
+        let text = format!(
+            "{:>8}  {} events: {} waiting, {} in flight, {} retrying, {} delivered, {} dead-lettered, {} dropped\n",
+            stamp(frame.after),
+            tally.published.events,
+            tally.sum(|r| r.waiting),
+            tally.sum(|r| r.in_flight),
+            tally.sum(|r| r.retrying),
+            tally.sum(|r| r.delivered),
+            tally.sum(Row::dead_lettered_total),
+            tally.sum(Row::dropped_total),
+        );
+        self.write(&text)
+    }
+
+    /// Ends the drawing, if there is one, and puts the summary in its place.
+    pub fn sum_up(&mut self, summary: &Summary<'_>) -> Result<()> {
+        let mut text = match self.drawn {
+            0 => "\n".to_owned(),
+            drawn => format!("\x1b[{drawn}A\x1b[J{SHOW_CURSOR_AND_WRAP_LINES}"),
+        };
+        self.drawn = 0;
+        text += &self.ink.summary(summary);
+        self.write(&text)
+    }
+
+    pub fn add_line(&mut self, line: &str) -> Result<()> {
+        self.write(&format!("{line}\n"))
+    }
+
+    fn write(&mut self, text: &str) -> Result<()> {
+        self.out.write_all(text.as_bytes())?;
+        self.out.flush()
+    }
+}
+
+impl<W: Write> Drop for Screen<W> {
+    fn drop(&mut self) {
+        if self.drawn > 0 {
+            let _ = self.write(SHOW_CURSOR_AND_WRAP_LINES);
+        }
+    }
+}
+
+fn title(frame: &Frame<'_>) -> String {
+    let published = frame.tally.published;
+    let doing = match published.over {
+        false => format!("published {} of {} events", published.events, frame.events_max),
+        true => format!("published {} events, the rest is patience", published.events),
+    };
+    let (long, real) = (stamp(frame.after), frame.real.as_secs());
+    format!(
+        "postrider demo   {long} of deliveries in {real} s ({}×)   {doing}",
+        frame.speed
+    )
+}
+
+/// Hours, minutes and seconds since the start.
+fn stamp(after: Duration) -> String {
+    let secs = after.as_secs();
+    format!("{}:{:02}:{:02}", secs / 3600, secs / 60 % 60, secs % 60)
+}
+
+const HEADER: [&str; 2] = [
+    "                       in                                        dead-",
+    "           waiting flight retrying attempts failed delivered lettered dropped  endpoint",
+];
+
+/// Colors, or none.
+#[derive(Clone, Copy)]
+struct Ink {
+    color: bool,
+}
+
+const GREEN: &str = "32";
+const YELLOW: &str = "33";
+const RED: &str = "31";
+const DIM: &str = "2";
+const BOLD: &str = "1";
+
+impl Ink {
+    fn paint(self, code: &str, text: &str) -> String {
+        match self.color {
+            true => format!("\x1b[{code}m{text}\x1b[0m"),
+            false => text.to_owned(),
+        }
+    }
+
+    fn bold(self, text: &str) -> String {
+        self.paint(BOLD, text)
+    }
+
+    /// A number in a column; nothing much if it is zero.
+    fn cell(self, number: u64, width: usize, code: &str) -> String {
+        let code = if number == 0 { DIM } else { code };
+        self.paint(code, &format!("{number:>width$}"))
+    }
+
+    fn table(self, tally: &Tally, now: Timestamp) -> Vec<String> {
+        let mut lines: Vec<String> = HEADER.iter().map(|line| self.paint(DIM, line)).collect();
+        for row in &tally.rows {
+            let state = match row.delay {
+                None => self.paint(DIM, "admitting"),
+                Some(delay) if delay.until <= now => self.paint(YELLOW, "probing"),
+                Some(delay) => {
+                    let left = short(delay.until.since(now));
+                    self.paint(YELLOW, &format!("delayed {left}: {}", cause(delay.cause)))
+                }
+            };
+            let cells = self.cells(|of| of(row));
+            lines.push(format!(
+                "{} {cells}  {state}",
+                self.bold(&format!("{:<10}", row.part.name()))
+            ));
+        }
+        lines.push(format!("{:<10} {}", "all", self.cells(|of| tally.sum(of))));
+        lines
+    }
+
+    fn cells(self, number: impl Fn(fn(&Row) -> u64) -> u64) -> String {
+        let columns: [(fn(&Row) -> u64, usize, &str); 8] = [
+            (|r| r.waiting, 7, YELLOW),
+            (|r| r.in_flight, 6, BOLD),
+            (|r| r.retrying, 8, YELLOW),
+            (|r| r.attempts, 8, "0"),
+            (|r| r.failed, 6, "0"),
+            (|r| r.delivered, 9, GREEN),
+            (Row::dead_lettered_total, 8, RED),
+            (Row::dropped_total, 7, RED),
+        ];
+        columns
+            .map(|(of, width, code)| self.cell(number(of), width, code))
+            .join(" ")
+    }
+
+    fn happening(self, happening: &Happening) -> String {
+        let code = match happening.mood {
+            Mood::Good => GREEN,
+            Mood::Patient => YELLOW,
+            Mood::Bad => RED,
+        };
+        let at = self.paint(DIM, &format!("{:>8}", stamp(happening.after)));
+        format!("{at}  {}", self.paint(code, &happening.text))
+    }
+
+    fn summary(self, summary: &Summary<'_>) -> String {
+        let tally = summary.tally;
+        let header = "           matched  delivered  dead-lettered  dropped  unfinished  attempts  failed";
+        let mut text = self.paint(DIM, header) + "\n";
+        for row in &tally.rows {
+            let mark = if row.adds_up() {
+                self.paint(GREEN, "✓")
+            } else {
+                self.paint(RED, "does not add up")
+            };
+            let cells = self.ends(|of| of(row));
+            text += &format!(
+                "{} {cells}  {mark}\n",
+                self.bold(&format!("{:<10}", row.part.name()))
+            );
+        }
+        text += &format!("{:<10} {}\n\n", "all", self.ends(|of| tally.sum(of)));
+        text += &self.equation(tally);
+        text += &sentences(summary);
+        text
+    }
+
+    fn ends(self, number: impl Fn(fn(&Row) -> u64) -> u64) -> String {
+        let columns: [(fn(&Row) -> u64, usize, &str); 7] = [
+            (|r| r.expected, 7, "0"),
+            (|r| r.delivered, 10, GREEN),
+            (Row::dead_lettered_total, 14, RED),
+            (Row::dropped_total, 8, RED),
+            (Row::open, 11, YELLOW),
+            (|r| r.attempts, 9, "0"),
+            (|r| r.failed, 7, "0"),
+        ];
+        columns
+            .map(|(of, width, code)| self.cell(number(of), width, code))
+            .join(" ")
+    }
+
+    /// The line that is checked.
+    fn equation(self, tally: &Tally) -> String {
+        let open = tally.sum(Row::open);
+        let unfinished = if open > 0 {
+            format!(" + {open} unfinished")
+        } else {
+            String::new()
+        };
+        let verdict = match tally.adds_up() {
+            true => self.paint(GREEN, "✓ adds up"),
+            false => self.paint(
+                RED,
+                &format!("✗ does not add up (the server says it matched {})", tally.matched),
+            ),
+        };
+        let (delivered, accepted) = (tally.sum(|r| r.delivered), tally.sum(|r| r.accepted));
+        format!(
+            "{} matched = {delivered} delivered + {} dead-lettered + {} dropped{unfinished}   {verdict}\n\
+             The receiver itself counted {accepted} arrivals, each event once.\n\n",
+            tally.sum(|r| r.expected),
+            tally.sum(Row::dead_lettered_total),
+            tally.sum(Row::dropped_total),
+        )
+    }
+}
+
+/// What was shown, how durable it was, what to do next.
+fn sentences(summary: &Summary<'_>) -> String {
+    let tally = summary.tally;
+    let events = tally.published.events;
+    format!(
+        "In {} s you saw {} of deliveries: {events} events, {} subscriptions and {} failed\n\
+         attempts, each followed by a retry on Event Grid's schedule, a dead letter or, where\n\
+         the subscription asked for none, a drop.\n\
+         Every event was synced to the log before its publisher saw 200 ({}, {}).\n\
+         Next: run `postrider serve`, and publish to it as README.md shows.\n",
+        summary.real.as_secs(),
+        span(summary.after),
+        tally.rows.len(),
+        tally.sum(|r| r.failed),
+        if summary.segments == 1 {
+            "1 segment".into()
+        } else {
+            format!("{} segments", summary.segments)
+        },
+        size(summary.bytes),
+    )
+}
+
+fn size(bytes: u64) -> String {
+    match bytes {
+        0..10_000 => format!("{bytes} bytes"),
+        10_000..10_000_000 => format!("{} kB", bytes / 1000),
+        _ => format!("{} MB", bytes / 1_000_000),
+    }
+}
+
+fn short(long: Duration) -> String {
+    match long.as_secs() {
+        secs @ 0..100 => format!("{secs}s"),
+        secs @ 100..6000 => format!("{}m", secs / 60),
+        secs => format!("{}h", secs / 3600),
+    }
+}
+
+/// Few letters for the table; the happenings spell it out.
+fn cause(outcome: Outcome) -> &'static str {
+    match outcome {
+        Outcome::Busy => "busy",
+        Outcome::TimedOut => "timeouts",
+        Outcome::SocketError => "no link",
+        _ => "errors",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tally::tests::row;
+    use super::*;
+    use postrider_engine::endpoint::Delay;
+
+    fn frame<'a>(tally: &'a Tally, told: &'a [Happening]) -> Frame<'a> {
+        Frame {
+            tally,
+            told,
+            now: Timestamp::from_secs(1000),
+            after: Duration::from_secs(4342),
+            real: Duration::from_secs(14),
+            speed: 300,
+            events_max: 600,
+        }
+    }
+
+    fn tally() -> Tally {
+        let rows = Part::ALL.into_iter().map(|part| Row {
+            delivered: 12_345,
+            waiting: 99_999,
+            delay: Some(Delay {
+                cause: Outcome::TimedOut,
+                since: Timestamp::MIN,
+                until: Timestamp::from_secs(1000 + 5999),
+                step: Duration::ZERO,
+                probing: false,
+            }),
+            ..row(part, 112_344)
+        });
+        Tally {
+            rows: rows.collect(),
+            matched: 112_344 * 7,
+            ..Tally::default()
+        }
+    }
+
+    #[test]
+    fn every_drawing_has_as_many_narrow_lines_and_covers_the_one_before() {
+        let tally = tally();
+        let told: Vec<Happening> = (0..30)
+            .map(|n| Happening {
+                after: Duration::from_secs(n),
+                mood: Mood::Good,
+                text: "it happened".into(),
+            })
+            .collect();
+        let mut out = Vec::new();
+        let mut screen = Screen::new(&mut out, true, false);
+        screen.draw(&frame(&tally, &told[..2])).unwrap();
+        let lines = screen.drawn;
+        screen.draw(&frame(&tally, &told)).unwrap();
+        assert_eq!(screen.drawn, lines);
+        drop(screen);
+        let text = String::from_utf8(out).unwrap();
+        assert_eq!(text.matches('\n').count(), 2 * lines);
+        assert_eq!(text.matches(&format!("\x1b[{lines}A")).count(), 1);
+        assert!(text.ends_with(SHOW_CURSOR_AND_WRAP_LINES));
+        assert!(lines <= 23, "{lines} lines fit no terminal of 24");
+        for line in text.replace(HIDE_CURSOR_AND_CUT_LINES, "").lines() {
+            let line = line.replace("\x1b[K", "");
+            assert!(line.chars().count() <= 100, "{line}");
+        }
+    }
+
+    #[test]
+    fn without_a_terminal_there_are_no_escapes() {
+        let tally = tally();
+        let mut out = Vec::new();
+        let mut screen = Screen::new(&mut out, false, false);
+        screen.add_progress(&frame(&tally, &[])).unwrap();
+        let summary = Summary {
+            tally: &tally,
+            after: Duration::from_secs(7500),
+            real: Duration::from_secs(25),
+            segments: 1,
+            bytes: 437_000,
+        };
+        screen.sum_up(&summary).unwrap();
+        drop(screen);
+        let text = String::from_utf8(out).unwrap();
+        assert!(!text.contains('\x1b'), "{text}");
+        assert!(
+            text.contains("✓ adds up") && text.contains("1 segment, 437 kB"),
+            "{text}"
+        );
+    }
+
+    #[test]
+    fn sums_that_do_not_add_up_are_said_to() {
+        let mut tally = tally();
+        tally.rows[3].delivered -= 1;
+        let text = Ink { color: false }.equation(&tally);
+        assert!(text.contains("✗ does not add up"), "{text}");
+    }
+}

@@ -1,0 +1,190 @@
+//! The numbers that are shown, as the server counts them, and whether they add up.
+
+use super::publisher::Published;
+use super::scene::{Part, TOPIC};
+use anyhow::{Context, Result};
+use postrider_core::retry::Reason;
+use postrider_engine::Engine;
+use postrider_engine::counters::reasons;
+use postrider_engine::dispatch::Outlet;
+use postrider_engine::endpoint::Delay;
+use postrider_store::log::Backlog;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+
+/// Where the numbers of each part are read.
+pub struct Gauges {
+    engine: Arc<Engine>,
+    outlets: Vec<(Part, Arc<Outlet>)>,
+}
+
+/// All the numbers at one moment.
+#[derive(Clone, Debug, Default)]
+pub struct Tally {
+    pub published: Published,
+    /// Deliveries that the server says it owed, over all subscriptions.
+    pub matched: u64,
+    pub rows: Vec<Row>,
+}
+
+/// One subscription.
+#[derive(Clone, Debug)]
+pub struct Row {
+    pub part: Part,
+    /// Published events that its filter lets through, counted by the publisher.
+    pub expected: u64,
+    pub waiting: u64,
+    pub in_flight: u64,
+    pub retrying: u64,
+    pub attempts: u64,
+    pub failed: u64,
+    pub delivered: u64,
+    pub dead_lettered: Vec<(Reason, u64)>,
+    pub dropped: Vec<(Reason, u64)>,
+    pub delay: Option<Delay>,
+    /// Different events that the receiver says it accepted.
+    pub accepted: u64,
+}
+
+impl Gauges {
+    pub fn new(engine: Arc<Engine>) -> Result<Gauges> {
+        let topic = engine
+            .directory
+            .topic(TOPIC)
+            .context("the topic was not made")?
+            .topic
+            .id;
+        let find = |part: Part| {
+            let subscription = engine.directory.subscription(topic, None, part.name());
+            let outlet = subscription.and_then(|s| engine.dispatcher.outlet(s.id));
+            Ok((
+                part,
+                outlet.with_context(|| format!("subscription {:?} was not made", part.name()))?,
+            ))
+        };
+        let outlets = Part::ALL.into_iter().map(find).collect::<Result<_>>()?;
+        Ok(Gauges { engine, outlets })
+    }
+
+    /// Deliveries go on while this reads: the sums may be off by those that are just being settled.
+    /// What the receiver accepted is for the caller to fill in, later, so that it lacks nothing.
+    pub fn read(&self, published: Published) -> Tally {
+        let log = self.engine.log();
+        let rows = self.outlets.iter().map(|(part, outlet)| {
+            // What has come to an end is read after what has not: a delivery may be seen twice, never missed.
+            let Backlog {
+                waiting,
+                claimed,
+                retrying,
+                ..
+            } = log.backlog(outlet.id);
+            let counters = &outlet.counters;
+            Row {
+                part: *part,
+                expected: published.wanted[*part as usize],
+                waiting,
+                in_flight: claimed,
+                retrying,
+                attempts: counters.attempts.load(Relaxed),
+                failed: counters.attempts_failed.load(Relaxed),
+                delivered: counters.delivered.load(Relaxed),
+                dead_lettered: reasons(&counters.dead_lettered),
+                dropped: reasons(&counters.dropped),
+                delay: outlet.plan().and_then(|plan| plan.endpoint.delay()),
+                accepted: 0,
+            }
+        });
+        Tally {
+            published,
+            matched: self.engine.dispatcher.counters.matched.load(Relaxed),
+            rows: rows.collect(),
+        }
+    }
+}
+
+impl Row {
+    pub fn dead_lettered_total(&self) -> u64 {
+        self.dead_lettered.iter().map(|(_, n)| n).sum()
+    }
+
+    pub fn dropped_total(&self) -> u64 {
+        self.dropped.iter().map(|(_, n)| n).sum()
+    }
+
+    /// Deliveries whose end is not yet decided.
+    pub fn open(&self) -> u64 {
+        self.waiting + self.in_flight + self.retrying
+    }
+
+    /// Every event that was published for it has exactly one end, or none yet, and what counts as
+    /// delivered has arrived.
+    pub fn adds_up(&self) -> bool {
+        let ended = self.delivered + self.dead_lettered_total() + self.dropped_total();
+        self.expected == ended + self.open() && self.delivered <= self.accepted
+    }
+}
+
+impl Tally {
+    pub fn sum(&self, of: impl Fn(&Row) -> u64) -> u64 {
+        self.rows.iter().map(of).sum()
+    }
+
+    pub fn at_rest(&self) -> bool {
+        self.published.over && self.sum(Row::open) == 0
+    }
+
+    /// The publisher, the server's routing and the ends of all deliveries tell the same story.
+    pub fn adds_up(&self) -> bool {
+        self.rows.iter().all(Row::adds_up) && self.sum(|row| row.expected) == self.matched
+    }
+}
+
+#[cfg(test)]
+pub mod tests {
+    use super::*;
+
+    pub fn row(part: Part, expected: u64) -> Row {
+        Row {
+            part,
+            expected,
+            waiting: 0,
+            in_flight: 0,
+            retrying: 0,
+            attempts: 0,
+            failed: 0,
+            delivered: 0,
+            dead_lettered: Vec::new(),
+            dropped: Vec::new(),
+            delay: None,
+            accepted: expected,
+        }
+    }
+
+    #[test]
+    fn what_is_missing_or_counted_twice_is_noticed() {
+        let mut row = Row {
+            waiting: 1,
+            retrying: 2,
+            delivered: 3,
+            dead_lettered: vec![(Reason::BadRequest, 3), (Reason::TimeToLiveExceeded, 1)],
+            ..row(Part::Picky, 10)
+        };
+        assert!(row.adds_up());
+        row.delivered = 2;
+        assert!(!row.adds_up());
+        row.delivered = 4;
+        assert!(!row.adds_up());
+        row.expected = 11;
+        row.accepted = 3;
+        assert!(!row.adds_up(), "one that counts as delivered never arrived");
+        row.accepted = 4;
+        let mut tally = Tally {
+            matched: 11,
+            rows: vec![row],
+            ..Tally::default()
+        };
+        assert!(tally.adds_up() && !tally.at_rest());
+        tally.matched = 12;
+        assert!(!tally.adds_up());
+    }
+}
