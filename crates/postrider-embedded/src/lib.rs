@@ -876,3 +876,33 @@ impl EventLog for EmbeddedLog {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use postrider_store::conformance::{WANT, at, events, sub};
+
+    // Events are in the log a moment before they are handed out; a reader that is ahead of that would
+    // offer them twice.
+    #[tokio::test]
+    async fn the_log_is_read_no_further_than_asked() {
+        let directory = tempfile::tempdir().unwrap();
+        let log = EmbeddedLog::open(directory.path(), 7).await.unwrap();
+        log.open_subscription(sub(1)).await.unwrap();
+        for _ in 0..3 {
+            log.append(events(&[("a", &[1]), ("b", &[1])])).await.unwrap();
+        }
+        let queue = log.shared.sub(sub(1)).unwrap();
+        let read = |from, last| {
+            let (ready, upto) = log.shared.load(&queue, Position(from), Position(last)).unwrap();
+            let positions: Vec<u64> = ready.iter().map(|ready| ready.position().0).collect();
+            (positions, upto.0)
+        };
+        assert_eq!(read(0, 2), (vec![0, 1, 2], 3));
+        assert_eq!(read(1, 5), (vec![1, 2, 3, 4, 5], 6));
+        assert_eq!(read(5, 5), (vec![5], 6));
+        assert_eq!(log.claim(sub(1), at(0), WANT).await.unwrap().len(), 6);
+        assert_eq!(read(0, 5), (vec![], 6), "all are claimed");
+        log.close().await.unwrap();
+    }
+}

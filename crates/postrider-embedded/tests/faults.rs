@@ -48,9 +48,17 @@ impl Opened {
         opened
     }
 
-    /// The state database as it is on disk. Only asked for while nothing is being recorded.
+    /// The state database as a crash would leave it: read until nobody has written to it meanwhile.
     fn state(&self) -> Vec<u8> {
-        std::fs::read(self.directory.path().join("state.redb")).unwrap()
+        let path = self.directory.path().join("state.redb");
+        let mut last = std::fs::read(&path).unwrap();
+        loop {
+            let now = std::fs::read(&path).unwrap();
+            if now == last {
+                return now;
+            }
+            last = now;
+        }
     }
 
     /// Closes the log; returns what is on disk then.

@@ -19,7 +19,7 @@ use postrider_store::log::LastAttempt;
 use postrider_store::{Claim, EventLog, Listener, Settled};
 use rustc_hash::FxHashMap;
 use std::collections::BTreeMap;
-use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
+use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, AtomicUsize};
 use std::sync::{Arc, Mutex, RwLock, Weak};
 use std::time::Duration;
@@ -27,6 +27,9 @@ use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+/// A lane that finds nothing to claim stays this long before it ends: work often comes in bursts, and
+/// waking a task is cheaper than making one.
+const LINGER: Duration = Duration::from_secs(5);
 /// A subscription whose log could not be read is tried again this much later.
 const TROUBLE_PAUSE: Duration = Duration::from_secs(1);
 
@@ -58,12 +61,34 @@ pub struct Outlet {
     signals: AtomicU64,
     /// It stands in its endpoint's queue.
     pub(crate) waiting: AtomicBool,
+    /// Lanes that have nothing to do and wait to be woken.
+    parked: AtomicUsize,
+    unpark: Notify,
+    /// Work came since the parked lanes were last looked at.
+    busy: AtomicBool,
+    /// Parked lanes are to be looked at, at a time that is set.
+    reaping: AtomicBool,
     /// About how many deliveries can be claimed; too high at times, put right when none are found.
     ready: AtomicI64,
     pub counters: Counters,
 }
 
 impl Outlet {
+    /// Wakes a parked lane, if there is one.
+    fn unpark(&self) -> bool {
+        let take = |parked: usize| parked.checked_sub(1);
+        let woken = self.parked.fetch_update(AcqRel, Acquire, take).is_ok();
+        if woken {
+            self.unpark.notify_one();
+        }
+        woken
+    }
+
+    /// Wakes all parked lanes; those that find nothing to do then end.
+    fn unpark_all(&self) {
+        while self.unpark() {}
+    }
+
     pub fn plan(&self) -> Option<Arc<Plan>> {
         self.plan.read().expect("no panic holds it").clone()
     }
@@ -92,6 +117,8 @@ pub struct Dispatcher {
 enum Alarm {
     Endpoint(Weak<Endpoint>),
     Outlet(Weak<Outlet>),
+    /// Lanes of this outlet have been parked for a while.
+    Parked(Weak<Outlet>),
 }
 
 impl Dispatcher {
@@ -137,6 +164,10 @@ impl Dispatcher {
                     lanes: AtomicUsize::new(0),
                     signals: AtomicU64::new(0),
                     waiting: AtomicBool::new(false),
+                    parked: AtomicUsize::new(0),
+                    unpark: Notify::new(),
+                    busy: AtomicBool::new(false),
+                    reaping: AtomicBool::new(false),
                     ready: AtomicI64::new(0),
                     counters: Counters::default(),
                 })
@@ -153,6 +184,7 @@ impl Dispatcher {
         let outlet = self.outlets.write().expect("no panic holds it").remove(&id);
         if let Some(outlet) = outlet {
             *outlet.plan.write().expect("no panic holds it") = None;
+            outlet.unpark_all();
         }
     }
 
@@ -177,6 +209,7 @@ impl Dispatcher {
     /// Says that about `count` deliveries more can be claimed: starts lanes for them.
     fn wake(self: &Arc<Self>, outlet: &Arc<Outlet>, count: usize) {
         outlet.ready.fetch_add(count as i64, Relaxed);
+        outlet.busy.store(true, Relaxed);
         outlet.signals.fetch_add(1, AcqRel);
         if self.stop.is_cancelled() || outlet.waiting.load(Relaxed) {
             return;
@@ -186,29 +219,37 @@ impl Dispatcher {
         };
         let mut wanted = count.div_ceil(plan.want.events_max).min(plan.endpoint.room());
         // Without a lane nobody would learn that there is room again, or that a delay is over.
-        if wanted == 0 && outlet.lanes.load(Acquire) == 0 {
+        let idle = outlet.lanes.load(Acquire) <= outlet.parked.load(Acquire);
+        if wanted == 0 && idle {
             wanted = 1;
         }
         for _ in 0..wanted {
-            if !self.add_lane(outlet) {
+            if !self.start_lane(outlet) {
                 return;
             }
+        }
+    }
+
+    /// Puts one more lane to work, a parked one if there is one.
+    fn start_lane(self: &Arc<Self>, outlet: &Arc<Outlet>) -> bool {
+        if outlet.unpark() {
+            return true;
+        }
+        let max = self.config.in_flight_per_endpoint_max;
+        let add = |lanes: usize| (lanes < max).then_some(lanes + 1);
+        let added = outlet.lanes.fetch_update(AcqRel, Acquire, add).is_ok();
+        if added {
             self.tasks.spawn(self.clone().lane(outlet.clone(), false));
         }
+        added
     }
 
     /// A lane that has found work calls for another one if there is more and a place to send it.
     fn wake_sibling(self: &Arc<Self>, outlet: &Arc<Outlet>, plan: &Plan, claimed: usize) {
         let left = outlet.ready.fetch_sub(claimed as i64, Relaxed) - claimed as i64;
-        if left > 0 && plan.endpoint.room() > 0 && !self.stop.is_cancelled() && self.add_lane(outlet) {
-            self.tasks.spawn(self.clone().lane(outlet.clone(), false));
+        if left > 0 && plan.endpoint.room() > 0 && !self.stop.is_cancelled() {
+            self.start_lane(outlet);
         }
-    }
-
-    fn add_lane(&self, outlet: &Outlet) -> bool {
-        let max = self.config.in_flight_per_endpoint_max;
-        let add = |lanes: usize| (lanes < max).then_some(lanes + 1);
-        outlet.lanes.fetch_update(AcqRel, Acquire, add).is_ok()
     }
 
     /// Claims, attempts and settles until there is nothing to claim or no place to send it.
@@ -229,12 +270,10 @@ impl Dispatcher {
                 outlet.ready.store(0, Relaxed);
                 let left = plan.endpoint.leave(None, Duration::ZERO, self.clock.now());
                 self.after_leaving(&plan, left);
-                outlet.lanes.fetch_sub(1, AcqRel);
-                // Something may have come between looking and leaving.
-                let more = outlet.signals.load(Acquire) != signals;
-                if more && !self.stop.is_cancelled() && self.add_lane(&outlet) {
+                if self.park(&outlet, signals).await {
                     continue;
                 }
+                outlet.lanes.fetch_sub(1, AcqRel);
                 return;
             }
             self.wake_sibling(&outlet, &plan, claims.len());
@@ -243,6 +282,25 @@ impl Dispatcher {
                 return;
             }
         }
+    }
+
+    /// Waits for work. False when the lane should end instead.
+    async fn park(self: &Arc<Self>, outlet: &Arc<Outlet>, signals: u64) -> bool {
+        outlet.parked.fetch_add(1, AcqRel);
+        // Something may have come between looking and parking; or it is time to stop.
+        let more = outlet.signals.load(Acquire) != signals;
+        if (more || self.stop.is_cancelled()) && outlet.unpark() {
+            // Whichever lane takes this wake-up goes on; it need not be this one.
+        } else if !outlet.reaping.swap(true, AcqRel) {
+            self.alarm(self.clock.now() + LINGER, Alarm::Parked(Arc::downgrade(outlet)));
+        }
+        let before = outlet.signals.load(Acquire);
+        outlet.unpark.notified().await;
+        if self.stop.is_cancelled() {
+            return false;
+        }
+        // Woken without new work: it was left standing for too long.
+        more || outlet.signals.load(Acquire) != before || outlet.ready.load(Relaxed) > 0
     }
 
     fn admit(self: &Arc<Self>, plan: &Arc<Plan>, outlet: &Arc<Outlet>) -> bool {
@@ -461,6 +519,17 @@ impl Dispatcher {
                     self.wake(&outlet, 1);
                 }
             }
+            Alarm::Parked(outlet) => {
+                let Some(outlet) = outlet.upgrade() else {
+                    return;
+                };
+                if outlet.busy.swap(false, AcqRel) {
+                    self.alarm(self.clock.now() + LINGER, Alarm::Parked(Arc::downgrade(&outlet)));
+                } else {
+                    outlet.reaping.store(false, Release);
+                    outlet.unpark_all();
+                }
+            }
         }
     }
 
@@ -468,6 +537,9 @@ impl Dispatcher {
     pub async fn stop(&self, grace: Duration) {
         self.stop.cancel();
         self.tasks.close();
+        for outlet in self.outlets.read().expect("no panic holds it").values() {
+            outlet.unpark_all();
+        }
         let deadline = self.clock.now() + grace;
         tokio::select! {
             biased;
@@ -483,7 +555,7 @@ impl Alarm {
     fn same(&self, other: &Alarm) -> bool {
         match (self, other) {
             (Alarm::Endpoint(a), Alarm::Endpoint(b)) => a.ptr_eq(b),
-            (Alarm::Outlet(a), Alarm::Outlet(b)) => a.ptr_eq(b),
+            (Alarm::Outlet(a), Alarm::Outlet(b)) | (Alarm::Parked(a), Alarm::Parked(b)) => a.ptr_eq(b),
             _ => false,
         }
     }

@@ -17,8 +17,10 @@ use postrider_transport::{CertificateDer, HttpTransport};
 use postrider_wire::resources::{self, Road};
 use rustls::pki_types::pem::PemObject;
 use serde_json::{Value, json};
+use std::fs::{File, TryLockError};
 use std::io::IsTerminal;
 use std::net::SocketAddr;
+use std::path::Path;
 use std::sync::Arc;
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
@@ -84,12 +86,15 @@ pub struct Running {
     material: Material,
     listeners: TaskTracker,
     stop: CancellationToken,
+    _lock: File,
 }
 
 impl Running {
     /// Opens the store, takes up deliveries, applies what the configuration declares, listens.
     pub async fn start(loaded: &Loaded, clock: Arc<dyn Clock>) -> Result<Running> {
         let config = &loaded.config;
+        // First of all: a second server in the same directory must not even renew a certificate.
+        let lock = lock(&config.data_dir)?;
         let material = material::prepare(config, SystemClock.now())?;
         // Before anything is started: a second server on the same address must change nothing.
         let http = listen(config.listen.http).await?;
@@ -127,6 +132,7 @@ impl Running {
             listeners: TaskTracker::new(),
             stop: CancellationToken::new(),
             material,
+            _lock: lock,
         };
         if let Some(listener) = http {
             running.serve(listener, Wire::Plain);
@@ -165,6 +171,19 @@ impl Running {
         self.server.engine.stop(grace).await.context("closing the log")?;
         // Connections end with the process; requests that were accepted have been answered.
         Ok(())
+    }
+}
+
+/// Held while the server lives: two of them would write over each other.
+fn lock(data_dir: &Path) -> Result<File> {
+    let path = data_dir.join("lock");
+    let locking = || format!("locking {}", path.display());
+    std::fs::create_dir_all(data_dir).with_context(|| format!("creating the directory {}", data_dir.display()))?;
+    let file = File::create(&path).with_context(locking)?;
+    match file.try_lock() {
+        Ok(()) => Ok(file),
+        Err(TryLockError::WouldBlock) => bail!("{} is in use by another server", data_dir.display()),
+        Err(TryLockError::Error(e)) => Err(e).with_context(locking),
     }
 }
 

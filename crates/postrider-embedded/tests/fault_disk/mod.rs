@@ -41,6 +41,8 @@ struct Content {
     durable: Vec<u8>,
     durable_len: usize,
     dirty: BTreeSet<usize>,
+    /// What it was before it was cut short, while that is not durable.
+    before_truncation: Option<Box<Content>>,
 }
 
 impl Content {
@@ -58,10 +60,16 @@ impl Content {
         self.durable = self.bytes.clone();
         self.durable_len = self.len;
         self.dirty.clear();
+        self.before_truncation = None;
     }
 
     /// What a power cut leaves: any of the sectors written since the last sync, old or new.
     fn cut(&self, random: &mut Seeded) -> Vec<u8> {
+        if let Some(before) = &self.before_truncation
+            && random.one_in(2)
+        {
+            return before.cut(random);
+        }
         let mut bytes = self.durable.clone();
         let reserved = if random.one_in(2) {
             self.len
@@ -144,7 +152,7 @@ impl FaultDisk {
                 len,
                 durable: bytes,
                 durable_len: len,
-                dirty: BTreeSet::new(),
+                ..Content::default()
             });
         }
         files.directories.push(directory);
@@ -330,6 +338,7 @@ impl DiskFile for FaultFile {
 
     fn truncate(&self, len: u64) -> io::Result<()> {
         let content = &mut self.disk.lock().contents[self.inode];
+        content.before_truncation = Some(Box::new(content.clone()));
         content.bytes.truncate(len as usize);
         content.len = len as usize;
         Ok(())

@@ -17,7 +17,7 @@ use postrider_core::time::Clock;
 use postrider_engine::clock::SystemClock;
 use publisher::{Published, Publisher};
 use receiver::{Receiver, Seen};
-use scene::{Part, Scene};
+use scene::Scene;
 use screen::{Frame, Screen, Summary};
 use std::future::Future;
 use std::io::{IsTerminal, Write};
@@ -80,7 +80,7 @@ pub fn run(args: &DemoArgs) -> Result<()> {
     };
     let live = out.is_terminal() && variable("TERM").is_some_and(|term| term != "dumb");
     let color = live && variable("NO_COLOR").is_none_or(|value| value.is_empty());
-    // The server's log would tear the table; what it would say is shown.
+    // No log is started: its lines would tear the table, and what goes wrong shows in the numbers.
     serve::runtime(None)?.block_on(async {
         let mut stop = signal(SignalKind::terminate()).context("listening for SIGTERM")?;
         let mut interrupt = signal(SignalKind::interrupt()).context("listening for SIGINT")?;
@@ -285,6 +285,7 @@ fn refreshes() -> tokio::time::Interval {
 
 #[cfg(test)]
 mod tests {
+    use super::scene::Part;
     use super::*;
 
     // The whole of it, with few events and short waits: real sockets, real files, a fast clock.

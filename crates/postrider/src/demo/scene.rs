@@ -103,23 +103,21 @@ impl Scene {
         }
     }
 
-    /// What there is to see, a line for each part.
+    /// How the receiver answers a part and what the subscription asked for, in a line.
     pub fn about(&self, part: Part) -> String {
         match part {
-            Part::Healthy => "always answers 200; asked for CloudEvents".into(),
-            Part::Flaky => "answers 503 to half of the first attempts, to fewer of the next".into(),
-            Part::SlowStart => "answers 503 for the first third; asked for batches of up to 20".into(),
+            Part::Healthy => "200, always; wants CloudEvents".into(),
+            Part::Flaky => "503 to half of the first attempts, to fewer of the next".into(),
+            Part::SlowStart => "503 for the first third of the time; wants batches of up to 20".into(),
             Part::Buggy => {
-                let (last, attempts) = (self.buggy_event_last, self.buggy_attempts_max);
-                format!(
-                    "always answers 500 to some of the first {last}; dead-lettered after {attempts} attempts"
-                )
+                let attempts = self.buggy_attempts_max;
+                format!("500 to some early events, always; dead-lettered after {attempts} attempts")
             }
-            Part::Picky => "answers 400 to some; dead-lettered at once".into(),
-            Part::Careless => "answers 400 to the same, without a dead-letter destination: dropped".into(),
+            Part::Picky => "400 to some events; dead-lettered at once".into(),
+            Part::Careless => "400 to the same events; dropped, having no dead-letter destination".into(),
             Part::Broken => {
                 let minutes = self.broken_minutes_to_live;
-                format!("always answers 500; filters for returns, which live {minutes} min; dead-lettered")
+                format!("500, always; wants only returns; dead-lettered when {minutes} min old")
             }
         }
     }

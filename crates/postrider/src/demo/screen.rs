@@ -5,6 +5,7 @@ use super::story::{Happening, Mood, span};
 use super::tally::{Row, Tally};
 use postrider_core::outcome::Outcome;
 use postrider_core::time::Timestamp;
+use std::collections::BTreeMap;
 use std::io::{Result, Write};
 use std::time::Duration;
 
@@ -61,12 +62,13 @@ impl<W: Write> Screen<W> {
     }
 
     pub fn introduce(&mut self, scene: &Scene) -> Result<()> {
-        let mut text =
-            String::from("Events go to one topic; seven subscriptions deliver them to a receiver that\n\n");
+        let mut text = String::from(
+            "Events go to one topic; seven subscriptions deliver them to a receiver that answers\n\n",
+        );
         for part in Part::ALL {
             text += &format!(
                 "  {}  {}\n",
-                self.ink.bold(&format!("{:<10}", part.name())),
+                self.ink.bold(&format!("{:<11}", part.name())),
                 scene.about(part)
             );
         }
@@ -110,11 +112,10 @@ impl<W: Write> Screen<W> {
     pub fn add_progress(&mut self, frame: &Frame<'_>) -> Result<()> {
         let tally = frame.tally;
         let text = format!(
-            "{:>8}  {} events: {} waiting, {} in flight, {} retrying, {} delivered, {} dead-lettered, {} dropped\n",
+            "{:>8}  {} events: {} waiting, {} retrying, {} delivered, {} dead-lettered, {} dropped\n",
             stamp(frame.after),
             tally.published.events,
             tally.sum(|r| r.waiting),
-            tally.sum(|r| r.in_flight),
             tally.sum(|r| r.retrying),
             tally.sum(|r| r.delivered),
             tally.sum(Row::dead_lettered_total),
@@ -156,13 +157,10 @@ fn title(frame: &Frame<'_>) -> String {
     let published = frame.tally.published;
     let doing = match published.over {
         false => format!("published {} of {} events", published.events, frame.events_max),
-        true => format!("published {} events, the rest is patience", published.events),
+        true => format!("{} events published", published.events),
     };
     let (long, real) = (stamp(frame.after), frame.real.as_secs());
-    format!(
-        "postrider demo   {long} of deliveries in {real} s ({}×)   {doing}",
-        frame.speed
-    )
+    format!("postrider demo   {long} in {real} s ({}×)   {doing}", frame.speed)
 }
 
 /// Hours, minutes and seconds since the start.
@@ -172,9 +170,14 @@ fn stamp(after: Duration) -> String {
 }
 
 const HEADER: [&str; 2] = [
-    "                       in                                        dead-",
-    "           waiting flight retrying attempts failed delivered lettered dropped  endpoint",
+    "                        in                                        dead-",
+    "destination waiting flight retrying attempts failed delivered lettered dropped  endpoint",
 ];
+
+/// One of a row's numbers.
+type Number = fn(&Row) -> u64;
+/// A number, how wide it is written, and its color unless it is zero.
+type Column = (Number, usize, &'static str);
 
 /// Colors, or none.
 #[derive(Clone, Copy)]
@@ -220,15 +223,15 @@ impl Ink {
             let cells = self.cells(|of| of(row));
             lines.push(format!(
                 "{} {cells}  {state}",
-                self.bold(&format!("{:<10}", row.part.name()))
+                self.bold(&format!("{:<11}", row.part.name()))
             ));
         }
-        lines.push(format!("{:<10} {}", "all", self.cells(|of| tally.sum(of))));
+        lines.push(format!("{:<11} {}", "all", self.cells(|of| tally.sum(of))));
         lines
     }
 
-    fn cells(self, number: impl Fn(fn(&Row) -> u64) -> u64) -> String {
-        let columns: [(fn(&Row) -> u64, usize, &str); 8] = [
+    fn cells(self, number: impl Fn(Number) -> u64) -> String {
+        let columns: [Column; 8] = [
             (|r| r.waiting, 7, YELLOW),
             (|r| r.in_flight, 6, BOLD),
             (|r| r.retrying, 8, YELLOW),
@@ -255,7 +258,7 @@ impl Ink {
 
     fn summary(self, summary: &Summary<'_>) -> String {
         let tally = summary.tally;
-        let header = "           matched  delivered  dead-lettered  dropped  unfinished  attempts  failed";
+        let header = "destination matched delivered dead-lettered dropped unfinished attempts failed";
         let mut text = self.paint(DIM, header) + "\n";
         for row in &tally.rows {
             let mark = if row.adds_up() {
@@ -265,25 +268,25 @@ impl Ink {
             };
             let cells = self.ends(|of| of(row));
             text += &format!(
-                "{} {cells}  {mark}\n",
-                self.bold(&format!("{:<10}", row.part.name()))
+                "{} {cells} {mark}\n",
+                self.bold(&format!("{:<11}", row.part.name()))
             );
         }
-        text += &format!("{:<10} {}\n\n", "all", self.ends(|of| tally.sum(of)));
+        text += &format!("{:<11} {}\n\n", "all", self.ends(|of| tally.sum(of)));
         text += &self.equation(tally);
         text += &sentences(summary);
         text
     }
 
-    fn ends(self, number: impl Fn(fn(&Row) -> u64) -> u64) -> String {
-        let columns: [(fn(&Row) -> u64, usize, &str); 7] = [
+    fn ends(self, number: impl Fn(Number) -> u64) -> String {
+        let columns: [Column; 7] = [
             (|r| r.expected, 7, "0"),
-            (|r| r.delivered, 10, GREEN),
-            (Row::dead_lettered_total, 14, RED),
-            (Row::dropped_total, 8, RED),
-            (Row::open, 11, YELLOW),
-            (|r| r.attempts, 9, "0"),
-            (|r| r.failed, 7, "0"),
+            (|r| r.delivered, 9, GREEN),
+            (Row::dead_lettered_total, 13, RED),
+            (Row::dropped_total, 7, RED),
+            (Row::open, 10, YELLOW),
+            (|r| r.attempts, 8, "0"),
+            (|r| r.failed, 6, "0"),
         ];
         columns
             .map(|(of, width, code)| self.cell(number(of), width, code))
@@ -308,12 +311,30 @@ impl Ink {
         let (delivered, accepted) = (tally.sum(|r| r.delivered), tally.sum(|r| r.accepted));
         format!(
             "{} matched = {delivered} delivered + {} dead-lettered + {} dropped{unfinished}   {verdict}\n\
-             The receiver itself counted {accepted} arrivals, each event once.\n\n",
+             The receiver itself counted {accepted} arrivals, each event once.\n\
+             Dead letters: {}.\n\n",
             tally.sum(|r| r.expected),
             tally.sum(Row::dead_lettered_total),
             tally.sum(Row::dropped_total),
+            reasons(tally),
         )
     }
+}
+
+/// Why events were dead-lettered, and how many for each reason.
+fn reasons(tally: &Tally) -> String {
+    let mut counts = BTreeMap::new();
+    for (reason, count) in tally.rows.iter().flat_map(|row| &row.dead_lettered) {
+        *counts.entry(*reason).or_insert(0) += count;
+    }
+    if counts.is_empty() {
+        return "none".into();
+    }
+    let counts: Vec<String> = counts
+        .iter()
+        .map(|(reason, count)| format!("{count} {reason}"))
+        .collect();
+    counts.join(",\n              ")
 }
 
 /// What was shown, how durable it was, what to do next.
@@ -321,10 +342,10 @@ fn sentences(summary: &Summary<'_>) -> String {
     let tally = summary.tally;
     let events = tally.published.events;
     format!(
-        "In {} s you saw {} of deliveries: {events} events, {} subscriptions and {} failed\n\
-         attempts, each followed by a retry on Event Grid's schedule, a dead letter or, where\n\
-         the subscription asked for none, a drop.\n\
-         Every event was synced to the log before its publisher saw 200 ({}, {}).\n\
+        "In {} s you saw {} of deliveries: {events} events, {} subscriptions and {}\n\
+         failed attempts, each followed by a retry on Event Grid's schedule, a dead\n\
+         letter or, where the subscription asked for none, a drop. Every event was\n\
+         synced to the log before its publisher saw 200 ({}, {}).\n\
          Next: run `postrider serve`, and publish to it as README.md shows.\n",
         summary.real.as_secs(),
         span(summary.after),
@@ -359,7 +380,7 @@ fn short(long: Duration) -> String {
 fn cause(outcome: Outcome) -> &'static str {
     match outcome {
         Outcome::Busy => "busy",
-        Outcome::TimedOut => "timeouts",
+        Outcome::TimedOut => "late",
         Outcome::SocketError => "no link",
         _ => "errors",
     }
@@ -436,6 +457,13 @@ mod tests {
         let tally = tally();
         let mut out = Vec::new();
         let mut screen = Screen::new(&mut out, false, false);
+        let scene = Scene {
+            slow_for: Duration::ZERO,
+            buggy_event_last: 5000,
+            buggy_attempts_max: 10,
+            broken_minutes_to_live: 1000,
+        };
+        screen.introduce(&scene).unwrap();
         screen.add_progress(&frame(&tally, &[])).unwrap();
         let summary = Summary {
             tally: &tally,
@@ -448,6 +476,9 @@ mod tests {
         drop(screen);
         let text = String::from_utf8(out).unwrap();
         assert!(!text.contains('\x1b'), "{text}");
+        for line in text.lines() {
+            assert!(line.chars().count() <= 100, "{line}");
+        }
         assert!(
             text.contains("✓ adds up") && text.contains("1 segment, 437 kB"),
             "{text}"

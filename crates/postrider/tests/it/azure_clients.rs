@@ -1,1 +1,89 @@
-//! TODO
+//! The unmodified Azure SDKs publish, and what they publish arrives.
+//!
+//! `tests/clients/setup.sh DIR` installs them; `POSTRIDER_CLIENTS=DIR` makes these tests use them.
+
+use crate::receiver::Receiver;
+use crate::server::{Server, Setup};
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+const KEY: &str = "AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=";
+
+/// Where the clients are installed; none, with a notice, if nobody says.
+fn installed() -> Option<PathBuf> {
+    let directory = std::env::var_os("POSTRIDER_CLIENTS").map(PathBuf::from);
+    if directory.is_none() {
+        println!(
+            "skipped: run tests/clients/setup.sh DIR and set POSTRIDER_CLIENTS=DIR to test the Azure SDKs"
+        );
+    }
+    directory
+}
+
+fn scripts() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/clients")
+}
+
+/// Runs a script that publishes and prints what was accepted; all of it must arrive.
+fn publishes(command: impl FnOnce(&Server) -> Command) {
+    let receiver = Receiver::start();
+    let mut config = String::from("client = [{ id = \"me\", secret = \"client-secret\" }]\n");
+    for (topic, schema, delivery) in [
+        ("orders", "EventGridSchema", "EventGridSchema"),
+        ("clouds", "CloudEventSchemaV1_0", "CloudEventSchemaV1_0"),
+        ("things", "CustomEventSchema", "CustomInputSchema"),
+    ] {
+        let url = receiver.url("/");
+        config += &format!(
+            "[[topic]]\nname = \"{topic}\"\nkey1 = \"{KEY}\"\ninput_schema = \"{schema}\"\n\
+             [[topic.subscription]]\nname = \"all\"\nevent_delivery_schema = \"{delivery}\"\n\
+             destination = {{ endpoint_type = \"WebHook\", properties = {{ endpoint_url = \"{url}\" }} }}\n"
+        );
+    }
+    let server = Setup::config(config).start();
+    let mut command = command(&server);
+    command.args([
+        format!("http://{}", server.http),
+        format!("https://{}", server.https),
+    ]);
+    let output = command
+        .args([KEY, "client-secret"])
+        .output()
+        .expect("the client can be run");
+    let told = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{told}");
+    let accepted: BTreeSet<String> = String::from_utf8_lossy(&output.stdout)
+        .lines()
+        .map(str::to_owned)
+        .collect();
+    assert!(accepted.len() >= 10, "{accepted:?}");
+    let seen = receiver.all_of(&accepted);
+    assert!(!seen.contains("no"), "what was refused does not arrive");
+}
+
+#[test]
+fn the_python_sdk_publishes_over_http_and_https() {
+    let Some(directory) = installed() else { return };
+    publishes(|server| {
+        let mut command = Command::new(directory.join("venv/bin/python"));
+        command.arg(scripts().join("python/publish.py"));
+        command
+            .env("REQUESTS_CA_BUNDLE", server.ca())
+            .env_remove("CURL_CA_BUNDLE");
+        command
+    });
+}
+
+#[test]
+fn the_javascript_sdk_publishes_over_http_and_https() {
+    let Some(directory) = installed() else { return };
+    publishes(|server| {
+        let mut command = Command::new("node");
+        command.arg(scripts().join("js/publish.cjs"));
+        command
+            .env("NODE_EXTRA_CA_CERTS", server.ca())
+            .env("NODE_PATH", directory.join("js/node_modules"));
+        command
+    });
+}

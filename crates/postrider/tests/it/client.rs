@@ -43,7 +43,10 @@ impl Answer {
 }
 
 pub fn find<'h>(headers: &'h [(String, String)], name: &str) -> Option<&'h str> {
-    headers.iter().find(|(known, _)| known.eq_ignore_ascii_case(name)).map(|(_, value)| value.as_str())
+    headers
+        .iter()
+        .find(|(known, _)| known.eq_ignore_ascii_case(name))
+        .map(|(_, value)| value.as_str())
 }
 
 trait Stream: Read + Write + Send {}
@@ -64,7 +67,9 @@ impl Connection {
     pub fn open_tls(address: SocketAddr, name: &str, ca: &Path) -> io::Result<Connection> {
         let mut roots = RootCertStore::empty();
         for root in CertificateDer::pem_file_iter(ca).map_err(io::Error::other)? {
-            roots.add(root.map_err(io::Error::other)?).map_err(io::Error::other)?;
+            roots
+                .add(root.map_err(io::Error::other)?)
+                .map_err(io::Error::other)?;
         }
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let config = ClientConfig::builder_with_provider(provider)
@@ -74,7 +79,10 @@ impl Connection {
             .with_no_client_auth();
         let name = ServerName::try_from(name.to_owned()).map_err(io::Error::other)?;
         let tls = ClientConnection::new(Arc::new(config), name).map_err(io::Error::other)?;
-        Ok(Connection::over(Box::new(StreamOwned::new(tls, dial(address)?)), address))
+        Ok(Connection::over(
+            Box::new(StreamOwned::new(tls, dial(address)?)),
+            address,
+        ))
     }
 
     fn over(stream: Box<dyn Stream>, address: SocketAddr) -> Connection {
@@ -85,7 +93,13 @@ impl Connection {
     }
 
     /// Sends one request and reads its answer. `host` and `content-length` are added unless given.
-    pub fn send(&mut self, method: &str, target: &str, headers: Headers<'_>, body: &[u8]) -> io::Result<Answer> {
+    pub fn send(
+        &mut self,
+        method: &str,
+        target: &str,
+        headers: Headers<'_>,
+        body: &[u8],
+    ) -> io::Result<Answer> {
         let mut head = format!("{method} {target} HTTP/1.1\r\n");
         let given = |name: &str| headers.iter().any(|(known, _)| known.eq_ignore_ascii_case(name));
         if !given("host") {
@@ -112,10 +126,16 @@ impl Connection {
         let (first, headers) = read_head(&mut self.stream)?;
         let status = first.split(' ').nth(1).and_then(|status| status.parse().ok());
         let status = status.ok_or_else(|| io::Error::other(format!("not an answer: {first:?}")))?;
-        let length = find(&headers, "content-length").and_then(|length| length.parse().ok()).unwrap_or(0);
+        let length = find(&headers, "content-length")
+            .and_then(|length| length.parse().ok())
+            .unwrap_or(0);
         let mut body = vec![0; if method == "HEAD" { 0 } else { length }];
         self.stream.read_exact(&mut body)?;
-        Ok(Answer { status, headers, body })
+        Ok(Answer {
+            status,
+            headers,
+            body,
+        })
     }
 }
 
@@ -143,7 +163,9 @@ pub fn read_head(stream: &mut impl BufRead) -> io::Result<(String, Vec<(String, 
         if line.is_empty() {
             return Ok((first, headers));
         }
-        let (name, value) = line.split_once(':').ok_or_else(|| io::Error::other(format!("not a header: {line:?}")))?;
+        let (name, value) = line
+            .split_once(':')
+            .ok_or_else(|| io::Error::other(format!("not a header: {line:?}")))?;
         headers.push((name.to_owned(), value.trim().to_owned()));
     }
 }

@@ -62,23 +62,38 @@ impl Stopped {
                 server.stop();
             }
         }
-        Stopped { gate, receiver, server }
+        Stopped {
+            gate,
+            receiver,
+            server,
+        }
     }
 
     /// The log file that holds this text, and where.
     fn find(&self, text: &str) -> (PathBuf, u64) {
         let directory = self.server.data_dir().join("log");
-        let files = fs::read_dir(directory).expect("there is a log").map(|entry| entry.unwrap().path());
-        let found = files.filter(|path| path.extension().is_some_and(|e| e == "log")).find_map(|path| {
-            let bytes = fs::read(&path).unwrap();
-            let at = bytes.windows(text.len()).position(|window| window == text.as_bytes())?;
-            Some((path, at as u64))
-        });
+        let files = fs::read_dir(directory)
+            .expect("there is a log")
+            .map(|entry| entry.unwrap().path());
+        let found = files
+            .filter(|path| path.extension().is_some_and(|e| e == "log"))
+            .find_map(|path| {
+                let bytes = fs::read(&path).unwrap();
+                let at = bytes
+                    .windows(text.len())
+                    .position(|window| window == text.as_bytes())?;
+                Some((path, at as u64))
+            });
         found.unwrap_or_else(|| panic!("{text} is in no log file"))
     }
 
     fn overwrite(&self, at: &(PathBuf, u64), bytes: &[u8]) {
-        OpenOptions::new().write(true).open(&at.0).unwrap().write_all_at(bytes, at.1).unwrap();
+        OpenOptions::new()
+            .write(true)
+            .open(&at.0)
+            .unwrap()
+            .write_all_at(bytes, at.1)
+            .unwrap();
     }
 
     /// Starts again, lets deliveries through, and expects these events among them and a new one.
@@ -105,7 +120,11 @@ fn a_damaged_record_is_reported_with_its_place_and_not_served() {
         let (file, at) = (place.0.file_name().unwrap().to_str().unwrap().to_owned(), place.1);
         let expected = ids((0..EVENTS).filter(|n| *n != 30));
         let (server, seen) = stopped.delivers_after_start(&expected);
-        assert!(seen.iter().all(|id| expected.contains(id) || id.starts_with("new")), "{seen:?}");
+        assert!(
+            seen.iter()
+                .all(|id| expected.contains(id) || id.starts_with("new")),
+            "{seen:?}"
+        );
 
         server.logged(&["ERROR", "damaged record", &file]);
         let health = server.send("GET", "/healthz", &[], "").expect(200).json();
@@ -113,8 +132,13 @@ fn a_damaged_record_is_reported_with_its_place_and_not_served() {
         let told = health["store"]["corrupt"][0].as_str().unwrap();
         assert!(told.contains(&file), "{told}");
         // The damaged bytes are within what is reported, or the record that begins before them is.
-        let words = told.split(|c: char| !c.is_ascii_digit()).filter_map(|word| word.parse::<u64>().ok());
-        assert!(words.into_iter().any(|n| n > 64 && n <= at && at - n < 4096), "{told} names no place near {at}");
+        let words = told
+            .split(|c: char| !c.is_ascii_digit())
+            .filter_map(|word| word.parse::<u64>().ok());
+        assert!(
+            words.into_iter().any(|n| n > 64 && n <= at && at - n < 4096),
+            "{told} names no place near {at}"
+        );
     }
 }
 
@@ -134,7 +158,12 @@ fn records_behind_a_damaged_header_are_still_found() {
 fn a_torn_tail_is_cut_off() {
     let stopped = Stopped::new(End::Killed);
     let (file, at) = stopped.find(&id(EVENTS - 1));
-    OpenOptions::new().write(true).open(&file).unwrap().set_len(at + 10).unwrap();
+    OpenOptions::new()
+        .write(true)
+        .open(&file)
+        .unwrap()
+        .set_len(at + 10)
+        .unwrap();
     let expected = ids(0..EVENTS - 1);
     let (_, seen) = stopped.delivers_after_start(&expected);
     assert!(!seen.contains(&id(EVENTS - 1)));
@@ -146,7 +175,9 @@ fn garbage_at_the_end_is_no_event() {
         let stopped = Stopped::new(end);
         let (file, at) = stopped.find(&id(EVENTS - 1));
         let length = fs::metadata(&file).unwrap().len();
-        let garbage: Vec<u8> = (0..5000_u32).map(|n| (n.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
+        let garbage: Vec<u8> = (0..5000_u32)
+            .map(|n| (n.wrapping_mul(2_654_435_761) >> 24) as u8)
+            .collect();
         stopped.overwrite(&(file.clone(), length), &garbage);
         // And directly behind the last record, where the next would go.
         if at + 4096 < length {

@@ -11,7 +11,10 @@ const IDS: &str = "/subscriptions/00000000-0000-0000-0000-000000000001/resourceG
 
 /// Declares a topic with a key, further lines about it, and subscriptions that are given as tables.
 fn topic(name: &str, lines: &str, subscriptions: &[String]) -> String {
-    let subscriptions: String = subscriptions.iter().map(|s| format!("[[topic.subscription]]\n{s}\n")).collect();
+    let subscriptions: String = subscriptions
+        .iter()
+        .map(|s| format!("[[topic.subscription]]\n{s}\n"))
+        .collect();
     format!("[[topic]]\nname = \"{name}\"\nkey1 = \"{KEY}\"\n{lines}\n{subscriptions}")
 }
 
@@ -26,7 +29,14 @@ fn subscription(receiver: &Receiver, path: &str, lines: &str, properties: &str) 
 
 fn publish(server: &Server, topic: &str, content_type: &str, body: impl AsRef<[u8]>) {
     let target = format!("/topics/{topic}/api/events");
-    server.send("POST", &target, &[("content-type", content_type), ("aeg-sas-key", KEY)], body).expect(200);
+    server
+        .send(
+            "POST",
+            &target,
+            &[("content-type", content_type), ("aeg-sas-key", KEY)],
+            body,
+        )
+        .expect(200);
 }
 
 /// One delivery to each of these paths.
@@ -52,8 +62,18 @@ fn event_grid_events_keep_their_bytes_and_become_cloud_events_when_asked_to() {
         "",
         &[
             subscription(&receiver, "same", "", ""),
-            subscription(&receiver, "cloud", "event_delivery_schema = \"CloudEventSchemaV1_0\"", ""),
-            subscription(&receiver, "clouds", "event_delivery_schema = \"CloudEventSchemaV1_0\"", ", max_events_per_batch = 10"),
+            subscription(
+                &receiver,
+                "cloud",
+                "event_delivery_schema = \"CloudEventSchemaV1_0\"",
+                "",
+            ),
+            subscription(
+                &receiver,
+                "clouds",
+                "event_delivery_schema = \"CloudEventSchemaV1_0\"",
+                ", max_events_per_batch = 10",
+            ),
         ],
     );
     let server = Setup::config(config).start();
@@ -62,16 +82,35 @@ fn event_grid_events_keep_their_bytes_and_become_cloud_events_when_asked_to() {
     publish(&server, "orders", "application/json", sent);
     let [same, cloud, clouds] = one_each(&receiver, ["same", "cloud", "clouds"]);
 
-    for part in [r#""data":{ "n":1.00, "big":123456789012345678901234567890 }"#, r#""extra":[1 ,2]"#, r#""subject":"\u00fcber""#] {
+    for part in [
+        r#""data":{ "n":1.00, "big":123456789012345678901234567890 }"#,
+        r#""extra":[1 ,2]"#,
+        r#""subject":"\u00fcber""#,
+    ] {
         assert!(same.text().contains(part), "{part} in {}", same.text());
     }
     let event = &same.json()[0];
     assert_eq!(event["topic"], format!("{IDS}/orders"));
-    assert_eq!((&event["metadataVersion"], &event["dataVersion"]), (&json!("1"), &json!("")));
-    headers(&same, &[("content-type", Some("application/json; charset=utf-8")), ("aeg-data-version", Some(""))]);
+    assert_eq!(
+        (&event["metadataVersion"], &event["dataVersion"]),
+        (&json!("1"), &json!(""))
+    );
+    headers(
+        &same,
+        &[
+            ("content-type", Some("application/json; charset=utf-8")),
+            ("aeg-data-version", Some("")),
+        ],
+    );
 
     let event = cloud.json();
-    assert!(cloud.text().contains(r#"{ "n":1.00, "big":123456789012345678901234567890 }"#), "{}", cloud.text());
+    assert!(
+        cloud
+            .text()
+            .contains(r#"{ "n":1.00, "big":123456789012345678901234567890 }"#),
+        "{}",
+        cloud.text()
+    );
     for (name, value) in [
         ("specversion", json!("1.0")),
         ("id", json!("e1")),
@@ -86,7 +125,10 @@ fn event_grid_events_keep_their_bytes_and_become_cloud_events_when_asked_to() {
     headers(
         &cloud,
         &[
-            ("content-type", Some("application/cloudevents+json; charset=utf-8")),
+            (
+                "content-type",
+                Some("application/cloudevents+json; charset=utf-8"),
+            ),
             ("aeg-metadata-version", Some("1.0")),
             ("aeg-data-version", None),
             ("origin", Some("eventgrid.azure.net")),
@@ -96,21 +138,53 @@ fn event_grid_events_keep_their_bytes_and_become_cloud_events_when_asked_to() {
         ],
     );
     assert_eq!(clouds.json(), json!([event]));
-    headers(&clouds, &[("content-type", Some("application/cloudevents-batch+json; charset=utf-8"))]);
+    headers(
+        &clouds,
+        &[(
+            "content-type",
+            Some("application/cloudevents-batch+json; charset=utf-8"),
+        )],
+    );
 }
 
 #[test]
 fn cloud_events_stay_cloud_events() {
     let receiver = Receiver::start();
-    let subscriptions = [subscription(&receiver, "one", "", ""), subscription(&receiver, "many", "", ", max_events_per_batch = 3")];
-    let server = Setup::config(topic("clouds", "input_schema = \"CloudEventSchemaV1_0\"", &subscriptions)).start();
+    let subscriptions = [
+        subscription(&receiver, "one", "", ""),
+        subscription(&receiver, "many", "", ", max_events_per_batch = 3"),
+    ];
+    let server = Setup::config(topic(
+        "clouds",
+        "input_schema = \"CloudEventSchemaV1_0\"",
+        &subscriptions,
+    ))
+    .start();
     let sent = r#"{"specversion":"1.0","id":"e1","source":"/shop","type":"T","tenant":"acme","n":7,"data_base64":"AAEC"}"#;
     publish(&server, "clouds", "application/cloudevents+json", sent);
     let [one, many] = one_each(&receiver, ["one", "many"]);
     assert_eq!(one.text(), sent);
     assert_eq!(many.text(), format!("[{sent}]"));
-    headers(&one, &[("content-type", Some("application/cloudevents+json; charset=utf-8")), ("origin", Some("eventgrid.azure.net"))]);
-    headers(&many, &[("content-type", Some("application/cloudevents-batch+json; charset=utf-8")), ("aeg-data-version", None)]);
+    headers(
+        &one,
+        &[
+            (
+                "content-type",
+                Some("application/cloudevents+json; charset=utf-8"),
+            ),
+            ("origin", Some("eventgrid.azure.net")),
+        ],
+    );
+    headers(
+        &many,
+        &[
+            (
+                "content-type",
+                Some("application/cloudevents-batch+json; charset=utf-8"),
+            ),
+            ("aeg-data-version", None),
+        ],
+    );
 }
 
 #[test]
@@ -121,36 +195,95 @@ fn custom_events_are_mapped_when_asked_to() {
         eventType = { sourceField = \"kind\", defaultValue = \"Thing\" }, subject = { sourceField = \"deep.about\" }, \
         dataVersion = { defaultValue = \"3\" } } }";
     let subscriptions = [
-        subscription(&receiver, "custom", "event_delivery_schema = \"CustomInputSchema\"", ""),
-        subscription(&receiver, "grid", "event_delivery_schema = \"EventGridSchema\"", ""),
-        subscription(&receiver, "cloud", "event_delivery_schema = \"CloudEventSchemaV1_0\"", ""),
+        subscription(
+            &receiver,
+            "custom",
+            "event_delivery_schema = \"CustomInputSchema\"",
+            "",
+        ),
+        subscription(
+            &receiver,
+            "grid",
+            "event_delivery_schema = \"EventGridSchema\"",
+            "",
+        ),
+        subscription(
+            &receiver,
+            "cloud",
+            "event_delivery_schema = \"CloudEventSchemaV1_0\"",
+            "",
+        ),
     ];
     let server = Setup::config(topic("things", mapping, &subscriptions)).start();
     let sent = r#"{"key":"k1", "deep":{"about":"/x"}, "n":1.50}"#;
     publish(&server, "things", "application/json", format!("[{sent}]"));
     let [custom, grid, cloud] = one_each(&receiver, ["custom", "grid", "cloud"]);
     assert_eq!(custom.text(), format!("[{sent}]"));
-    headers(&custom, &[("content-type", Some("application/json; charset=utf-8"))]);
+    headers(
+        &custom,
+        &[("content-type", Some("application/json; charset=utf-8"))],
+    );
 
     let event = &grid.json()[0];
-    for (name, value) in [("id", "k1"), ("eventType", "Thing"), ("subject", "/x"), ("dataVersion", "3"), ("metadataVersion", "1")] {
+    for (name, value) in [
+        ("id", "k1"),
+        ("eventType", "Thing"),
+        ("subject", "/x"),
+        ("dataVersion", "3"),
+        ("metadataVersion", "1"),
+    ] {
         assert_eq!(event[name], value, "{name}");
     }
-    assert!(event["eventTime"].as_str().is_some_and(|time| time.starts_with("20")), "{event}");
-    assert!(grid.text().contains(&format!("\"data\":{sent}")), "{}", grid.text());
-    headers(&grid, &[("aeg-data-version", Some("3")), ("aeg-metadata-version", Some("1"))]);
+    assert!(
+        event["eventTime"]
+            .as_str()
+            .is_some_and(|time| time.starts_with("20")),
+        "{event}"
+    );
+    assert!(
+        grid.text().contains(&format!("\"data\":{sent}")),
+        "{}",
+        grid.text()
+    );
+    headers(
+        &grid,
+        &[
+            ("aeg-data-version", Some("3")),
+            ("aeg-metadata-version", Some("1")),
+        ],
+    );
 
     let event = cloud.json();
-    for (name, value) in [("id", "k1"), ("type", "Thing"), ("subject", "/x"), ("dataschema", "#3"), ("specversion", "1.0")] {
+    for (name, value) in [
+        ("id", "k1"),
+        ("type", "Thing"),
+        ("subject", "/x"),
+        ("dataschema", "#3"),
+        ("specversion", "1.0"),
+    ] {
         assert_eq!(event[name], value, "{name}");
     }
-    assert!(cloud.text().contains(&format!("\"data\":{sent}")), "{}", cloud.text());
+    assert!(
+        cloud.text().contains(&format!("\"data\":{sent}")),
+        "{}",
+        cloud.text()
+    );
 }
 
 #[test]
 fn batches_take_what_is_there_and_never_more_than_allowed() {
     let receiver = Receiver::start();
-    let server = Setup::config(topic("orders", "", &[subscription(&receiver, "hundred", "", ", max_events_per_batch = 100")])).start();
+    let server = Setup::config(topic(
+        "orders",
+        "",
+        &[subscription(
+            &receiver,
+            "hundred",
+            "",
+            ", max_events_per_batch = 100",
+        )],
+    ))
+    .start();
     let events: Vec<_> = (0..250).map(|n| event(format!("e{n}"))).collect();
     publish(&server, "orders", "application/json", json!(events).to_string());
     let mut sizes = Vec::new();
@@ -166,7 +299,12 @@ fn batches_take_what_is_there_and_never_more_than_allowed() {
     assert_eq!(sizes, [50, 100, 100]);
 
     // A lone event does not wait for company.
-    publish(&server, "orders", "application/json", json!([event("alone")]).to_string());
+    publish(
+        &server,
+        "orders",
+        "application/json",
+        json!([event("alone")]).to_string(),
+    );
     assert_eq!(receiver.next().ids(), ["alone"]);
 }
 
@@ -174,7 +312,12 @@ fn batches_take_what_is_there_and_never_more_than_allowed() {
 fn a_batch_stays_within_its_size_but_for_a_single_larger_event() {
     let receiver = Receiver::start();
     let properties = ", max_events_per_batch = 100, preferred_batch_size_in_kilobytes = 4";
-    let server = Setup::config(topic("orders", "", &[subscription(&receiver, "small", "", properties)])).start();
+    let server = Setup::config(topic(
+        "orders",
+        "",
+        &[subscription(&receiver, "small", "", properties)],
+    ))
+    .start();
     let sized = |id: String, bytes: usize| {
         let mut event = event(id);
         event["data"] = json!("x".repeat(bytes));
@@ -210,7 +353,12 @@ fn delivery_properties_become_headers() {
         { name = "X-Object", type = "Dynamic", properties = { sourceField = "data" } } ]"#;
     // TOML has no line breaks inside inline tables.
     let attributes = attributes.replace('\n', " ");
-    let server = Setup::config(topic("orders", "", &[subscription(&receiver, "hook", "", &attributes)])).start();
+    let server = Setup::config(topic(
+        "orders",
+        "",
+        &[subscription(&receiver, "hook", "", &attributes)],
+    ))
+    .start();
     let mut sent = event("e1");
     sent["data"] = json!({"color": "blue", "n": 1.50, "flag": true});
     publish(&server, "orders", "application/json", json!([sent]).to_string());
@@ -228,7 +376,9 @@ fn delivery_properties_become_headers() {
         ],
     );
     // The edge API shows subscriptions however they were made, secrets masked.
-    let shown = server.edge("GET", "/topics/orders/eventSubscriptions/hook", &Value::Null).expect(200);
+    let shown = server
+        .edge("GET", "/topics/orders/eventSubscriptions/hook", &Value::Null)
+        .expect(200);
     assert!(!shown.text().contains("hidden"), "{}", shown.text());
     assert!(!server.log().join("\n").contains("hidden"));
 }
@@ -243,8 +393,14 @@ fn filters_decide_who_gets_what() {
         ("typed", json!({"eventType": "special"})),
         ("path", json!({"subject": "/Blobs/a.JPG"})),
         ("small", json!({"data": {"size": 1.5, "tags": ["red", "green"]}})),
-        ("large", json!({"data": {"size": 9007199254740993_u64, "name": "Kilo"}})),
-        ("nulls", json!({"data": {"size": null, "name": null, "ok": false}})),
+        (
+            "large",
+            json!({"data": {"size": 9007199254740993_u64, "name": "Kilo"}}),
+        ),
+        (
+            "nulls",
+            json!({"data": {"size": null, "name": null, "ok": false}}),
+        ),
         ("nested", json!({"data": {"a": {"b": {"c": "deep"}}, "ok": true}})),
     ];
     let filter = |operator: &str, key: &str, operand: Value| {
@@ -257,20 +413,49 @@ fn filters_decide_who_gets_what() {
     };
     let checks = [
         (json!({"includedEventTypes": ["SPECIAL", "other"]}), vec!["typed"]),
-        (json!({"subjectBeginsWith": "/blobs/", "subjectEndsWith": ".jpg"}), vec!["path"]),
-        (json!({"subjectBeginsWith": "/blobs/", "isSubjectCaseSensitive": true}), vec![]),
-        (filter("NumberIn", "data.size", json!([9007199254740993_u64, 2])), vec!["large"]),
-        (filter("NumberIn", "data.size", json!([9007199254740992_u64])), vec![]),
+        (
+            json!({"subjectBeginsWith": "/blobs/", "subjectEndsWith": ".jpg"}),
+            vec!["path"],
+        ),
+        (
+            json!({"subjectBeginsWith": "/blobs/", "isSubjectCaseSensitive": true}),
+            vec![],
+        ),
+        (
+            filter("NumberIn", "data.size", json!([9007199254740993_u64, 2])),
+            vec!["large"],
+        ),
+        (
+            filter("NumberIn", "data.size", json!([9007199254740992_u64])),
+            vec![],
+        ),
         (filter("NumberLessThan", "Data.size", json!(2)), vec!["small"]),
-        (filter("NumberNotIn", "data.size", json!([1.50])), vec!["large", "nested", "nulls", "path", "plain", "typed"]),
-        (filter("StringContains", "data.name", json!(["iL", "x"])), vec!["large"]),
-        (filter("StringNotIn", "eventType", json!(["SPECIAL"])), vec!["large", "nested", "nulls", "path", "plain", "small"]),
+        (
+            filter("NumberNotIn", "data.size", json!([1.50])),
+            vec!["large", "nested", "nulls", "path", "plain", "typed"],
+        ),
+        (
+            filter("StringContains", "data.name", json!(["iL", "x"])),
+            vec!["large"],
+        ),
+        (
+            filter("StringNotIn", "eventType", json!(["SPECIAL"])),
+            vec!["large", "nested", "nulls", "path", "plain", "small"],
+        ),
         (filter("BoolEquals", "data.ok", json!(true)), vec!["nested"]),
-        (filter("StringBeginsWith", "data.a.b.c", json!(["DE"])), vec!["nested"]),
+        (
+            filter("StringBeginsWith", "data.a.b.c", json!(["DE"])),
+            vec!["nested"],
+        ),
         (filter("StringIn", "data.tags", json!(["red"])), vec![]),
     ];
     for (n, (filter, _)) in checks.iter().enumerate() {
-        server.subscribe("orders", &format!("check{n}"), &receiver.url(&format!("/{n}")), json!({"filter": filter}));
+        server.subscribe(
+            "orders",
+            &format!("check{n}"),
+            &receiver.url(&format!("/{n}")),
+            json!({"filter": filter}),
+        );
     }
     let bodies = events.iter().map(|(id, change)| {
         let mut event = event(*id);
@@ -290,22 +475,54 @@ fn filters_decide_who_gets_what() {
         got[n].extend(delivery.ids());
     }
     for (n, (filter, ids)) in checks.iter().enumerate() {
-        assert_eq!(got[n].iter().map(String::as_str).collect::<Vec<_>>(), *ids, "{filter}");
+        assert_eq!(
+            got[n].iter().map(String::as_str).collect::<Vec<_>>(),
+            *ids,
+            "{filter}"
+        );
     }
 }
 
 #[test]
 fn the_operators_of_the_cloud_work_in_declared_subscriptions() {
     let receiver = Receiver::start();
-    let filter = |line: &str, arrays: bool| format!("filter = {{ enable_advanced_filtering_on_arrays = {arrays}, advanced_filters = [{{ {line} }}] }}");
+    let filter = |line: &str, arrays: bool| {
+        format!(
+            "filter = {{ enable_advanced_filtering_on_arrays = {arrays}, advanced_filters = [{{ {line} }}] }}"
+        )
+    };
     let sub = |name: &str, line: &str, arrays: bool| subscription(&receiver, name, &filter(line, arrays), "");
     let subscriptions = [
-        sub("range", "operatorType = \"NumberInRange\", key = \"data.n\", values = [[1, 2], [5, 6.5]]", false),
-        sub("notrange", "operatorType = \"NumberNotInRange\", key = \"data.n\", values = [[1, 2]]", false),
-        sub("nothing", "operatorType = \"IsNullOrUndefined\", key = \"data.n\"", false),
-        sub("something", "operatorType = \"IsNotNull\", key = \"data.n\"", false),
-        sub("arrays", "operatorType = \"StringIn\", key = \"data.tags\", values = [\"RED\"]", true),
-        sub("notends", "operatorType = \"StringNotEndsWith\", key = \"data.name\", values = [\".jpg\", \".png\"]", false),
+        sub(
+            "range",
+            "operatorType = \"NumberInRange\", key = \"data.n\", values = [[1, 2], [5, 6.5]]",
+            false,
+        ),
+        sub(
+            "notrange",
+            "operatorType = \"NumberNotInRange\", key = \"data.n\", values = [[1, 2]]",
+            false,
+        ),
+        sub(
+            "nothing",
+            "operatorType = \"IsNullOrUndefined\", key = \"data.n\"",
+            false,
+        ),
+        sub(
+            "something",
+            "operatorType = \"IsNotNull\", key = \"data.n\"",
+            false,
+        ),
+        sub(
+            "arrays",
+            "operatorType = \"StringIn\", key = \"data.tags\", values = [\"RED\"]",
+            true,
+        ),
+        sub(
+            "notends",
+            "operatorType = \"StringNotEndsWith\", key = \"data.name\", values = [\".jpg\", \".png\"]",
+            false,
+        ),
     ];
     let server = Setup::config(topic("orders", "", &subscriptions)).start();
     let events = [
@@ -318,7 +535,12 @@ fn the_operators_of_the_cloud_work_in_declared_subscriptions() {
         event["data"] = data.clone();
         event
     });
-    publish(&server, "orders", "application/json", json!(bodies.collect::<Vec<_>>()).to_string());
+    publish(
+        &server,
+        "orders",
+        "application/json",
+        json!(bodies.collect::<Vec<_>>()).to_string(),
+    );
     let expected: BTreeSet<(&str, &str)> = [
         ("range", "two"),
         ("range", "six"),
@@ -334,8 +556,17 @@ fn the_operators_of_the_cloud_work_in_declared_subscriptions() {
     .into();
     assert_eq!(server.health()["deliveries"]["matched"], expected.len());
     let got: Vec<_> = expected.iter().map(|_| receiver.next()).collect();
-    let got: BTreeSet<_> = got.iter().map(|d| (d.path[1..].to_owned(), d.ids()[0].clone())).collect();
-    assert_eq!(got, expected.into_iter().map(|(a, b)| (a.to_owned(), b.to_owned())).collect());
+    let got: BTreeSet<_> = got
+        .iter()
+        .map(|d| (d.path[1..].to_owned(), d.ids()[0].clone()))
+        .collect();
+    assert_eq!(
+        got,
+        expected
+            .into_iter()
+            .map(|(a, b)| (a.to_owned(), b.to_owned()))
+            .collect()
+    );
 }
 
 #[test]
@@ -354,7 +585,12 @@ fn what_matched_is_delivered_even_if_the_filter_changes_afterwards() {
     // More than are in flight at once: most still wait in the log when the filter changes.
     let events: Vec<_> = (0..100).map(|n| event(format!("e{n}"))).collect();
     server.publish("orders", &events);
-    server.subscribe("orders", "billing", &receiver.url("/"), json!({"filter": {"includedEventTypes": ["None"]}}));
+    server.subscribe(
+        "orders",
+        "billing",
+        &receiver.url("/"),
+        json!({"filter": {"includedEventTypes": ["None"]}}),
+    );
     server.publish("orders", &[event("late")]);
     gate.open();
     let all: BTreeSet<_> = (0..100).map(|n| format!("e{n}")).collect();
@@ -368,7 +604,11 @@ fn deliveries_reach_https_receivers_whose_ca_is_configured() {
     // The receiver is another server of ours, whose CA nobody else trusts.
     let receiver = Receiver::start();
     let far = Setup::config(topic("far", "", &[subscription(&receiver, "far", "", "")])).start();
-    let url = format!("https://localhost:{}/topics/far/api/events?aeg-sas-key={}", far.https.port(), KEY.replace('=', "%3D"));
+    let url = format!(
+        "https://localhost:{}/topics/far/api/events?aeg-sas-key={}",
+        far.https.port(),
+        KEY.replace('=', "%3D")
+    );
     let subscribed = |config: String| {
         let near = Setup::config(config).start();
         // A custom event is forwarded as it is; our own stamp on `topic` would be refused over there.
@@ -378,12 +618,25 @@ fn deliveries_reach_https_receivers_whose_ca_is_configured() {
     };
     let trusting = subscribed(format!("transport.extra_ca_files = [{:?}]", far.ca()));
     trusting.subscribe("near", "far", &url, json!(null));
-    trusting.send("POST", "/topics/near/events", &[JSON], json!([event("e1")]).to_string()).expect(200);
+    trusting
+        .send(
+            "POST",
+            "/topics/near/events",
+            &[JSON],
+            json!([event("e1")]).to_string(),
+        )
+        .expect(200);
     assert_eq!(receiver.next().ids(), ["e1"]);
 
     let wary = subscribed(String::new());
     wary.subscribe("near", "far", &url, json!(null));
-    wary.send("POST", "/topics/near/events", &[JSON], json!([event("e2")]).to_string()).expect(200);
+    wary.send(
+        "POST",
+        "/topics/near/events",
+        &[JSON],
+        json!([event("e2")]).to_string(),
+    )
+    .expect(200);
     wary.counted("/deliveries/attemptsFailed", 1);
     assert!(receiver.so_far().is_empty());
 }

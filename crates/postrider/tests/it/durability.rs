@@ -66,7 +66,9 @@ impl Load {
                     .collect();
                 match connection.send("POST", &target, &[JSON], json!(events).to_string().as_bytes()) {
                     Ok(answer) if answer.status == 200 => {
-                        let ids = events.iter().map(|e| e["id"].as_str().expect("it has one").to_owned());
+                        let ids = events
+                            .iter()
+                            .map(|e| e["id"].as_str().expect("it has one").to_owned());
                         self.ids.lock().expect("no panic holds it").extend(ids);
                         self.acknowledged.fetch_add(1, Relaxed);
                     }
@@ -80,7 +82,9 @@ impl Load {
     /// Waits for so many acknowledgements more.
     pub fn progress(&self, requests: u64) {
         let goal = self.acknowledged.load(Relaxed) + requests;
-        crate::wait::until("publishes are acknowledged", || (self.acknowledged.load(Relaxed) >= goal).then_some(()));
+        crate::wait::until("publishes are acknowledged", || {
+            (self.acknowledged.load(Relaxed) >= goal).then_some(())
+        });
     }
 }
 
@@ -91,7 +95,12 @@ fn nothing_acknowledged_is_lost_when_the_server_is_killed_at_any_moment() {
     let mut server = Server::start_plain();
     server.put_topic("orders");
     server.subscribe("orders", "all", &all.url("/"), json!(null));
-    server.subscribe("orders", "even", &even.url("/"), json!({"filter": {"includedEventTypes": ["even"]}}));
+    server.subscribe(
+        "orders",
+        "even",
+        &even.url("/"),
+        json!({"filter": {"includedEventTypes": ["even"]}}),
+    );
     let batch = json!({"destination": {"properties": {"maxEventsPerBatch": 50}}});
     server.subscribe("orders", "batched", &batched.url("/"), batch);
 
@@ -115,7 +124,11 @@ fn nothing_acknowledged_is_lost_when_the_server_is_killed_at_any_moment() {
     assert!(acknowledged.len() > 20 * rounds);
     all.all_of(&acknowledged);
     batched.all_of(&acknowledged);
-    let wanted = acknowledged.iter().filter(|id| id.starts_with("even")).cloned().collect();
+    let wanted = acknowledged
+        .iter()
+        .filter(|id| id.starts_with("even"))
+        .cloned()
+        .collect();
     let mut seen = even.all_of(&wanted);
     // Whatever else has come meanwhile must not have come to the wrong place.
     seen.extend(even.so_far().iter().flat_map(|delivery| delivery.ids()));

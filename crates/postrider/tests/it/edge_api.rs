@@ -12,10 +12,17 @@ const MODULE: &str = "/iotHubs/postrider/devices/local/modules/eventgridmodule";
 #[track_caller]
 fn refused(answer: Answer, status: u16, code: &str) -> String {
     let answer = answer.expect(status);
-    assert_eq!(answer.header("content-type"), Some("application/json; charset=utf-8"));
+    assert_eq!(
+        answer.header("content-type"),
+        Some("application/json; charset=utf-8")
+    );
     let body = answer.json();
-    let message = body["error"]["details"]["message"].as_str().expect("details is an object with a message").to_owned();
-    let expected = json!({"error": {"code": status.to_string(), "details": {"code": code, "message": message}}});
+    let message = body["error"]["details"]["message"]
+        .as_str()
+        .expect("details is an object with a message")
+        .to_owned();
+    let expected =
+        json!({"error": {"code": status.to_string(), "details": {"code": code, "message": message}}});
     assert_eq!(body, expected);
     message
 }
@@ -38,8 +45,14 @@ fn topics_are_made_shown_listed_and_deleted() {
             },
         })
     };
-    assert_eq!(server.edge("GET", "/topics", &Value::Null).expect(200).json(), json!([]));
-    let made = server.edge("PUT", "/topics/orders", &Value::Null).expect(200).json();
+    assert_eq!(
+        server.edge("GET", "/topics", &Value::Null).expect(200).json(),
+        json!([])
+    );
+    let made = server
+        .edge("PUT", "/topics/orders", &Value::Null)
+        .expect(200)
+        .json();
     assert_eq!(made, shown("orders", "EventGridSchema"));
     for (name, spelled, schema) in [
         ("clouds", "CloudEventSchemaV1_0", "CloudEventSchemaV1_0"),
@@ -48,19 +61,38 @@ fn topics_are_made_shown_listed_and_deleted() {
         ("alias2", "customEventSchema", "CustomEventSchema"),
     ] {
         let body = json!({"Name": name, "Properties": {"InputSchema": spelled}});
-        let made = server.edge("PUT", &format!("/topics/{name}"), &body).expect(200).json();
+        let made = server
+            .edge("PUT", &format!("/topics/{name}"), &body)
+            .expect(200)
+            .json();
         assert_eq!(made, shown(name, schema));
     }
-    assert_eq!(server.edge("GET", "/topics/clouds", &Value::Null).json(), shown("clouds", "CloudEventSchemaV1_0"));
+    assert_eq!(
+        server.edge("GET", "/topics/clouds", &Value::Null).json(),
+        shown("clouds", "CloudEventSchemaV1_0")
+    );
     let list = server.edge("GET", "/topics", &Value::Null).expect(200).json();
-    let mut names: Vec<_> = list.as_array().expect("a bare array").iter().map(|t| t["name"].clone()).collect();
+    let mut names: Vec<_> = list
+        .as_array()
+        .expect("a bare array")
+        .iter()
+        .map(|t| t["name"].clone())
+        .collect();
     names.sort_by_key(Value::to_string);
     assert_eq!(names, ["alias1", "alias2", "clouds", "orders", "things"]);
 
     let deleted = server.edge("DELETE", "/topics/clouds", &Value::Null).expect(200);
     assert_eq!(deleted.text(), "");
-    refused(server.edge("GET", "/topics/clouds", &Value::Null), 404, "TopicNotFound");
-    refused(server.edge("DELETE", "/topics/clouds", &Value::Null), 404, "TopicNotFound");
+    refused(
+        server.edge("GET", "/topics/clouds", &Value::Null),
+        404,
+        "TopicNotFound",
+    );
+    refused(
+        server.edge("DELETE", "/topics/clouds", &Value::Null),
+        404,
+        "TopicNotFound",
+    );
 }
 
 #[test]
@@ -69,9 +101,7 @@ fn subscriptions_echo_what_was_sent_and_what_was_resolved() {
     server.put_topic("orders");
     let path = "/topics/orders/eventSubscriptions/billing";
     let id = format!("{MODULE}{path}");
-    let shown = |properties: Value| {
-        json!({"id": id, "name": "billing", "type": "Microsoft.EventGrid/eventSubscriptions", "properties": properties})
-    };
+    let shown = |properties: Value| json!({"id": id, "name": "billing", "type": "Microsoft.EventGrid/eventSubscriptions", "properties": properties});
 
     let body = json!({"properties": {"destination": web_hook("http://127.0.0.1:9/a?code=1")}});
     let made = server.edge("PUT", path, &body).expect(200).json();
@@ -103,10 +133,16 @@ fn subscriptions_echo_what_was_sent_and_what_was_resolved() {
     sent["persistencePolicy"] = json!({"isPersisted": "true"});
     let sent = json!({"name": "billing", "properties": sent});
     let message = refused(server.edge("PUT", path, &sent), 400, "InvalidRequest");
-    assert!(message.contains("persistencePolicy cannot be changed"), "{message}");
+    assert!(
+        message.contains("persistencePolicy cannot be changed"),
+        "{message}"
+    );
     server.edge("DELETE", path, &Value::Null).expect(200);
     let made = server.edge("PUT", path, &sent).expect(200).json();
-    assert_eq!(made["properties"]["persistencePolicy"], json!({"isPersisted": "true"}));
+    assert_eq!(
+        made["properties"]["persistencePolicy"],
+        json!({"isPersisted": "true"})
+    );
     for (name, value) in properties.as_object().expect("an object") {
         if name != "filter" {
             assert_eq!(made["properties"][name], *value, "{name}");
@@ -122,15 +158,31 @@ fn subscriptions_echo_what_was_sent_and_what_was_resolved() {
     let path2 = "/topics/orders/eventSubscriptions/audit";
     server.edge("PUT", path2, &body).expect(200);
     // The SDK lists with a trailing slash.
-    for list in ["/topics/orders/eventSubscriptions", "/topics/orders/eventSubscriptions/"] {
+    for list in [
+        "/topics/orders/eventSubscriptions",
+        "/topics/orders/eventSubscriptions/",
+    ] {
         let list = server.edge("GET", list, &Value::Null).expect(200).json();
-        let mut names: Vec<_> = list.as_array().expect("a bare array").iter().map(|s| s["name"].clone()).collect();
+        let mut names: Vec<_> = list
+            .as_array()
+            .expect("a bare array")
+            .iter()
+            .map(|s| s["name"].clone())
+            .collect();
         names.sort_by_key(Value::to_string);
         assert_eq!(names, ["audit", "billing"]);
     }
     assert_eq!(server.edge("DELETE", path2, &Value::Null).expect(200).text(), "");
-    refused(server.edge("GET", path2, &Value::Null), 404, "EventSubscriptionNotFound");
-    refused(server.edge("DELETE", path2, &Value::Null), 404, "EventSubscriptionNotFound");
+    refused(
+        server.edge("GET", path2, &Value::Null),
+        404,
+        "EventSubscriptionNotFound",
+    );
+    refused(
+        server.edge("DELETE", path2, &Value::Null),
+        404,
+        "EventSubscriptionNotFound",
+    );
 }
 
 #[test]
@@ -139,10 +191,16 @@ fn words_of_the_path_have_no_case_and_slashes_at_the_end_do_not_matter() {
     let server = Server::start_plain();
     server.edge("PUT", "/TOPICS/orders/", &Value::Null).expect(200);
     let body = json!({"properties": {"destination": web_hook(&receiver.url("/"))}});
-    server.edge("PUT", "/Topics/orders/EVENTSUBSCRIPTIONS/billing/", &body).expect(200);
-    server.edge("POST", "/toPics/orders/Events/", &json!([event("e1")])).expect(200);
+    server
+        .edge("PUT", "/Topics/orders/EVENTSUBSCRIPTIONS/billing/", &body)
+        .expect(200);
+    server
+        .edge("POST", "/toPics/orders/Events/", &json!([event("e1")]))
+        .expect(200);
     assert_eq!(receiver.next().ids(), ["e1"]);
-    server.edge("GET", "/topics/orders/eventsubscriptions/billing", &Value::Null).expect(200);
+    server
+        .edge("GET", "/topics/orders/eventsubscriptions/billing", &Value::Null)
+        .expect(200);
 }
 
 #[test]
@@ -151,13 +209,26 @@ fn the_endpoint_is_told_as_the_request_was_addressed() {
     server.put_topic("orders");
     let host = format!("localhost:{}", server.http.port());
     let target = format!("/topics/orders?{EDGE_VERSION}");
-    let topic = server.send("GET", &target, &[JSON, ("host", &host)], "").expect(200).json();
-    assert_eq!(topic["properties"]["endpoint"], format!("http://{host}/topics/orders/events?{EDGE_VERSION}"));
+    let topic = server
+        .send("GET", &target, &[JSON, ("host", &host)], "")
+        .expect(200)
+        .json();
+    assert_eq!(
+        topic["properties"]["endpoint"],
+        format!("http://{host}/topics/orders/events?{EDGE_VERSION}")
+    );
 
     let mut tls = crate::client::Connection::open_tls(server.https, "localhost", &server.ca()).unwrap();
     let host = format!("localhost:{}", server.https.port());
-    let topic = tls.send("GET", &target, &[JSON, ("host", &host)], b"").unwrap().expect(200).json();
-    assert_eq!(topic["properties"]["endpoint"], format!("https://{host}/topics/orders/events?{EDGE_VERSION}"));
+    let topic = tls
+        .send("GET", &target, &[JSON, ("host", &host)], b"")
+        .unwrap()
+        .expect(200)
+        .json();
+    assert_eq!(
+        topic["properties"]["endpoint"],
+        format!("https://{host}/topics/orders/events?{EDGE_VERSION}")
+    );
 }
 
 #[test]
@@ -167,19 +238,47 @@ fn errors_are_in_the_modules_dialect() {
     let sub = |body: Value| server.edge("PUT", "/topics/orders/eventSubscriptions/s1", &body);
     let destination = |destination: Value| sub(json!({"properties": {"destination": destination}}));
 
-    let message = refused(server.edge("GET", "/topics/missing", &Value::Null), 404, "TopicNotFound");
+    let message = refused(
+        server.edge("GET", "/topics/missing", &Value::Null),
+        404,
+        "TopicNotFound",
+    );
     assert!(message.contains("missing"), "{message}");
     let body = json!({"properties": {"destination": web_hook("http://127.0.0.1:9/")}});
-    refused(server.edge("PUT", "/topics/missing/eventSubscriptions/s1", &body), 404, "TopicNotFound");
-    refused(server.edge("GET", "/topics/missing/eventSubscriptions", &Value::Null), 404, "TopicNotFound");
-    refused(server.edge("POST", "/topics/missing/events", &json!([event("e")])), 404, "TopicNotFound");
-    refused(server.edge("GET", "/topics/orders/eventSubscriptions/s1", &Value::Null), 404, "EventSubscriptionNotFound");
-    refused(server.edge("GET", "/topics/orders/elsewhere", &Value::Null), 404, "ResourceNotFound");
+    refused(
+        server.edge("PUT", "/topics/missing/eventSubscriptions/s1", &body),
+        404,
+        "TopicNotFound",
+    );
+    refused(
+        server.edge("GET", "/topics/missing/eventSubscriptions", &Value::Null),
+        404,
+        "TopicNotFound",
+    );
+    refused(
+        server.edge("POST", "/topics/missing/events", &json!([event("e")])),
+        404,
+        "TopicNotFound",
+    );
+    refused(
+        server.edge("GET", "/topics/orders/eventSubscriptions/s1", &Value::Null),
+        404,
+        "EventSubscriptionNotFound",
+    );
+    refused(
+        server.edge("GET", "/topics/orders/elsewhere", &Value::Null),
+        404,
+        "ResourceNotFound",
+    );
 
     for (method, path, allowed) in [
         ("POST", "/topics", "GET"),
         ("POST", "/topics/orders", "GET, PUT, DELETE"),
-        ("PATCH", "/topics/orders/eventSubscriptions/s1", "GET, PUT, DELETE"),
+        (
+            "PATCH",
+            "/topics/orders/eventSubscriptions/s1",
+            "GET, PUT, DELETE",
+        ),
         ("PUT", "/topics/orders/eventSubscriptions", "GET"),
         ("GET", "/topics/orders/events", "POST"),
     ] {
@@ -188,19 +287,48 @@ fn errors_are_in_the_modules_dialect() {
         refused(answer, 405, "MethodNotAllowed");
     }
 
-    refused(server.send("PUT", &format!("/topics/bad?{EDGE_VERSION}"), &[JSON], "{\"name\":"), 400, "InvalidRequest");
-    refused(server.edge("PUT", "/topics/bad", &json!({"name": "other"})), 400, "InvalidRequest");
+    refused(
+        server.send(
+            "PUT",
+            &format!("/topics/bad?{EDGE_VERSION}"),
+            &[JSON],
+            "{\"name\":",
+        ),
+        400,
+        "InvalidRequest",
+    );
+    refused(
+        server.edge("PUT", "/topics/bad", &json!({"name": "other"})),
+        400,
+        "InvalidRequest",
+    );
     let schema = json!({"properties": {"inputSchema": "NoSuchSchema"}});
     let message = refused(server.edge("PUT", "/topics/bad", &schema), 400, "InvalidRequest");
     assert!(message.contains("inputSchema"), "{message}");
-    refused(server.edge("PUT", "/topics/bad%20name", &Value::Null), 400, "InvalidRequest");
-    refused(server.edge("GET", "/topics/bad", &Value::Null), 404, "TopicNotFound");
+    refused(
+        server.edge("PUT", "/topics/bad%20name", &Value::Null),
+        400,
+        "InvalidRequest",
+    );
+    refused(
+        server.edge("GET", "/topics/bad", &Value::Null),
+        404,
+        "TopicNotFound",
+    );
 
     let message = refused(sub(json!({"properties": {}})), 400, "InvalidRequest");
     assert_eq!(message, "properties.destination is required");
-    refused(destination(json!({"endpointType": "Pigeon", "properties": {}})), 400, "InvalidDestination");
+    refused(
+        destination(json!({"endpointType": "Pigeon", "properties": {}})),
+        400,
+        "InvalidDestination",
+    );
     refused(destination(web_hook("not a url")), 400, "InvalidDestination");
-    refused(destination(web_hook("ftp://127.0.0.1/")), 400, "InvalidDestination");
+    refused(
+        destination(web_hook("ftp://127.0.0.1/")),
+        400,
+        "InvalidDestination",
+    );
     let event_grid = json!({
         "endpointType": "eventGrid",
         "properties": {"endpointUrl": "https://t.westus2-1.eventgrid.azure.net/elsewhere?api-version=2018-01-01", "sasKey": "a2V5"},
@@ -218,13 +346,23 @@ fn errors_are_in_the_modules_dialect() {
         body["properties"][name] = value;
         sub(body)
     };
-    let message = refused(with("eventDeliverySchema", json!("CloudEventSchemaV1_0")), 400, "InvalidRequest");
+    let message = refused(
+        with("eventDeliverySchema", json!("CloudEventSchemaV1_0")),
+        400,
+        "InvalidRequest",
+    );
     assert!(message.contains("eventDeliverySchema"), "{message}");
     refused(with("topicName", json!("other")), 400, "InvalidRequest");
-    let unknown = json!({"advancedFilters": [{"operatorType": "NumberSquared", "key": "data.x", "value": 1}]});
+    let unknown =
+        json!({"advancedFilters": [{"operatorType": "NumberSquared", "key": "data.x", "value": 1}]});
     refused(with("filter", unknown), 400, "InvalidRequest");
     // Nothing of all this was made.
-    assert_eq!(server.edge("GET", "/topics/orders/eventSubscriptions", &Value::Null).json(), json!([]));
+    assert_eq!(
+        server
+            .edge("GET", "/topics/orders/eventSubscriptions", &Value::Null)
+            .json(),
+        json!([])
+    );
 
     let answer = server.send("GET", "/topics?api-version=2018-05-01", &[JSON], "");
     refused(answer, 400, "UnsupportedApiVersion");
@@ -244,7 +382,10 @@ fn events_that_do_not_conform_are_refused_in_the_modules_dialect() {
     // Unlike in the cloud, the version of the data is mandatory.
     for name in ["id", "subject", "eventType", "eventTime", "dataVersion"] {
         let message = refused(without(name), 400, "InputJsonInvalid");
-        assert!(message.contains(&format!("requires '{name}' property to be set")), "{message}");
+        assert!(
+            message.contains(&format!("requires '{name}' property to be set")),
+            "{message}"
+        );
     }
     let with = |name: &str, value: &str| {
         let mut event = event("e2");
@@ -265,7 +406,12 @@ fn a_subscription_is_changed_at_once_and_gone_with_its_topic() {
     server.subscribe("orders", "billing", &old.url("/"), json!(null));
     server.publish("orders", &[event("e1")]);
     assert_eq!(old.next().ids(), ["e1"]);
-    server.subscribe("orders", "billing", &new.url("/"), json!({"filter": {"includedEventTypes": ["Wanted"]}}));
+    server.subscribe(
+        "orders",
+        "billing",
+        &new.url("/"),
+        json!({"filter": {"includedEventTypes": ["Wanted"]}}),
+    );
     let mut wanted = event("e3");
     wanted["eventType"] = json!("Wanted");
     server.publish("orders", &[event("e2"), wanted]);
@@ -273,7 +419,12 @@ fn a_subscription_is_changed_at_once_and_gone_with_its_topic() {
 
     server.edge("DELETE", "/topics/orders", &Value::Null).expect(200);
     server.put_topic("orders");
-    assert_eq!(server.edge("GET", "/topics/orders/eventSubscriptions", &Value::Null).json(), json!([]));
+    assert_eq!(
+        server
+            .edge("GET", "/topics/orders/eventSubscriptions", &Value::Null)
+            .json(),
+        json!([])
+    );
     server.publish("orders", &[event("e4")]);
     for receiver in [&old, &new] {
         receiver.nothing_within(Duration::from_millis(100));
@@ -285,13 +436,20 @@ fn resources_survive_a_restart() {
     let receiver = Receiver::start();
     let mut server = Server::start_plain();
     server.put_topic("orders");
-    let filter = json!({"filter": {"subjectBeginsWith": "/orders"}, "retryPolicy": {"maxDeliveryAttempts": 3}});
+    let filter =
+        json!({"filter": {"subjectBeginsWith": "/orders"}, "retryPolicy": {"maxDeliveryAttempts": 3}});
     server.subscribe("orders", "billing", &receiver.url("/"), filter);
     let path = "/topics/orders/eventSubscriptions/billing";
-    let (topic, subscription) = (server.edge("GET", "/topics/orders", &Value::Null), server.edge("GET", path, &Value::Null));
+    let (topic, subscription) = (
+        server.edge("GET", "/topics/orders", &Value::Null),
+        server.edge("GET", path, &Value::Null),
+    );
     server.kill();
     server.start();
-    assert_eq!(server.edge("GET", "/topics/orders", &Value::Null).json(), topic.json());
+    assert_eq!(
+        server.edge("GET", "/topics/orders", &Value::Null).json(),
+        topic.json()
+    );
     assert_eq!(server.edge("GET", path, &Value::Null).json(), subscription.json());
     server.publish("orders", &[event("e1")]);
     assert_eq!(receiver.next().ids(), ["e1"]);
@@ -321,5 +479,7 @@ fn keys_close_the_api_to_everyone_else() {
     let events = format!("/topics/orders/events?{EDGE_VERSION}");
     let body = json!([event("e1")]).to_string();
     refused(server.send("POST", &events, &[JSON], &body), 401, "UnAuthorized");
-    server.send("POST", &events, &[JSON, ("aeg-sas-key", "second")], &body).expect(200);
+    server
+        .send("POST", &events, &[JSON, ("aeg-sas-key", "second")], &body)
+        .expect(200);
 }

@@ -34,8 +34,15 @@ fn metadata_addresses_are_never_dialled() {
     assert!(accepted >= 4);
     server.publish("orders", &[event("e1")]);
     server.counted("/deliveries/attemptsFailed", accepted);
-    server.logged(&["attempt failed", "the egress policy forbids 169.254.169.254 (link-local)"]);
-    let forbidden = server.log().iter().filter(|line| line.contains("the egress policy forbids")).count();
+    server.logged(&[
+        "attempt failed",
+        "the egress policy forbids 169.254.169.254 (link-local)",
+    ]);
+    let forbidden = server
+        .log()
+        .iter()
+        .filter(|line| line.contains("the egress policy forbids"))
+        .count();
     assert!(forbidden >= 4, "{:#?}", server.log());
     assert_eq!(server.health()["deliveries"]["delivered"], 0);
 }
@@ -46,7 +53,12 @@ fn the_policy_internet_allows_neither_http_nor_loopback() {
     let server = talkative("egress.policy = \"internet\"");
     server.put_topic("orders");
     server.subscribe("orders", "plain", &receiver.url("/"), json!(null));
-    server.subscribe("orders", "loopback", &receiver.url("/").replace("http:", "https:"), json!(null));
+    server.subscribe(
+        "orders",
+        "loopback",
+        &receiver.url("/").replace("http:", "https:"),
+        json!(null),
+    );
     server.publish("orders", &[event("e1")]);
     server.counted("/deliveries/attemptsFailed", 2);
     server.logged(&["the egress policy forbids http"]);
@@ -58,9 +70,18 @@ fn the_policy_internet_allows_neither_http_nor_loopback() {
 fn a_custom_policy_allows_what_it_lists() {
     let receiver = Receiver::start();
     for (config, arrives) in [
-        ("egress = { policy = \"custom\", allow = [\"127.0.0.0/8\"] }", true),
-        ("egress = { policy = \"custom\", allow = [\"127.0.0.0/8\"], deny = [\"127.0.0.1\"] }", false),
-        ("egress = { policy = \"custom\", allow = [\"10.0.0.0/8\"] }", false),
+        (
+            "egress = { policy = \"custom\", allow = [\"127.0.0.0/8\"] }",
+            true,
+        ),
+        (
+            "egress = { policy = \"custom\", allow = [\"127.0.0.0/8\"], deny = [\"127.0.0.1\"] }",
+            false,
+        ),
+        (
+            "egress = { policy = \"custom\", allow = [\"10.0.0.0/8\"] }",
+            false,
+        ),
     ] {
         let server = Setup::config(config).start();
         server.put_topic("orders");
@@ -81,12 +102,20 @@ fn redirects_are_not_followed() {
     let target = elsewhere.url("/elsewhere");
     let receiver = Receiver::answering(move |delivery| {
         let status = &delivery.path[1..];
-        Reply::Bytes(format!("HTTP/1.1 {status} Moved\r\nlocation: {target}\r\ncontent-length: 0\r\n\r\n").into_bytes())
+        Reply::Bytes(
+            format!("HTTP/1.1 {status} Moved\r\nlocation: {target}\r\ncontent-length: 0\r\n\r\n")
+                .into_bytes(),
+        )
     });
     let server = Server::start_plain();
     server.put_topic("orders");
     for status in [301, 302, 303, 307, 308] {
-        server.subscribe("orders", &format!("s{status}"), &receiver.url(&format!("/{status}")), json!(null));
+        server.subscribe(
+            "orders",
+            &format!("s{status}"),
+            &receiver.url(&format!("/{status}")),
+            json!(null),
+        );
     }
     server.publish("orders", &[event("e1")]);
     server.counted("/deliveries/attemptsFailed", 5);
@@ -115,7 +144,12 @@ fn large_and_endless_answers_do_not_hurt() {
     let server = Server::start_plain();
     server.put_topic("orders");
     for path in ["/large", "/endless", "/header", "/plain"] {
-        server.subscribe("orders", &format!("to-{}", &path[1..]), &receiver.url(path), json!(null));
+        server.subscribe(
+            "orders",
+            &format!("to-{}", &path[1..]),
+            &receiver.url(path),
+            json!(null),
+        );
     }
     let idle = server.resident();
     let events: Vec<Value> = (0..5).map(|n| event(format!("e{n}"))).collect();
@@ -154,15 +188,34 @@ fn events_cannot_inject_headers() {
         receiver.url("/")
     );
     let server = Setup::config(config).start();
-    for value in ["a\r\nX-Evil: 1", "a\nX-Evil: 1", "a\r\n\r\nPOST /evil HTTP/1.1\r\n\r\n", "a\0b", "\u{7f}", "\r", "ok"] {
+    for value in [
+        "a\r\nX-Evil: 1",
+        "a\nX-Evil: 1",
+        "a\r\n\r\nPOST /evil HTTP/1.1\r\n\r\n",
+        "a\0b",
+        "\u{7f}",
+        "\r",
+        "ok",
+    ] {
         let mut sent = event("e1");
         sent["data"] = json!({"v": value});
         // What becomes a header must not break out of it on the way to the version header either.
         sent["dataVersion"] = json!(value);
         let target = "/topics/orders/api/events";
-        server.send("POST", target, &[JSON, ("aeg-sas-key", key)], json!([sent]).to_string()).expect(200);
+        server
+            .send(
+                "POST",
+                target,
+                &[JSON, ("aeg-sas-key", key)],
+                json!([sent]).to_string(),
+            )
+            .expect(200);
         let delivery = receiver.next();
-        assert_eq!((delivery.path.as_str(), delivery.header("x-evil")), ("/", None), "{value:?}");
+        assert_eq!(
+            (delivery.path.as_str(), delivery.header("x-evil")),
+            ("/", None),
+            "{value:?}"
+        );
         assert_eq!(delivery.json()[0]["data"]["v"], value, "the body is as it was");
         let header = delivery.header("x-dyn").unwrap_or_default();
         assert!(!header.contains(['\r', '\n', '\0']), "{header:?}");
@@ -184,10 +237,22 @@ fn header_names_and_values_are_checked_when_a_subscription_is_made() {
             json!(value)
         );
         let told = Setup::config(config).refusal();
-        assert!(told.contains("subscription \"hook\" of topic \"orders\""), "{told}");
+        assert!(
+            told.contains("subscription \"hook\" of topic \"orders\""),
+            "{told}"
+        );
         assert!(told.contains("deliveryAttributeMappings"), "{told}");
     };
-    for name in ["", "bad name", "bad:name", "bad\r\nname", "aeg-event-type", "Host", "Content-Length", "Transfer-Encoding"] {
+    for name in [
+        "",
+        "bad name",
+        "bad:name",
+        "bad\r\nname",
+        "aeg-event-type",
+        "Host",
+        "Content-Length",
+        "Transfer-Encoding",
+    ] {
         refused(name, "v");
     }
     refused("X-Static", "a\r\nX-Evil: 1");
@@ -199,7 +264,9 @@ fn header_names_and_values_are_checked_when_a_subscription_is_made() {
     let mappings = json!([{"name": "bad name", "type": "Static", "properties": {"value": "v"}}]);
     let properties = json!({"endpointUrl": "http://127.0.0.1:9/", "deliveryAttributeMappings": mappings});
     let body = json!({"properties": {"destination": {"endpointType": "WebHook", "properties": properties}}});
-    server.edge("PUT", "/topics/orders/eventSubscriptions/hook", &body).expect(400);
+    server
+        .edge("PUT", "/topics/orders/eventSubscriptions/hook", &body)
+        .expect(400);
 }
 
 #[test]

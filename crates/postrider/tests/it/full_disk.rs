@@ -18,8 +18,13 @@ impl SmallDisk {
     fn mount(megabytes: u32) -> Option<SmallDisk> {
         let place = TempDir::new().expect("a temporary directory");
         let options = format!("size={megabytes}m");
-        let mounted = Command::new("mount").args(["-t", "tmpfs", "-o", &options, "tmpfs"]).arg(place.path()).output();
-        mounted.is_ok_and(|output| output.status.success()).then(|| SmallDisk(place))
+        let mounted = Command::new("mount")
+            .args(["-t", "tmpfs", "-o", &options, "tmpfs"])
+            .arg(place.path())
+            .output();
+        mounted
+            .is_ok_and(|output| output.status.success())
+            .then(|| SmallDisk(place))
     }
 
     fn path(&self) -> &Path {
@@ -68,9 +73,15 @@ fn a_full_disk_refuses_publishes_until_there_is_room_and_loses_nothing() {
                 event
             })
             .collect();
-        let answer = connection.send("POST", &target, &[JSON], json!(events).to_string().as_bytes()).unwrap();
+        let answer = connection
+            .send("POST", &target, &[JSON], json!(events).to_string().as_bytes())
+            .unwrap();
         if answer.status == 200 {
-            acknowledged.extend(events.iter().map(|e| e["id"].as_str().expect("it has one").to_owned()));
+            acknowledged.extend(
+                events
+                    .iter()
+                    .map(|e| e["id"].as_str().expect("it has one").to_owned()),
+            );
         }
         answer
     };
@@ -87,7 +98,12 @@ fn a_full_disk_refuses_publishes_until_there_is_room_and_loses_nothing() {
     assert!(message.contains("the disk is full"), "{message}");
     let health = server.send("GET", "/healthz", &[], "").expect(503).json();
     assert_eq!(health["status"], "unavailable");
-    assert!(health["reason"].as_str().is_some_and(|reason| reason.contains("the disk is full")), "{health}");
+    assert!(
+        health["reason"]
+            .as_str()
+            .is_some_and(|reason| reason.contains("the disk is full")),
+        "{health}"
+    );
     server.logged(&["ERROR", "publishes are refused", "the disk is full"]);
 
     // A full disk does not keep it from starting, nor does it forget meanwhile.

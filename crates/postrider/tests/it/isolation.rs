@@ -1,7 +1,7 @@
 //! One endpoint's trouble is its own.
 
 use crate::receiver::{Receiver, Reply};
-use crate::server::{EDGE_VERSION, JSON, Server, event};
+use crate::server::{EDGE_VERSION, JSON, Server, event, slow_tests};
 use crate::wait;
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
@@ -29,11 +29,19 @@ fn a_black_hole_and_a_refused_port_do_not_delay_a_healthy_endpoint() {
     for request in 0..20 {
         let events: Vec<Value> = (0..100).map(|n| event(format!("{request}-{n}"))).collect();
         server.publish("orders", &events);
-        ids.extend(events.iter().map(|e| e["id"].as_str().expect("it has one").to_owned()));
+        ids.extend(
+            events
+                .iter()
+                .map(|e| e["id"].as_str().expect("it has one").to_owned()),
+        );
     }
     healthy.all_of(&ids);
     // The black hole answers nothing for 30 s: whoever waited for it would be later than this.
-    assert!(started.elapsed() < Duration::from_secs(20), "{:?}", started.elapsed());
+    assert!(
+        started.elapsed() < Duration::from_secs(20),
+        "{:?}",
+        started.elapsed()
+    );
     assert!(!black_hole.so_far().is_empty(), "it was tried");
 
     // Nor is a subscription delayed that shares the topic and is made while the others are in trouble.
@@ -56,26 +64,43 @@ fn a_backlog_behind_a_dead_endpoint_stays_on_disk() {
     sample["data"] = json!("x".repeat(1024 - sample.to_string().len()));
     let body = Value::Array(vec![sample; 1000]).to_string();
     let mut connection = server.connect();
-    for _ in 0..100 {
+    let requests = if slow_tests() { 1000 } else { 100 };
+    for _ in 0..requests {
         let target = format!("/topics/dead/events?{EDGE_VERSION}");
-        connection.send("POST", &target, &[JSON], body.as_bytes()).unwrap().expect(200);
+        connection
+            .send("POST", &target, &[JSON], body.as_bytes())
+            .unwrap()
+            .expect(200);
     }
+    let megabytes_max = if slow_tests() { 300 } else { 200 };
     let megabytes = server.resident() >> 20;
-    assert!(megabytes < 200, "{megabytes} MB with 100 000 events undelivered");
+    assert!(
+        megabytes < megabytes_max,
+        "{megabytes} MB with {requests} 000 events undelivered"
+    );
     server.publish("alive", &[event("e1")]);
     assert_eq!(healthy.next().ids(), ["e1"]);
 
     server.kill();
     let restarting = wait::now();
     server.start();
-    assert!(restarting.elapsed() < Duration::from_secs(5), "{:?}", restarting.elapsed());
+    // With room for other tests on the same machine; alone it takes a fraction of a second.
+    assert!(
+        restarting.elapsed() < Duration::from_secs(4),
+        "{:?}",
+        restarting.elapsed()
+    );
     server.publish("alive", &[event("e2")]);
     let next = healthy.next();
     // The last delivery before the kill may not have been recorded.
-    let next = if next.ids() == ["e1"] { healthy.next() } else { next };
+    let next = if next.ids() == ["e1"] {
+        healthy.next()
+    } else {
+        next
+    };
     assert_eq!(next.ids(), ["e2"]);
     let megabytes = server.resident() >> 20;
-    assert!(megabytes < 200, "{megabytes} MB after the restart");
+    assert!(megabytes < megabytes_max, "{megabytes} MB after the restart");
 }
 
 #[test]

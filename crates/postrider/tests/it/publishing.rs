@@ -12,7 +12,10 @@ use serde_json::{Value, json};
 const KEY1: &str = "AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=";
 const KEY2: &str = "dGhpcyBpcyBhIDMyIGJ5dGUgdGVzdCBrZXkgISEhISE=";
 const WITH_KEY: (&str, &str) = ("aeg-sas-key", KEY1);
-const CLOUD_EVENTS: (&str, &str) = ("content-type", "application/cloudevents-batch+json; charset=utf-8");
+const CLOUD_EVENTS: (&str, &str) = (
+    "content-type",
+    "application/cloudevents-batch+json; charset=utf-8",
+);
 const CLOUD_EVENT: (&str, &str) = ("content-type", "application/cloudevents+json; charset=utf-8");
 const ORDERS: &str = "/topics/orders/api/events?api-version=2018-01-01";
 const CLOUDS: &str = "/topics/clouds/api/events?api-version=2018-01-01";
@@ -41,7 +44,11 @@ fn setup(receiver: &Receiver) -> Setup {
             "locked" => config += "disable_local_auth = true\n",
             _ => {}
         }
-        let delivery = if topic == "things" { "event_delivery_schema = \"CustomInputSchema\"\n" } else { "" };
+        let delivery = if topic == "things" {
+            "event_delivery_schema = \"CustomInputSchema\"\n"
+        } else {
+            ""
+        };
         config += &format!(
             "[[topic.subscription]]\nname = \"all\"\n{delivery}\
              destination = {{ endpoint_type = \"WebHook\", properties = {{ endpoint_url = \"{url}\" }} }}\n"
@@ -66,7 +73,11 @@ fn cloud_event(id: &str) -> Value {
 }
 
 fn without(mut event: Value, name: &str) -> Value {
-    event.as_object_mut().expect("an object").remove(name).expect("it was there");
+    event
+        .as_object_mut()
+        .expect("an object")
+        .remove(name)
+        .expect("it was there");
     event
 }
 
@@ -79,16 +90,34 @@ fn with(mut event: Value, name: &str, value: Value) -> Value {
 #[track_caller]
 fn refused(answer: Answer, status: u16, code: &str, detail: &str, message: &str) {
     let answer = answer.expect(status);
-    assert_eq!(answer.header("content-type"), Some("application/json; charset=utf-8"));
-    let id = answer.header("x-ms-request-id").expect("every answer has an id").to_owned();
+    assert_eq!(
+        answer.header("content-type"),
+        Some("application/json; charset=utf-8")
+    );
+    let id = answer
+        .header("x-ms-request-id")
+        .expect("every answer has an id")
+        .to_owned();
     let body = answer.json();
-    let told = body["error"]["message"].as_str().expect("there is a message").to_owned();
-    let expected = json!({"error": {"code": code, "message": told, "details": [{"code": detail, "message": told}]}});
+    let told = body["error"]["message"]
+        .as_str()
+        .expect("there is a message")
+        .to_owned();
+    let expected =
+        json!({"error": {"code": code, "message": told, "details": [{"code": detail, "message": told}]}});
     assert_eq!(body, expected);
-    assert!(told.starts_with(message), "{told:?} does not begin with {message:?}");
-    let (_, report) = told.split_once(" Report '").expect("the message says what to report");
+    assert!(
+        told.starts_with(message),
+        "{told:?} does not begin with {message:?}"
+    );
+    let (_, report) = told
+        .split_once(" Report '")
+        .expect("the message says what to report");
     assert!(report.starts_with(&id), "{report:?} does not name {id:?}");
-    assert!(report.ends_with(" (UTC)' to our forums for assistance or raise a support ticket."), "{report}");
+    assert!(
+        report.ends_with(" (UTC)' to our forums for assistance or raise a support ticket."),
+        "{report}"
+    );
 }
 
 #[test]
@@ -103,7 +132,9 @@ fn what_is_accepted_is_answered_with_nothing_but_ids() {
         (THINGS, JSON, json!([{"key": "e1", "about": "/x", "id": "e1"}])),
         (TENANTS, JSON, json!([with(event("e1"), "topic", json!("acme"))])),
     ] {
-        let answer = server.send("POST", target, &[content_type, WITH_KEY], body.to_string()).expect(200);
+        let answer = server
+            .send("POST", target, &[content_type, WITH_KEY], body.to_string())
+            .expect(200);
         assert_eq!(answer.text(), "");
         assert_eq!(answer.header("api-supported-versions"), Some("2018-01-01"));
         assert!(answer.header("x-ms-request-id").is_some());
@@ -114,21 +145,53 @@ fn what_is_accepted_is_answered_with_nothing_but_ids() {
 #[test]
 fn paths_versions_and_methods_are_as_lenient_as_the_service() {
     let (_receiver, server) = started();
-    let post = |target: &str| server.send("POST", target, &[JSON, WITH_KEY], json!([event("e1")]).to_string());
+    let post = |target: &str| {
+        server.send(
+            "POST",
+            target,
+            &[JSON, WITH_KEY],
+            json!([event("e1")]).to_string(),
+        )
+    };
     post("/topics/orders/api/events").expect(200);
     post("/Topics/orders/API/Events/").expect(200);
     post("/topics/ORDERS/api/events").expect(200);
     let unknown = post("/topics/orders/api/events?api-version=2020-01-01");
-    refused(unknown, 400, "BadRequest", "UnsupportedApiVersion", "The api-version '2020-01-01' is not supported.");
+    refused(
+        unknown,
+        400,
+        "BadRequest",
+        "UnsupportedApiVersion",
+        "The api-version '2020-01-01' is not supported.",
+    );
     let empty = post("/topics/orders/api/events?api-version=");
-    refused(empty, 400, "BadRequest", "UnsupportedApiVersion", "The api-version");
+    refused(
+        empty,
+        400,
+        "BadRequest",
+        "UnsupportedApiVersion",
+        "The api-version",
+    );
 
-    for path in ["/topics/missing/api/events", "/domains/missing/api/events", "/elsewhere", "/", "/api/events"] {
-        let message = format!("No HTTP resource was found that matches the request URI 'http://{}{path}", server.http);
+    for path in [
+        "/topics/missing/api/events",
+        "/domains/missing/api/events",
+        "/elsewhere",
+        "/",
+        "/api/events",
+    ] {
+        let message = format!(
+            "No HTTP resource was found that matches the request URI 'http://{}{path}",
+            server.http
+        );
         refused(post(path), 404, "NotFound", "ResourceNotFound", &message);
     }
 
-    for (target, schema) in [(ORDERS, "EventGridEvent"), (CLOUDS, "CloudEventV10"), (THINGS, "CustomEvent")] {
+    for (target, schema) in [
+        (ORDERS, "EventGridEvent"),
+        (CLOUDS, "CloudEventV10"),
+        (THINGS, "CustomEvent"),
+    ] {
         // No credential is needed to ask.
         let answer = server.send("OPTIONS", target, &[], "").expect(200);
         assert_eq!(answer.header("allow"), Some("POST, OPTIONS"));
@@ -157,7 +220,17 @@ fn events_of_the_wrong_shape_are_told_what_is_wrong() {
         let answer = server.send("POST", target, &[content_type, WITH_KEY], body);
         refused(answer, 400, "BadRequest", "InputJsonInvalid", message);
     };
-    for body in ["", "[", "nonsense", "[{}", "{\"id\":1}x", "[]", "[1]", "\"text\"", "[{\"id\":\"\\ud800\"}]x"] {
+    for body in [
+        "",
+        "[",
+        "nonsense",
+        "[{}",
+        "{\"id\":1}x",
+        "[]",
+        "[1]",
+        "\"text\"",
+        "[{\"id\":\"\\ud800\"}]x",
+    ] {
         invalid(ORDERS, JSON, body, "This resource is configured ");
     }
     invalid(ORDERS, JSON, "[]", eg);
@@ -165,11 +238,23 @@ fn events_of_the_wrong_shape_are_told_what_is_wrong() {
     invalid(THINGS, JSON, "[]", custom);
     invalid(THINGS, JSON, "[3]", custom);
     let token = " Token Expected: StartObject, Actual Token Received: StartArray.";
-    invalid(CLOUDS, JSON, &json!([cloud_event("e")]).to_string(), &format!("{ce}{token}"));
-    invalid(CLOUDS, CLOUD_EVENT, &json!([cloud_event("e")]).to_string(), &format!("{ce}{token}"));
+    invalid(
+        CLOUDS,
+        JSON,
+        &json!([cloud_event("e")]).to_string(),
+        &format!("{ce}{token}"),
+    );
+    invalid(
+        CLOUDS,
+        CLOUD_EVENT,
+        &json!([cloud_event("e")]).to_string(),
+        &format!("{ce}{token}"),
+    );
 
     let missing = |schema: &str, property: &str| {
-        format!("This resource is configured for '{schema}' schema and requires '{property}' property to be set.")
+        format!(
+            "This resource is configured for '{schema}' schema and requires '{property}' property to be set."
+        )
     };
     // Of several that are missing, the first in the service's order is reported.
     let mut bare = event("e");
@@ -178,14 +263,34 @@ fn events_of_the_wrong_shape_are_told_what_is_wrong() {
         invalid(ORDERS, JSON, &good, &missing("EventGridEvent", property));
         bare = without(bare, property);
     }
-    invalid(ORDERS, JSON, &json!([bare]).to_string(), &missing("EventGridEvent", "subject"));
-    for (property, named) in [("specversion", "specversion"), ("type", "eventType"), ("source", "source"), ("id", "id")] {
+    invalid(
+        ORDERS,
+        JSON,
+        &json!([bare]).to_string(),
+        &missing("EventGridEvent", "subject"),
+    );
+    for (property, named) in [
+        ("specversion", "specversion"),
+        ("type", "eventType"),
+        ("source", "source"),
+        ("id", "id"),
+    ] {
         let body = json!([cloud_event("fine"), without(cloud_event("e"), property)]).to_string();
         invalid(CLOUDS, CLOUD_EVENTS, &body, &missing("CloudEventV10", named));
     }
-    invalid(THINGS, JSON, &json!([{"key": "e"}]).to_string(), &missing("CustomEvent", "about"));
+    invalid(
+        THINGS,
+        JSON,
+        &json!([{"key": "e"}]).to_string(),
+        &missing("CustomEvent", "about"),
+    );
     let version = with(event("e"), "metadataVersion", json!("2"));
-    invalid(ORDERS, JSON, &json!([version]).to_string(), "This resource is configured for 'EventGridEvent' schema");
+    invalid(
+        ORDERS,
+        JSON,
+        &json!([version]).to_string(),
+        "This resource is configured for 'EventGridEvent' schema",
+    );
 
     let foreign = json!([with(event("e"), "topic", json!("/subscriptions/other"))]).to_string();
     let answer = server.send("POST", ORDERS, &[JSON, WITH_KEY], foreign);
@@ -193,9 +298,18 @@ fn events_of_the_wrong_shape_are_told_what_is_wrong() {
     let own = "/subscriptions/00000000-0000-0000-0000-000000000001/resourceGroups/rg1/providers/Microsoft.EventGrid/topics/orders";
     let body = json!([with(event("own"), "topic", json!(own))]).to_string();
     server.send("POST", ORDERS, &[JSON, WITH_KEY], body).expect(200);
-    assert_eq!(receiver.next().ids(), ["own"], "nothing of all that was refused is delivered, not even its good part");
+    assert_eq!(
+        receiver.next().ids(),
+        ["own"],
+        "nothing of all that was refused is delivered, not even its good part"
+    );
 
-    invalid(TENANTS, JSON, &json!([event("e")]).to_string(), &missing("EventGridEvent", "topic"));
+    invalid(
+        TENANTS,
+        JSON,
+        &json!([event("e")]).to_string(),
+        &missing("EventGridEvent", "topic"),
+    );
     let uri = json!([with(event("e"), "topic", json!("https://a/b"))]).to_string();
     let message = "Required property 'topic' needs to either be a full resource id or should be just \
                    the name of the domain topic. Found: https://a/b.";
@@ -214,7 +328,13 @@ fn cloud_events_need_a_content_type_that_says_so() {
         refused(answer, 415, "UnsupportedMediaType", "InvalidContentType", message);
     }
 
-    let ce = [("ce-specversion", "1.0"), ("ce-id", "b%201"), ("ce-source", "/shop"), ("ce-type", "T"), ("ce-tenant", "acme")];
+    let ce = [
+        ("ce-specversion", "1.0"),
+        ("ce-id", "b%201"),
+        ("ce-source", "/shop"),
+        ("ce-type", "T"),
+        ("ce-tenant", "acme"),
+    ];
     let binary = |content_type, leave: &str, extra: &[(&'static str, &'static str)], body: &str| {
         let mut headers: Vec<_> = ce.into_iter().filter(|(name, _)| *name != leave).collect();
         headers.extend_from_slice(extra);
@@ -223,22 +343,64 @@ fn cloud_events_need_a_content_type_that_says_so() {
     };
     binary(JSON, "", &[("ce-time", "2026-01-02T03:04:05Z")], "{\"n\": 1.0}").expect(200);
     let delivery = receiver.next();
-    assert_eq!(delivery.header("content-type"), Some("application/cloudevents+json; charset=utf-8"));
+    assert_eq!(
+        delivery.header("content-type"),
+        Some("application/cloudevents+json; charset=utf-8")
+    );
     let event = delivery.json();
-    assert_eq!((&event["id"], &event["tenant"], &event["time"]), (&json!("b 1"), &json!("acme"), &json!("2026-01-02T03:04:05Z")));
-    assert!(delivery.text().contains("\"data\":{\"n\": 1.0}"), "{}", delivery.text());
+    assert_eq!(
+        (&event["id"], &event["tenant"], &event["time"]),
+        (&json!("b 1"), &json!("acme"), &json!("2026-01-02T03:04:05Z"))
+    );
+    assert!(
+        delivery.text().contains("\"data\":{\"n\": 1.0}"),
+        "{}",
+        delivery.text()
+    );
 
     let header = |leave: &str, extra: &[(&'static str, &'static str)], message: &str| {
-        refused(binary(JSON, leave, extra, "{}"), 400, "BadRequest", "InvalidCloudEventHeader", message);
+        refused(
+            binary(JSON, leave, extra, "{}"),
+            400,
+            "BadRequest",
+            "InvalidCloudEventHeader",
+            message,
+        );
     };
-    header("ce-id", &[], "ce-id header is missing for the cloud event. Please check required attributes at ");
-    header("ce-source", &[("ce-source", "")], "ce-source header is empty for the cloud event.");
+    header(
+        "ce-id",
+        &[],
+        "ce-id header is missing for the cloud event. Please check required attributes at ",
+    );
+    header(
+        "ce-source",
+        &[("ce-source", "")],
+        "ce-source header is empty for the cloud event.",
+    );
     let xml = binary(("content-type", "application/xml"), "", &[], "<a/>");
     refused(xml, 415, "UnsupportedMediaType", "InvalidContentType", message);
-    refused(binary(CLOUD_EVENT, "", &[], "{}"), 400, "BadRequest", "InvalidCloudEventHeader", "");
-    refused(binary(JSON, "", &[], ""), 400, "BadRequest", "InputJsonInvalid", "");
+    refused(
+        binary(CLOUD_EVENT, "", &[], "{}"),
+        400,
+        "BadRequest",
+        "InvalidCloudEventHeader",
+        "",
+    );
+    refused(
+        binary(JSON, "", &[], ""),
+        400,
+        "BadRequest",
+        "InputJsonInvalid",
+        "",
+    );
     // The data cannot smuggle in a second attribute.
-    refused(binary(JSON, "", &[], "1,\"id\":\"x\""), 400, "BadRequest", "InputJsonInvalid", "");
+    refused(
+        binary(JSON, "", &[], "1,\"id\":\"x\""),
+        400,
+        "BadRequest",
+        "InputJsonInvalid",
+        "",
+    );
 }
 
 #[test]
@@ -255,9 +417,14 @@ fn a_request_is_bounded_in_bytes_and_in_events() {
 
     // Without a length said in advance.
     let mut connection = server.connect();
-    let head = format!("POST {ORDERS} HTTP/1.1\r\nhost: {}\r\naeg-sas-key: {KEY1}\r\ntransfer-encoding: chunked\r\n\r\n", server.http);
+    let head = format!(
+        "POST {ORDERS} HTTP/1.1\r\nhost: {}\r\naeg-sas-key: {KEY1}\r\ntransfer-encoding: chunked\r\n\r\n",
+        server.http
+    );
     let chunk = format!("{:x}\r\n{}\r\n", 400_000, " ".repeat(400_000));
-    connection.write(format!("{head}{}0\r\n\r\n", chunk.repeat(4)).as_bytes()).unwrap();
+    connection
+        .write(format!("{head}{}0\r\n\r\n", chunk.repeat(4)).as_bytes())
+        .unwrap();
     let answer = connection.answer("POST").unwrap();
     refused(answer, 413, "RequestEntityTooLarge", "PayloadTooLarge", "");
 
@@ -274,8 +441,12 @@ fn a_request_is_bounded_in_bytes_and_in_events() {
     connection.write(body.as_bytes()).unwrap();
     connection.answer("POST").unwrap().expect(200);
     assert_eq!(receiver.next().ids(), ["large"]);
-    let many: Vec<_> = (0..5000).map(|n| json!({"key": n.to_string(), "id": n.to_string(), "about": "x"})).collect();
-    server.send("POST", THINGS, &[JSON, WITH_KEY], json!(many).to_string()).expect(200);
+    let many: Vec<_> = (0..5000)
+        .map(|n| json!({"key": n.to_string(), "id": n.to_string(), "about": "x"}))
+        .collect();
+    server
+        .send("POST", THINGS, &[JSON, WITH_KEY], json!(many).to_string())
+        .expect(200);
 }
 
 /// Most clients read the answer only after they have sent everything, the Azure SDKs among them.
@@ -285,7 +456,9 @@ fn a_refusal_reaches_a_client_that_first_sends_all_of_a_large_body() {
     let large = " ".repeat(8 << 20);
     for _ in 0..5 {
         server.send("POST", ORDERS, &[JSON, WITH_KEY], &large).expect(413);
-        server.send("POST", ORDERS, &[JSON, ("aeg-sas-key", "wrong")], &large).expect(401);
+        server
+            .send("POST", ORDERS, &[JSON, ("aeg-sas-key", "wrong")], &large)
+            .expect(401);
         server.send("POST", "/elsewhere", &[JSON], &large).expect(404);
     }
 }
@@ -318,7 +491,13 @@ fn a_key_or_a_signature_made_with_it_opens_a_topic_and_nothing_else_does() {
         receiver.next();
     };
     let unauthorized = |headers: &[(&str, &str)], message: &str| {
-        refused(post(ORDERS, headers), 401, "Unauthorized", "Unauthorized", message);
+        refused(
+            post(ORDERS, headers),
+            401,
+            "Unauthorized",
+            "Unauthorized",
+            message,
+        );
     };
     accepted(ORDERS, &[("aeg-sas-key", KEY1)]);
     accepted(ORDERS, &[("aeg-sas-key", KEY2)]);
@@ -339,15 +518,22 @@ fn a_key_or_a_signature_made_with_it_opens_a_topic_and_nothing_else_does() {
         for key in [KEY1, KEY2] {
             let token = sas_token(&resource, expiry, key);
             accepted(ORDERS, &[("aeg-sas-token", &token)]);
-            accepted(ORDERS, &[("authorization", &format!("SharedAccessSignature {token}"))]);
+            accepted(
+                ORDERS,
+                &[("authorization", &format!("SharedAccessSignature {token}"))],
+            );
         }
     }
 
-    let none = "Request must contain one of the following authorization signature: aeg-sas-token, aeg-sas-key.";
+    let none =
+        "Request must contain one of the following authorization signature: aeg-sas-token, aeg-sas-key.";
     unauthorized(&[], none);
     let scheme = "Request has an unsupported Authorization scheme (must be SharedAccessSignature or Bearer).";
     unauthorized(&[("authorization", "Basic YTpi")], scheme);
-    let wrong = format!("The request authorization key is not authorized for {}.", server.http.to_string().to_uppercase());
+    let wrong = format!(
+        "The request authorization key is not authorized for {}.",
+        server.http.to_string().to_uppercase()
+    );
     unauthorized(&[("aeg-sas-key", "wrong")], &wrong);
     unauthorized(&[("aeg-sas-key", &KEY1[..KEY1.len() - 1])], &wrong);
     unauthorized(&[("authorization", "Bearer other-secret")], &wrong);
@@ -355,20 +541,47 @@ fn a_key_or_a_signature_made_with_it_opens_a_topic_and_nothing_else_does() {
     let expired = sas_token(&url, "2020-01-02T03:04:05", KEY1);
     unauthorized(&[("aeg-sas-token", &expired)], &because("The token has expired"));
     let other = sas_token(&url.replace("orders", "clouds"), fresh, KEY1);
-    unauthorized(&[("aeg-sas-token", &other)], &because("The token was made for another resource"));
+    unauthorized(
+        &[("aeg-sas-token", &other)],
+        &because("The token was made for another resource"),
+    );
     let longer = sas_token(&url.replace("orders", "orders2"), fresh, KEY1);
-    unauthorized(&[("aeg-sas-token", &longer)], &because("The token was made for another resource"));
+    unauthorized(
+        &[("aeg-sas-token", &longer)],
+        &because("The token was made for another resource"),
+    );
     let forged = sas_token(&url, fresh, "d3Jvbmc=");
-    unauthorized(&[("aeg-sas-token", &forged)], &because("The signature of the token does not match"));
+    unauthorized(
+        &[("aeg-sas-token", &forged)],
+        &because("The signature of the token does not match"),
+    );
     let good = sas_token(&url, fresh, KEY1);
-    unauthorized(&[("aeg-sas-token", &good.replace("2099", "2098"))], &because("The signature"));
+    unauthorized(
+        &[("aeg-sas-token", &good.replace("2099", "2098"))],
+        &because("The signature"),
+    );
     unauthorized(&[("aeg-sas-token", "nonsense")], &wrong);
 
     let empty = post(ORDERS, &[("aeg-sas-key", "")]);
-    refused(empty, 400, "BadRequest", "InvalidSas", "Request must have a value for aeg-sas-key.");
+    refused(
+        empty,
+        400,
+        "BadRequest",
+        "InvalidSas",
+        "Request must have a value for aeg-sas-key.",
+    );
     let locked = post("/topics/locked/api/events", &[WITH_KEY]);
-    refused(locked, 401, "Unauthorized", "Unauthorized", &because("Local authentication is disabled"));
-    accepted("/topics/locked/api/events", &[("authorization", "Bearer client-secret")]);
+    refused(
+        locked,
+        401,
+        "Unauthorized",
+        "Unauthorized",
+        &because("Local authentication is disabled"),
+    );
+    accepted(
+        "/topics/locked/api/events",
+        &[("authorization", "Bearer client-secret")],
+    );
 }
 
 #[test]
@@ -376,20 +589,51 @@ fn the_host_may_name_the_topic() {
     let (receiver, server) = started();
     let body = json!([event("e1")]).to_string();
     let host = ("host", "orders.westus2-1.eventgrid.azure.net");
-    server.send("POST", "/api/events?api-version=2018-01-01", &[host, JSON, WITH_KEY], &body).expect(200);
+    server
+        .send(
+            "POST",
+            "/api/events?api-version=2018-01-01",
+            &[host, JSON, WITH_KEY],
+            &body,
+        )
+        .expect(200);
     assert_eq!(receiver.next().path, "/orders");
-    let token = sas_token("http://orders.westus2-1.eventgrid.azure.net/api/events", "2099-01-02T03:04:05", KEY1);
-    server.send("POST", "/API/events/", &[host, JSON, ("aeg-sas-token", &token)], &body).expect(200);
+    let token = sas_token(
+        "http://orders.westus2-1.eventgrid.azure.net/api/events",
+        "2099-01-02T03:04:05",
+        KEY1,
+    );
+    server
+        .send(
+            "POST",
+            "/API/events/",
+            &[host, JSON, ("aeg-sas-token", &token)],
+            &body,
+        )
+        .expect(200);
     assert_eq!(receiver.next().path, "/orders");
     let domain = ("host", "tenants.westus2-1.eventgrid.azure.net");
     let body = json!([with(event("e2"), "topic", json!("acme"))]).to_string();
-    server.send("POST", "/api/events", &[domain, JSON, WITH_KEY], body).expect(200);
+    server
+        .send("POST", "/api/events", &[domain, JSON, WITH_KEY], body)
+        .expect(200);
     let delivered = receiver.next();
     assert_eq!(delivered.path, "/tenants");
     let id = "/subscriptions/00000000-0000-0000-0000-000000000001/resourceGroups/rg1/providers/Microsoft.EventGrid/domains/tenants/topics/acme";
     assert_eq!(delivered.json()[0]["topic"], id);
-    let unknown = server.send("POST", "/api/events", &[("host", "nobody.example"), JSON, WITH_KEY], "[]");
-    refused(unknown, 404, "NotFound", "ResourceNotFound", "No HTTP resource was found");
+    let unknown = server.send(
+        "POST",
+        "/api/events",
+        &[("host", "nobody.example"), JSON, WITH_KEY],
+        "[]",
+    );
+    refused(
+        unknown,
+        404,
+        "NotFound",
+        "ResourceNotFound",
+        "No HTTP resource was found",
+    );
 }
 
 #[test]
@@ -398,8 +642,19 @@ fn the_public_url_is_good_for_signatures_too() {
     let mut setup = setup(&receiver);
     setup.config = format!("listen.public_url = \"https://events.example\"\n{}", setup.config);
     let server = setup.start();
-    let token = sas_token("https://events.example/topics/orders/api/events", "2099-01-02T03:04:05", KEY1);
-    server.send("POST", ORDERS, &[JSON, ("aeg-sas-token", &token)], json!([event("e1")]).to_string()).expect(200);
+    let token = sas_token(
+        "https://events.example/topics/orders/api/events",
+        "2099-01-02T03:04:05",
+        KEY1,
+    );
+    server
+        .send(
+            "POST",
+            ORDERS,
+            &[JSON, ("aeg-sas-token", &token)],
+            json!([event("e1")]).to_string(),
+        )
+        .expect(200);
     assert_eq!(receiver.next().ids(), ["e1"]);
 }
 
@@ -420,26 +675,47 @@ fn what_is_not_http_is_answered_with_400_or_nothing_and_hurts_nobody() {
         &many,
     ] {
         let mut connection = server.connect();
-        let answer = connection.write(bytes.as_bytes()).and_then(|()| connection.answer("POST"));
+        let answer = connection
+            .write(bytes.as_bytes())
+            .and_then(|()| connection.answer("POST"));
         if let Ok(answer) = answer {
-            assert!((400..500).contains(&answer.status), "{} for {:?}", answer.status, &bytes[..40.min(bytes.len())]);
+            assert!(
+                (400..500).contains(&answer.status),
+                "{} for {:?}",
+                answer.status,
+                &bytes[..40.min(bytes.len())]
+            );
         }
     }
     // A request that is cut short leaves nothing behind.
     let mut connection = server.connect();
     let event1 = json!([event("e1")]).to_string();
-    let head = format!("POST {ORDERS} HTTP/1.1\r\nhost: a\r\naeg-sas-key: {KEY1}\r\ncontent-length: 5000\r\n\r\n{event1}");
+    let head = format!(
+        "POST {ORDERS} HTTP/1.1\r\nhost: a\r\naeg-sas-key: {KEY1}\r\ncontent-length: 5000\r\n\r\n{event1}"
+    );
     connection.write(head.as_bytes()).unwrap();
     drop(connection);
-    server.send("POST", ORDERS, &[JSON, WITH_KEY], json!([event("e2")]).to_string()).expect(200);
+    server
+        .send(
+            "POST",
+            ORDERS,
+            &[JSON, WITH_KEY],
+            json!([event("e2")]).to_string(),
+        )
+        .expect(200);
     assert_eq!(receiver.next().ids(), ["e2"]);
     // Requests that follow each other without waiting are answered in their order.
     let mut connection: Connection = server.connect();
     let one = |id: &str| {
         let body = json!([event(id)]).to_string();
-        format!("POST {ORDERS} HTTP/1.1\r\nhost: a\r\naeg-sas-key: {KEY1}\r\ncontent-length: {}\r\n\r\n{body}", body.len())
+        format!(
+            "POST {ORDERS} HTTP/1.1\r\nhost: a\r\naeg-sas-key: {KEY1}\r\ncontent-length: {}\r\n\r\n{body}",
+            body.len()
+        )
     };
-    connection.write(format!("{}{}", one("e3"), one("e4")).as_bytes()).unwrap();
+    connection
+        .write(format!("{}{}", one("e3"), one("e4")).as_bytes())
+        .unwrap();
     connection.answer("POST").unwrap().expect(200);
     connection.answer("POST").unwrap().expect(200);
     receiver.all_of(&["e3", "e4"].map(String::from).into());

@@ -9,7 +9,12 @@ fn an_event_published_by_the_edge_api_arrives_at_the_webhook() {
     let receiver = Receiver::start();
     let server = Server::start_plain();
     server.put_topic("orders");
-    server.subscribe("orders", "billing", &receiver.url("/hook?code=secret"), json!(null));
+    server.subscribe(
+        "orders",
+        "billing",
+        &receiver.url("/hook?code=secret"),
+        json!(null),
+    );
     server.publish("orders", &[event("e1")]);
 
     let delivery = receiver.next();
@@ -30,7 +35,13 @@ fn an_event_published_by_the_edge_api_arrives_at_the_webhook() {
     ] {
         assert_eq!(delivery.header(name), Some(value), "{name}");
     }
-    for name in ["accept", "user-agent", "authorization", "origin", "transfer-encoding"] {
+    for name in [
+        "accept",
+        "user-agent",
+        "authorization",
+        "origin",
+        "transfer-encoding",
+    ] {
         assert_eq!(delivery.header(name), None, "{name}");
     }
 

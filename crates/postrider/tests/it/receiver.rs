@@ -38,7 +38,10 @@ impl Delivery {
     pub fn ids(&self) -> Vec<String> {
         let body = self.json();
         let events = body.as_array().cloned().unwrap_or_else(|| vec![body]);
-        events.iter().map(|event| event["id"].as_str().expect("events have ids").to_owned()).collect()
+        events
+            .iter()
+            .map(|event| event["id"].as_str().expect("events have ids").to_owned())
+            .collect()
     }
 }
 
@@ -52,7 +55,10 @@ pub enum Reply {
     /// Writes this, then closes.
     Bytes(Vec<u8>),
     /// Writes this again and again, until nobody listens.
-    Endless { head: Vec<u8>, piece: Vec<u8> },
+    Endless {
+        head: Vec<u8>,
+        piece: Vec<u8>,
+    },
 }
 
 type Script = dyn Fn(&Delivery) -> Reply + Send + Sync;
@@ -97,7 +103,9 @@ impl Receiver {
     /// The next request.
     #[track_caller]
     pub fn next(&self) -> Delivery {
-        self.deliveries.recv_timeout(PATIENCE).expect("a delivery arrives")
+        self.deliveries
+            .recv_timeout(PATIENCE)
+            .expect("a delivery arrives")
     }
 
     /// Fails if anything arrives within this time.
@@ -177,7 +185,9 @@ fn converse(stream: TcpStream, script: &Script, sender: &mpsc::Sender<Delivery>)
     let mut stream = BufReader::new(stream);
     loop {
         let (first, headers) = read_head(&mut stream)?;
-        let length = find(&headers, "content-length").and_then(|length| length.parse().ok()).unwrap_or(0);
+        let length = find(&headers, "content-length")
+            .and_then(|length| length.parse().ok())
+            .unwrap_or(0);
         let mut body = vec![0; length];
         stream.read_exact(&mut body)?;
         let delivery = Delivery {
@@ -218,7 +228,11 @@ pub struct Gate {
 impl Gate {
     pub fn wait(&self) {
         let open = self.open.lock().expect("no panic holds it");
-        drop(self.opened.wait_while(open, |open| !*open).expect("no panic holds it"));
+        drop(
+            self.opened
+                .wait_while(open, |open| !*open)
+                .expect("no panic holds it"),
+        );
     }
 
     pub fn open(&self) {

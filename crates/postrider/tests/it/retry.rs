@@ -45,9 +45,16 @@ fn a_retry_comes_when_it_is_due_with_its_count_even_if_the_server_was_killed_mea
     assert!(is(&second, "a"), "{second:?}");
     assert_eq!(second.header("aeg-delivery-count"), Some("1"));
     let waited = second.at - first.at;
-    assert!((Duration::from_millis(9_900)..Duration::from_secs(13)).contains(&waited), "{waited:?}");
+    assert!(
+        (Duration::from_millis(9_900)..Duration::from_secs(13)).contains(&waited),
+        "{waited:?}"
+    );
     server.counted("/deliveries/delivered", 2);
-    assert_eq!(server.health()["deliveries"]["attemptsFailed"], 0, "since the restart");
+    assert_eq!(
+        server.health()["deliveries"]["attemptsFailed"],
+        0,
+        "since the restart"
+    );
 }
 
 #[test]
@@ -61,7 +68,10 @@ fn a_busy_endpoint_is_not_asked_again_at_once() {
     server.counted("/deliveries/attemptsFailed", 1);
     receiver.nothing_within(MOMENT);
     let deliveries = &server.health()["deliveries"];
-    assert_eq!((&deliveries["attempts"], &deliveries["delivered"]), (&json!(1), &json!(0)));
+    assert_eq!(
+        (&deliveries["attempts"], &deliveries["delivered"]),
+        (&json!(1), &json!(0))
+    );
     assert_eq!(deliveries["dropped"], json!({}), "it still waits");
 }
 
@@ -72,7 +82,12 @@ fn events_that_cannot_succeed_are_dropped_and_counted_by_reason() {
     for status in [400, 401, 403, 404, 413] {
         let topic = format!("t{status}");
         server.put_topic(&topic);
-        server.subscribe(&topic, "billing", &receiver.url(&format!("/{status}")), json!(null));
+        server.subscribe(
+            &topic,
+            "billing",
+            &receiver.url(&format!("/{status}")),
+            json!(null),
+        );
         server.publish(&topic, &[event("a")]);
         receiver.next();
     }
@@ -88,7 +103,12 @@ fn the_last_attempt_that_the_policy_allows_is_the_last() {
     let receiver = Receiver::answering(|_| Reply::Status(500));
     let mut server = Server::start_plain();
     server.put_topic("orders");
-    server.subscribe("orders", "billing", &receiver.url("/"), json!({"retryPolicy": {"maxDeliveryAttempts": 1}}));
+    server.subscribe(
+        "orders",
+        "billing",
+        &receiver.url("/"),
+        json!({"retryPolicy": {"maxDeliveryAttempts": 1}}),
+    );
     server.publish("orders", &[event("a"), event("b")]);
     server.counted("/deliveries/dropped/MaxDeliveryAttemptsExceeded", 2);
     server.stop();
@@ -108,8 +128,15 @@ fn every_success_status_ends_it_and_a_broken_connection_does_not() {
     });
     let server = Server::start_plain();
     server.put_topic("orders");
-    for path in ["/200", "/201", "/202", "/203", "/204", "/205", "/301", "/500", "/reset", "/garbage", "/half"] {
-        server.subscribe("orders", &format!("to-{}", &path[1..]), &receiver.url(path), json!(null));
+    for path in [
+        "/200", "/201", "/202", "/203", "/204", "/205", "/301", "/500", "/reset", "/garbage", "/half",
+    ] {
+        server.subscribe(
+            "orders",
+            &format!("to-{}", &path[1..]),
+            &receiver.url(path),
+            json!(null),
+        );
     }
     server.publish("orders", &[event("a")]);
     server.counted("/deliveries/delivered", 5);

@@ -3,7 +3,6 @@
 use crate::client::{Answer, Connection, Headers};
 use crate::wait;
 use serde_json::{Value, json};
-use std::ffi::OsString;
 use std::io::{BufRead, BufReader};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -15,12 +14,13 @@ use tempfile::TempDir;
 pub const EDGE_VERSION: &str = "api-version=2019-01-01-preview";
 pub const JSON: (&str, &str) = ("content-type", "application/json");
 
-/// How a server is started. Both listeners take free ports unless `flags` say otherwise.
+/// How a server is started.
 #[derive(Default)]
 pub struct Setup {
     pub config: String,
     pub env: Vec<(&'static str, String)>,
-    pub flags: Vec<OsString>,
+    /// Further flags, instead of those that make it listen on free ports.
+    pub flags: Option<Vec<String>>,
     /// Where its files go, instead of into a temporary directory.
     pub data_dir: Option<PathBuf>,
 }
@@ -40,10 +40,24 @@ impl Setup {
         let data_dir = self.data_dir.clone().unwrap_or_else(|| directory.join("data"));
         let mut command = Command::new(env!("CARGO_BIN_EXE_postrider"));
         // What happens to be set around the tests must not reach the program.
-        command.env_clear().envs(self.env.iter().map(|(name, value)| (name, value)));
-        command.arg("serve").arg("--config").arg(&file).arg("--data-dir").arg(data_dir);
-        command.args(["--http", http, "--https", https]).args(&self.flags).current_dir(directory);
-        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        command
+            .env_clear()
+            .envs(self.env.iter().map(|(name, value)| (name, value)));
+        command
+            .arg("serve")
+            .arg("--config")
+            .arg(&file)
+            .arg("--data-dir")
+            .arg(data_dir);
+        match &self.flags {
+            Some(flags) => command.args(flags),
+            None => command.args(["--http", http, "--https", https]),
+        };
+        command.current_dir(directory);
+        command
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
         command
     }
 
@@ -111,7 +125,11 @@ impl Server {
     pub fn start(&mut self) {
         assert!(self.running.is_none(), "it is running already");
         let (http, https) = (self.http.to_string(), self.https.to_string());
-        let mut child = self.setup.command(self.directory.path(), &http, &https).spawn().expect("the program can be started");
+        let mut child = self
+            .setup
+            .command(self.directory.path(), &http, &https)
+            .spawn()
+            .expect("the program can be started");
         let lines = BufReader::new(child.stderr.take().expect("stderr is piped")).lines();
         let from = self.log().len();
         let log = self.log.clone();
@@ -126,12 +144,13 @@ impl Server {
             if let Some(status) = child.try_wait().expect("a child can be waited for") {
                 panic!("ended with {status}: {:#?}", &log[from..]);
             }
-            log[from..].iter().any(|line| line.ends_with(" ready") || line.contains(" ready ")).then(|| log[from..].to_vec())
+            let is_ready = |line: &String| line.contains(" ready ") || line.contains("\"ready\"");
+            log[from..].iter().any(is_ready).then(|| log[from..].to_vec())
         });
         let listening = |scheme: &str| {
             let mark = format!("listening on {scheme}://");
             let found = ready.iter().find_map(|line| line.split_once(&mark))?;
-            found.1.trim().parse().ok()
+            found.1.split('"').next()?.trim().parse().ok()
         };
         self.http = listening("http").unwrap_or(self.http);
         self.https = listening("https").unwrap_or(self.https);
@@ -146,11 +165,24 @@ impl Server {
             data_dir: Some(self.data_dir()),
             ..Setup::default()
         };
-        finish(setup.command(elsewhere.path(), http, https).spawn().expect("the program can be started"))
+        finish(
+            setup
+                .command(elsewhere.path(), http, https)
+                .spawn()
+                .expect("the program can be started"),
+        )
+    }
+
+    /// Changes its configuration file, for the next start.
+    pub fn configure(&mut self, config: String) {
+        self.setup.config = config;
     }
 
     pub fn data_dir(&self) -> PathBuf {
-        self.setup.data_dir.clone().unwrap_or_else(|| self.directory.path().join("data"))
+        self.setup
+            .data_dir
+            .clone()
+            .unwrap_or_else(|| self.directory.path().join("data"))
     }
 
     pub fn ca(&self) -> PathBuf {
@@ -166,7 +198,9 @@ impl Server {
     #[track_caller]
     pub fn logged(&self, words: &[&str]) -> String {
         wait::until(&format!("{words:?} in the log"), || {
-            self.log().into_iter().find(|line| words.iter().all(|word| line.contains(word)))
+            self.log()
+                .into_iter()
+                .find(|line| words.iter().all(|word| line.contains(word)))
         })
     }
 
@@ -190,7 +224,10 @@ impl Server {
 
     fn signal(&self, signal: &str) {
         let (child, _) = self.running.as_ref().expect("it is running");
-        let sent = Command::new("kill").arg(signal).arg(child.id().to_string()).status();
+        let sent = Command::new("kill")
+            .arg(signal)
+            .arg(child.id().to_string())
+            .status();
         assert!(sent.expect("kill can be run").success());
     }
 
@@ -198,7 +235,9 @@ impl Server {
     #[track_caller]
     pub fn ended(&mut self) -> ExitStatus {
         let (mut child, reading) = self.running.take().expect("it is running");
-        let status = wait::until("the server ends", || child.try_wait().expect("a child can be waited for"));
+        let status = wait::until("the server ends", || {
+            child.try_wait().expect("a child can be waited for")
+        });
         reading.join().expect("reading a log does not panic");
         status
     }
@@ -214,7 +253,10 @@ impl Server {
     pub fn resident(&self) -> u64 {
         let (child, _) = self.running.as_ref().expect("it is running");
         let status = std::fs::read_to_string(format!("/proc/{}/status", child.id())).expect("Linux says");
-        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).expect("it has memory");
+        let line = status
+            .lines()
+            .find_map(|line| line.strip_prefix("VmRSS:"))
+            .expect("it has memory");
         let kilobytes: u64 = line.trim().trim_end_matches(" kB").parse().expect("a number");
         kilobytes * 1024
     }
@@ -230,13 +272,18 @@ impl Server {
 
     /// A request to the edge API.
     pub fn edge(&self, method: &str, path: &str, body: &Value) -> Answer {
-        let body = if body.is_null() { String::new() } else { body.to_string() };
+        let body = if body.is_null() {
+            String::new()
+        } else {
+            body.to_string()
+        };
         self.send(method, &format!("{path}?{EDGE_VERSION}"), &[JSON], body)
     }
 
     #[track_caller]
     pub fn put_topic(&self, topic: &str) {
-        self.edge("PUT", &format!("/topics/{topic}"), &Value::Null).expect(200);
+        self.edge("PUT", &format!("/topics/{topic}"), &Value::Null)
+            .expect(200);
     }
 
     /// Makes a subscription with further properties, which may be null.
@@ -251,7 +298,8 @@ impl Server {
     /// Publishes events by the edge API.
     #[track_caller]
     pub fn publish(&self, topic: &str, events: &[Value]) {
-        self.edge("POST", &format!("/topics/{topic}/events"), &json!(events)).expect(200);
+        self.edge("POST", &format!("/topics/{topic}/events"), &json!(events))
+            .expect(200);
     }
 
     pub fn health(&self) -> Value {

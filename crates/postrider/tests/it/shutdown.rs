@@ -28,9 +28,18 @@ fn an_attempt_under_way_may_end_and_is_not_repeated() {
     let mut before = server.connect();
     server.terminate();
     server.logged(&["shutting down"]);
-    wait::until("no new connections", || crate::client::Connection::open(server.http).is_err().then_some(()));
+    wait::until("no new connections", || {
+        crate::client::Connection::open(server.http)
+            .is_err()
+            .then_some(())
+    });
     // A connection from before is told, or finds itself closed.
-    if let Ok(answer) = before.send("POST", "/topics/orders/events", &[], json!([event("late")]).to_string().as_bytes()) {
+    if let Ok(answer) = before.send(
+        "POST",
+        "/topics/orders/events",
+        &[],
+        json!([event("late")]).to_string().as_bytes(),
+    ) {
         answer.expect(503);
     }
     gate.open();
@@ -57,7 +66,10 @@ fn an_attempt_that_outlasts_the_grace_is_made_again() {
     gate.open();
     server.start();
     let again = receiver.next();
-    assert_eq!((again.ids(), again.header("aeg-delivery-count")), (vec!["slow".to_owned()], Some("0")));
+    assert_eq!(
+        (again.ids(), again.header("aeg-delivery-count")),
+        (vec!["slow".to_owned()], Some("0"))
+    );
 }
 
 #[test]
@@ -108,11 +120,14 @@ fn a_second_server_on_the_same_data_or_port_refuses_to_start() {
     assert!(told.contains("in use"), "{told}");
 
     let setup = Setup {
-        flags: vec!["--http".into(), server.http.to_string().into()],
+        flags: Some(vec![format!("--http={}", server.http), "--https=off".into()]),
         ..Setup::default()
     };
     let told = setup.refusal();
-    assert!(told.contains(&format!("listening on {}", server.http)) && told.contains("in use"), "{told}");
+    assert!(
+        told.contains(&format!("listening on {}", server.http)) && told.contains("in use"),
+        "{told}"
+    );
 
     server.put_topic("still-there");
     assert_eq!(std::fs::read(server.ca()).unwrap(), before);

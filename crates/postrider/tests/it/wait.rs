@@ -7,7 +7,10 @@ pub const PATIENCE: Duration = Duration::from_secs(30);
 /// How often a condition that cannot be waited on is looked at.
 const LOOK_EVERY: Duration = Duration::from_millis(10);
 
-#[expect(clippy::disallowed_methods, reason = "tests of the real program live in real time")]
+#[expect(
+    clippy::disallowed_methods,
+    reason = "tests of the real program live in real time"
+)]
 pub fn now() -> Instant {
     Instant::now()
 }

@@ -1,0 +1,31 @@
+#!/bin/sh
+# Prepares a directory with the Azure clients that the tests drive: setup.sh DIR
+# Then: POSTRIDER_CLIENTS=DIR cargo test -p postrider --test it azure_clients
+# Does nothing to what is there already in the right version.
+set -eu
+
+here=$(CDPATH='' cd -- "$(dirname -- "$0")" && pwd)
+directory=${1:?usage: setup.sh DIR}
+mkdir -p "$directory"
+directory=$(CDPATH='' cd -- "$directory" && pwd)
+
+if ! "$directory/venv/bin/python" -m pip --version >/dev/null 2>&1; then
+    rm -rf "$directory/venv"
+    python3 -m venv "$directory/venv"
+fi
+if ! cmp -s "$here/python/requirements.txt" "$directory/venv/requirements.txt"; then
+    "$directory/venv/bin/python" -m pip install --quiet --disable-pip-version-check -r "$here/python/requirements.txt"
+    cp "$here/python/requirements.txt" "$directory/venv/requirements.txt"
+fi
+
+mkdir -p "$directory/js"
+if ! cmp -s "$here/js/package.json" "$directory/js/package.json" || [ ! -d "$directory/js/node_modules/@azure/eventgrid" ]; then
+    rm -f "$directory/js/package.json"
+    cp "$here/js/package.json" "$directory/js/package.json.new"
+    mv "$directory/js/package.json.new" "$directory/js/package.json"
+    if ! (cd "$directory/js" && npm install --no-package-lock --no-audit --no-fund --silent); then
+        rm -f "$directory/js/package.json"
+        exit 1
+    fi
+fi
+echo "ready: POSTRIDER_CLIENTS=$directory"
