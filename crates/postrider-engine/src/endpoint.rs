@@ -138,7 +138,8 @@ impl Health {
                     delay.probing = false;
                 }
             }
-            Some(Outcome::Success) => {
+            // What is wrong with these is the event: the endpoint is well enough to say so.
+            Some(Outcome::Success | Outcome::BadRequest | Outcome::PayloadTooLarge) => {
                 self.failures = 0;
                 self.delay = None;
                 self.pace.answered(took);
