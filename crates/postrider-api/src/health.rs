@@ -3,6 +3,7 @@
 use crate::Server;
 use crate::http::{Answer, Call, json};
 use hyper::StatusCode;
+use postrider_core::retry::Reason;
 use postrider_engine::counters::{reasons, total};
 use serde_json::{Map, Value, json};
 use std::sync::atomic::Ordering::Relaxed;
@@ -40,6 +41,9 @@ pub fn answer(server: &Server, call: &Call) -> Answer {
             "dropped": by_reason(&counters.dropped),
         },
     });
+    if store.corrupt_deliveries > 0 {
+        body["deliveries"]["dropped"][Reason::Corrupt.name()] = json!(store.corrupt_deliveries);
+    }
     let code = match reason {
         None => StatusCode::OK,
         Some(reason) => {

@@ -10,7 +10,7 @@ use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use std::borrow::Cow;
 use std::convert::Infallible;
-use std::io;
+use std::io::{self, ErrorKind};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::{TcpListener, TcpStream};
@@ -22,6 +22,8 @@ use tokio_util::task::TaskTracker;
 
 /// Connections open at once, of one listener.
 const CONNECTIONS_MAX: usize = 8192;
+/// After a connection could not be accepted it is tried again this much later.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// A request's head must have arrived within this time, and a TLS handshake must have ended.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(30);
 /// A request's body must have arrived within this time.
@@ -54,6 +56,7 @@ impl Wire {
 pub async fn serve(server: Arc<Server>, listener: TcpListener, wire: Wire, stop: CancellationToken) {
     let tasks = TaskTracker::new();
     let room = Arc::new(Semaphore::new(CONNECTIONS_MAX));
+    let mut troubled = false;
     loop {
         let accepted = tokio::select! {
             biased;
@@ -62,13 +65,19 @@ pub async fn serve(server: Arc<Server>, listener: TcpListener, wire: Wire, stop:
         };
         let (stream, permit) = match accepted {
             Ok(accepted) => accepted,
+            // The peer has gone again.
+            Err(e) if matches!(e.kind(), ErrorKind::ConnectionAborted | ErrorKind::ConnectionReset) => continue,
             Err(e) => {
-                tracing::warn!(error = %e, "cannot accept a connection");
+                if !std::mem::replace(&mut troubled, true) {
+                    tracing::warn!(error = %e, "cannot accept connections");
+                }
                 // Out of file descriptors, most likely: some must close first.
-                tokio::task::yield_now().await;
+                let clock = &server.engine.clock;
+                clock.sleep_until(clock.now() + ACCEPT_PAUSE).await;
                 continue;
             }
         };
+        troubled = false;
         let (server, wire, stop) = (server.clone(), wire.clone(), stop.clone());
         tasks.spawn(async move {
             let _permit = permit;
@@ -93,7 +102,8 @@ async fn accept(
 ) -> io::Result<(TcpStream, tokio::sync::OwnedSemaphorePermit)> {
     let permit = room.clone().acquire_owned().await.map_err(io::Error::other)?;
     let (stream, _) = listener.accept().await?;
-    stream.set_nodelay(true)?;
+    // It only costs time if this fails.
+    let _ = stream.set_nodelay(true);
     Ok((stream, permit))
 }
 

@@ -70,6 +70,7 @@ struct Shared {
     refusing: Mutex<Option<String>>,
     corrupt: Mutex<Vec<String>>,
     corrupt_records: AtomicU64,
+    corrupt_deliveries: AtomicU64,
     redelivered: AtomicU64,
     /// The state database is no longer waited for.
     closing: AtomicBool,
@@ -424,6 +425,7 @@ impl Shared {
                         "{} at byte {offset}, event {first} and following",
                         segment::log_name(segment.base)
                     ));
+                    self.corrupt_deliveries.fetch_add(u64::from(found.matches), Relaxed);
                     continue;
                 };
                 let entry = Arc::new(entry);
@@ -608,6 +610,7 @@ impl EmbeddedLog {
                 });
                 match loaded {
                     Ok(loaded) if !loaded.lost.is_empty() => {
+                        shared.corrupt_deliveries.fetch_add(loaded.lost.len() as u64, Relaxed);
                         // Fails only while the store is being torn down.
                         let _ = settler.send(ToSettler::Lost(sub.clone(), loaded.lost));
                     }
@@ -702,15 +705,17 @@ impl EventLog for EmbeddedLog {
         let at_once = |s: &Settled| s.claim.due.is_none() && matches!(s.next, Next::Done | Next::Drop(_));
         let mut recorded = Vec::new();
         if settled.iter().any(at_once) {
+            let mut freed = 0;
             self.shared.settled(&sub, |queue| {
                 for one in settled {
                     if at_once(&one) {
-                        queue.complete(one.claim.position());
+                        freed += queue.complete(one.claim.position());
                     } else {
                         recorded.push(one);
                     }
                 }
             });
+            self.shared.hot_bytes.fetch_sub(freed, Relaxed);
         } else {
             recorded = settled;
         }
@@ -759,6 +764,13 @@ impl EventLog for EmbeddedLog {
         }
         let bytes = queue.release(fresh);
         self.shared.hot_bytes.fetch_add(bytes, Relaxed);
+    }
+
+    fn rest(&self, of: SubscriptionId) {
+        if let Some(sub) = self.shared.sub(of) {
+            let bytes = sub.queue.lock().expect("no panic holds it").rest();
+            self.shared.hot_bytes.fetch_sub(bytes, Relaxed);
+        }
     }
 
     fn next_due(&self) -> Option<Timestamp> {
@@ -836,6 +848,7 @@ impl EventLog for EmbeddedLog {
             refusing: self.shared.refusing(),
             corrupt: self.shared.corrupt.lock().expect("no panic holds it").clone(),
             corrupt_records: self.shared.corrupt_records.load(Relaxed),
+            corrupt_deliveries: self.shared.corrupt_deliveries.load(Relaxed),
             redelivered: self.shared.redelivered.load(Relaxed),
             segments: segments.len() as u64,
             bytes: segments.values().map(|s| s.bytes()).sum(),

@@ -76,6 +76,8 @@ pub struct Queue {
     /// … and of those whose progress goes into the state database with the next checkpoint.
     pub listed_row: bool,
     loading_due: bool,
+    /// Nothing is being claimed; events are not kept in memory.
+    resting: bool,
 }
 
 impl Queue {
@@ -102,6 +104,7 @@ impl Queue {
             listed: false,
             listed_row: false,
             loading_due: false,
+            resting: false,
         }
     }
 
@@ -147,7 +150,7 @@ impl Queue {
         if self.lag.is_some() {
             return 0;
         }
-        if !room || self.hot_bytes + size > HOT_BYTES_PER_SUBSCRIPTION_MAX {
+        if !room || self.resting || self.hot_bytes + size > HOT_BYTES_PER_SUBSCRIPTION_MAX {
             self.lag = Some(position);
             return 0;
         }
@@ -190,6 +193,28 @@ impl Queue {
         bytes
     }
 
+    /// Nothing will be claimed for a while: keeps no events in memory until something is. They are read
+    /// from the log again when their turn comes. Returns the bytes no longer in memory.
+    pub fn rest(&mut self) -> usize {
+        self.resting = true;
+        self.spill()
+    }
+
+    fn spill(&mut self) -> usize {
+        // A claim that is given back, or what is being loaded, would end up in the wrong place.
+        let claimed = self.open.len() > self.lapsed.len();
+        if !self.resting || claimed || self.loading || self.closed {
+            return 0;
+        }
+        let Some(first) = self.hot.front().map(Ready::position) else {
+            return 0;
+        };
+        self.lag = Some(first);
+        self.seen = first;
+        self.hot = VecDeque::new();
+        std::mem::take(&mut self.hot_bytes)
+    }
+
     /// With nothing left in `hot`, the frontier passes events that cannot be read.
     fn advance(&mut self) {
         if self.hot.is_empty() {
@@ -199,6 +224,7 @@ impl Queue {
 
     /// Claims retries that are due and first attempts. Returns them and the bytes no longer in memory.
     pub fn claim(&mut self, now: Timestamp, want: Want) -> (Vec<DueRetry>, Vec<Ready>, usize) {
+        self.resting = false;
         let mut events = 0;
         let mut bytes = 0;
         let mut fits = |size: usize| {
@@ -260,12 +286,13 @@ impl Queue {
         bytes
     }
 
-    /// A first attempt is settled, or its retry is now on disk.
-    pub fn complete(&mut self, position: Position) {
+    /// A first attempt is settled, or its retry is now on disk. Returns the bytes no longer in memory.
+    pub fn complete(&mut self, position: Position) -> usize {
         // A claim that was given back changes nothing.
         if !self.lapsed.contains(&position) {
             self.open.remove(&position);
         }
+        self.spill()
     }
 
     /// The progress as it would be with these first attempts settled too.

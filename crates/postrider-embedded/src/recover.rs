@@ -56,6 +56,7 @@ pub fn recover(
         refusing: Mutex::new(None),
         corrupt: Mutex::new(Vec::new()),
         corrupt_records: AtomicU64::new(0),
+        corrupt_deliveries: AtomicU64::new(0),
         redelivered: AtomicU64::new(0),
         closing: AtomicBool::new(false),
         writer,

@@ -178,15 +178,17 @@ impl Settler {
             return close;
         }
         for touched in touched.into_values() {
+            let mut freed = 0;
             self.shared.settled(&touched.sub, |queue| {
                 for one in touched.after {
                     match one {
-                        After::Complete(position) => queue.complete(position),
+                        After::Complete(position) => freed += queue.complete(position),
                         After::LetGo(due, position) => queue.let_go(due, position),
                         After::RetryAdded(due) => queue.retry_added(due),
                     }
                 }
             });
+            self.shared.hot_bytes.fetch_sub(freed, Relaxed);
         }
         drop(permits);
         let sweep = checkpoint || !forgotten.is_empty();

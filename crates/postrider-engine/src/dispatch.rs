@@ -308,6 +308,7 @@ impl Dispatcher {
             Admission::Go => true,
             Admission::Full => false,
             Admission::Delayed(until) => {
+                self.log.rest(outlet.id);
                 self.alarm(until, Alarm::Endpoint(Arc::downgrade(&plan.endpoint)));
                 false
             }

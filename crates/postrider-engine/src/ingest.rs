@@ -15,8 +15,9 @@ impl Engine {
         let events = batch.events.len();
         // Events that nobody wants are counted and need no place on disk.
         if unmatched < events {
-            add(&self.dispatcher.counters.matched, batch.deliveries());
+            let matched = batch.deliveries();
             self.log.append(batch).await?;
+            add(&self.dispatcher.counters.matched, matched);
         }
         add(&topic.published.requests, 1);
         add(&topic.published.events, events);

@@ -996,6 +996,10 @@ pub async fn any_sequence_follows_the_model(subject: &dyn Subject, seed: u64) {
     let steps = 600;
     for step in 0..steps {
         let of = sub(1 + random.below(SUBSCRIPTIONS));
+        // Where the events are kept must not show.
+        if random.below(10) == 0 {
+            log.rest(sub(1 + random.below(3)));
+        }
         match random.below(100) {
             0..35 => append_random(&*log, &mut model, &mut random, step).await,
             35..65 => {

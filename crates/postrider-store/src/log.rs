@@ -95,6 +95,8 @@ pub struct Health {
     /// Damaged records found, each with its place.
     pub corrupt: Vec<String>,
     pub corrupt_records: u64,
+    /// Deliveries that were dropped because their record is damaged.
+    pub corrupt_deliveries: u64,
     /// Deliveries offered again after a restart because their settling was not yet on disk.
     pub redelivered: u64,
     pub segments: u64,
@@ -130,13 +132,15 @@ pub trait EventLog: Send + Sync {
     /// Gives claims back unattempted; they are offered again at once, in their old order.
     fn release(&self, of: SubscriptionId, claims: Vec<Claim>);
 
+    /// Says that nothing of a subscription will be claimed for a while, so that the memory it takes
+    /// can serve others.
+    fn rest(&self, _of: SubscriptionId) {}
+
     /// When the next retry of any subscription comes due.
     fn next_due(&self) -> Option<Timestamp>;
 
     /// When the next retry comes due that is not due by `after`.
-    fn next_due_after(&self, after: Timestamp) -> Option<Timestamp> {
-        self.next_due().filter(|due| *due > after)
-    }
+    fn next_due_after(&self, after: Timestamp) -> Option<Timestamp>;
 
     /// The subscriptions with a retry due by `now`.
     fn due(&self, now: Timestamp) -> Vec<SubscriptionId>;

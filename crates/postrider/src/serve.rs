@@ -13,6 +13,7 @@ use postrider_engine::attempt::BatchDefaults;
 use postrider_engine::clock::SystemClock;
 use postrider_engine::manage::profile_named;
 use postrider_engine::{Engine, Parts, dispatch};
+use postrider_store::EventLog;
 use postrider_transport::{CertificateDer, HttpTransport};
 use postrider_wire::resources::{self, Road};
 use rustls::pki_types::pem::PemObject;
@@ -103,7 +104,7 @@ impl Running {
         let log = EmbeddedLog::open(&config.data_dir, random())
             .await
             .with_context(|| format!("opening the log in {}", config.data_dir.display()))?;
-        let catalog = EmbeddedCatalog::open(&config.data_dir.join("catalog.redb"))?;
+        let catalog = open_catalog(&config.data_dir, &log)?;
         let transport = HttpTransport::new(transport(loaded)?, clock.clone())?;
         let engine = Engine::start(Parts {
             log: Arc::new(log),
@@ -185,6 +186,20 @@ fn lock(data_dir: &Path) -> Result<File> {
         Err(TryLockError::WouldBlock) => bail!("{} is in use by another server", data_dir.display()),
         Err(TryLockError::Error(e)) => Err(e).with_context(locking),
     }
+}
+
+/// A catalogue that is new forgets every subscription, and with it whatever waits in the log.
+fn open_catalog(data_dir: &Path, log: &EmbeddedLog) -> Result<EmbeddedCatalog> {
+    let path = data_dir.join("catalog.redb");
+    let known = std::fs::metadata(&path).is_ok_and(|file| file.len() > 0);
+    if !known && !log.subscriptions().is_empty() {
+        bail!(
+            "{} is missing or empty, but events wait in the log for subscriptions that only it knows: \
+             put it back, or start with another data directory",
+            path.display()
+        );
+    }
+    Ok(EmbeddedCatalog::open(&path)?)
 }
 
 async fn listen(address: Option<SocketAddr>) -> Result<Option<TcpListener>> {

@@ -205,3 +205,26 @@ fn log_files_that_are_missing_do_not_stop_it() {
     assert_eq!(seen, ["new", "newer"].map(String::from).into());
     drop(server);
 }
+
+#[test]
+fn a_lost_catalogue_or_state_is_refused_because_events_wait_behind_it() {
+    for (file, words) in [
+        ("catalog.redb", "catalog.redb is missing or empty"),
+        ("state.redb", "the state database is not the one it was written with"),
+    ] {
+        let stopped = Stopped::new(End::Killed);
+        let path = stopped.server.data_dir().join(file);
+        let kept = fs::read(&path).unwrap();
+        // Twice: the first refusal must not make the second start forget.
+        for _ in 0..2 {
+            fs::remove_file(&path).unwrap();
+            let refused = stopped.server.start_second("127.0.0.1:0", "127.0.0.1:0");
+            let told = String::from_utf8_lossy(&refused.stderr).into_owned();
+            assert_eq!(refused.status.code(), Some(1), "{told}");
+            assert!(told.contains(words), "{told}");
+            fs::write(&path, &kept).unwrap();
+        }
+        let (server, _) = stopped.delivers_after_start(&ids(0..EVENTS));
+        drop(server);
+    }
+}

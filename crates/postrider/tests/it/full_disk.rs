@@ -97,6 +97,8 @@ fn a_full_disk_refuses_publishes_until_there_is_room_and_loses_nothing() {
     let message = told["error"]["details"]["message"].as_str().unwrap();
     assert!(message.contains("the disk is full"), "{message}");
     let health = server.send("GET", "/healthz", &[], "").expect(503).json();
+    // What was refused is not counted as if it had been taken.
+    assert_eq!(health["deliveries"]["matched"], acknowledged.len());
     assert_eq!(health["status"], "unavailable");
     assert!(
         health["reason"]

@@ -1,7 +1,7 @@
 //! One endpoint's trouble is its own.
 
 use crate::receiver::{Receiver, Reply};
-use crate::server::{EDGE_VERSION, JSON, Server, event, slow_tests};
+use crate::server::{EDGE_VERSION, JSON, Server, Setup, event, slow_tests};
 use crate::wait;
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
@@ -121,4 +121,23 @@ fn subscriptions_that_share_an_endpoint_share_it_fairly() {
         before += 1;
     }
     assert!(before < 2900, "{before} of 3000 went before it");
+}
+
+#[test]
+fn running_out_of_file_descriptors_passes() {
+    let receiver = Receiver::start();
+    let setup = Setup {
+        open_files_max: Some(64),
+        ..Setup::default()
+    };
+    let server = setup.start();
+    server.put_topic("orders");
+    server.subscribe("orders", "all", &receiver.url("/"), json!(null));
+    let idle: Vec<_> = (0..100).map(|_| server.connect()).collect();
+    server.logged(&["cannot accept connections"]);
+    drop(idle);
+    server.publish("orders", &[event("e1")]);
+    assert_eq!(receiver.next().ids(), ["e1"]);
+    let complaints = server.log().iter().filter(|line| line.contains("cannot accept")).count();
+    assert!(complaints < 20, "{complaints} lines about one thing");
 }

@@ -21,6 +21,8 @@ pub struct Setup {
     pub env: Vec<(&'static str, String)>,
     /// Further flags, instead of those that make it listen on free ports.
     pub flags: Option<Vec<String>>,
+    /// How many files and connections it may have open.
+    pub open_files_max: Option<u32>,
     /// Where its files go, instead of into a temporary directory.
     pub data_dir: Option<PathBuf>,
 }
@@ -38,7 +40,15 @@ impl Setup {
         let file = directory.join("postrider.toml");
         std::fs::write(&file, &self.config).expect("a temporary directory can be written");
         let data_dir = self.data_dir.clone().unwrap_or_else(|| directory.join("data"));
-        let mut command = Command::new(env!("CARGO_BIN_EXE_postrider"));
+        let program = env!("CARGO_BIN_EXE_postrider");
+        let mut command = match self.open_files_max {
+            None => Command::new(program),
+            Some(max) => {
+                let mut shell = Command::new("/bin/sh");
+                shell.args(["-c", &format!("ulimit -n {max}; exec \"$0\" \"$@\""), program]);
+                shell
+            }
+        };
         // What happens to be set around the tests must not reach the program.
         command
             .env_clear()
