@@ -14,8 +14,19 @@ const EDGES: &[(&str, &[&str])] = &[
     ("postrider-engine", &["postrider-core", "postrider-store"]),
     ("postrider-transport", &["postrider-core", "postrider-engine"]),
     ("postrider-wire", &["postrider-core"]),
-    ("postrider-api", &["postrider-core", "postrider-wire", "postrider-store", "postrider-engine"]),
-    ("postrider-sim", &["postrider-core", "postrider-store", "postrider-engine"]),
+    (
+        "postrider-api",
+        &[
+            "postrider-core",
+            "postrider-wire",
+            "postrider-store",
+            "postrider-engine",
+        ],
+    ),
+    (
+        "postrider-sim",
+        &["postrider-core", "postrider-store", "postrider-engine"],
+    ),
     (
         "postrider",
         &[
@@ -30,7 +41,7 @@ const EDGES: &[(&str, &[&str])] = &[
     ),
 ];
 
-const CARGO_DENY: &str = "0.18";
+const CARGO_DENY: &str = "0.20";
 
 fn main() -> ExitCode {
     let task = std::env::args().nth(1).unwrap_or_default();
@@ -53,7 +64,10 @@ fn main() -> ExitCode {
 
 /// The workspace's root.
 fn root() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("xtask lies in the workspace").to_owned()
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .parent()
+        .expect("xtask lies in the workspace")
+        .to_owned()
 }
 
 /// Everything, in the order in which it fails soonest. The last line counts the tests.
@@ -61,7 +75,15 @@ fn test() -> Result<()> {
     step("imports go one way", edges)?;
     step("formatting", || cargo(&["fmt", "--all", "--check"]))?;
     step("clippy", || {
-        cargo(&["clippy", "--workspace", "--all-targets", "--quiet", "--", "-D", "warnings"])
+        cargo(&[
+            "clippy",
+            "--workspace",
+            "--all-targets",
+            "--quiet",
+            "--",
+            "-D",
+            "warnings",
+        ])
     })?;
     step("licences, sources and duplicates of dependencies", deny)?;
     let clients = step("the Azure clients that tests drive", clients)?;
@@ -84,7 +106,10 @@ fn cargo(args: &[&str]) -> Result<()> {
 }
 
 fn run(command: &mut Command) -> Result<()> {
-    let status = command.current_dir(root()).status().with_context(|| format!("running {command:?}"))?;
+    let status = command
+        .current_dir(root())
+        .status()
+        .with_context(|| format!("running {command:?}"))?;
     if !status.success() {
         bail!("{command:?} failed: {status}");
     }
@@ -97,7 +122,9 @@ fn deny() -> Result<()> {
     if !program.exists() {
         let version = format!("cargo-deny@^{CARGO_DENY}");
         let mut install = Command::new("cargo");
-        install.args(["install", "--locked", "--quiet", &version, "--root"]).arg(&tools);
+        install
+            .args(["install", "--locked", "--quiet", &version, "--root"])
+            .arg(&tools);
         run(&mut install)?;
     }
     // Advisories need a database from the network and are looked at nightly.
@@ -140,7 +167,11 @@ fn run_tests(clients: &Path) -> Result<(u64, u64)> {
 /// The number before `word` in `ok. 3 passed; 0 failed; …`.
 fn count(text: &str, word: &str) -> u64 {
     let before = text.split(word).next().unwrap_or("").trim_end();
-    before.rsplit(' ').next().and_then(|n| n.parse().ok()).unwrap_or(0)
+    before
+        .rsplit(' ')
+        .next()
+        .and_then(|n| n.parse().ok())
+        .unwrap_or(0)
 }
 
 /// Checks every crate's dependencies on our other crates against [`EDGES`].
@@ -148,7 +179,11 @@ fn edges() -> Result<()> {
     let allowed: BTreeMap<&str, &[&str]> = EDGES.iter().copied().collect();
     for entry in std::fs::read_dir(root().join("crates"))? {
         let directory = entry?.path();
-        let name = directory.file_name().and_then(|n| n.to_str()).unwrap_or_default().to_owned();
+        let name = directory
+            .file_name()
+            .and_then(|n| n.to_str())
+            .unwrap_or_default()
+            .to_owned();
         let manifest = std::fs::read_to_string(directory.join("Cargo.toml"))?;
         if !manifest.contains(&format!("name = \"{name}\"")) {
             bail!("crates/{name} does not hold a crate of that name");

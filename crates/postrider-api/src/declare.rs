@@ -59,7 +59,11 @@ async fn put(
 ) -> Result<Arc<TopicEntry>, Error> {
     let _one_at_a_time = server.declaring.lock().await;
     let directory = &server.engine.directory;
-    let known = if domain { directory.domain(name) } else { directory.topic(name) };
+    let known = if domain {
+        directory.domain(name)
+    } else {
+        directory.topic(name)
+    };
     let previous = known.as_ref().map(|entry| &entry.topic);
     let mut spec = if domain {
         parse_domain(body, road, name, previous)?
@@ -70,11 +74,21 @@ async fn put(
         spec.location = server.config.location.clone();
     }
     let (id, created, group, kept) = match previous {
-        Some(topic) => (topic.id, topic.created, topic.resource_group.clone(), topic.keys.clone()),
+        Some(topic) => (
+            topic.id,
+            topic.created,
+            topic.resource_group.clone(),
+            topic.keys.clone(),
+        ),
         None => {
             let id = TopicId(server.engine.next_id().await?);
             let keys = [fresh_key(), fresh_key()];
-            (id, server.engine.clock.now(), server.config.resource_group.clone(), keys)
+            (
+                id,
+                server.engine.clock.now(),
+                server.config.resource_group.clone(),
+                keys,
+            )
         }
     };
     let [key1, key2] = keys.unwrap_or_default();

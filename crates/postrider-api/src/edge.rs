@@ -64,7 +64,9 @@ pub async fn answer(server: &Arc<Server>, call: &mut Call, segments: &Segments<'
         let body = edge_error_body(refusal.status, &refusal.code, &refusal.message);
         let mut answer = json(status(refusal.status), body, &call.id);
         if matches!(refusal.status, 429 | 503) {
-            answer.headers_mut().insert(hyper::header::RETRY_AFTER, HeaderValue::from_static("1"));
+            answer
+                .headers_mut()
+                .insert(hyper::header::RETRY_AFTER, HeaderValue::from_static("1"));
         }
         answer
     })
@@ -75,7 +77,12 @@ fn admit(server: &Server, call: &Call) -> Result<(), Refusal> {
         EdgeAccess::Open => {
             let host = call.host();
             let name = host_name(host);
-            if server.config.host_names.iter().any(|known| known.eq_ignore_ascii_case(name)) {
+            if server
+                .config
+                .host_names
+                .iter()
+                .any(|known| known.eq_ignore_ascii_case(name))
+            {
                 Ok(())
             } else {
                 // A page in a browser must not reach this API by giving its own name our address.
@@ -108,16 +115,23 @@ async fn route(server: &Arc<Server>, call: &mut Call, segments: &Segments<'_>) -
     let subscriptions = |at: usize| segments.get(at).eq_ignore_ascii_case("eventSubscriptions");
     let events = |at: usize| segments.get(at).eq_ignore_ascii_case("events");
     let name = |at: usize| decoded(segments.get(at));
-    match (call.method.clone(), segments.len()) {
+    match (call.method.clone(), segments.count()) {
         (Method::GET, 1) => Ok(list_topics(server, call)),
         (Method::PUT, 2) => put_topic(server, call, &name(1)).await,
         (Method::GET, 2) => {
             let topic = find_topic(server, &name(1))?;
-            Ok(body(call, &edge_topic(&topic.topic, &base_url(call), &server.config.module_path)))
+            Ok(body(
+                call,
+                &edge_topic(&topic.topic, &base_url(call), &server.config.module_path),
+            ))
         }
         (Method::DELETE, 2) => {
             let topic = find_topic(server, &name(1))?;
-            server.engine.delete_topic(topic.topic.id).await.map_err(declare::Error::Engine)?;
+            server
+                .engine
+                .delete_topic(topic.topic.id)
+                .await
+                .map_err(declare::Error::Engine)?;
             Ok(empty(StatusCode::OK, &call.id))
         }
         (Method::POST, 3 | 4) if events(2) => {
@@ -132,19 +146,29 @@ async fn route(server: &Arc<Server>, call: &mut Call, segments: &Segments<'_>) -
             let topic = find_topic(server, &name(1))?;
             let found = server.engine.directory.subscriptions(topic.topic.id);
             let module = &server.config.module_path;
-            let list: Vec<_> = found.iter().map(|s| edge_subscription(s, &topic.topic, module)).collect();
+            let list: Vec<_> = found
+                .iter()
+                .map(|s| edge_subscription(s, &topic.topic, module))
+                .collect();
             Ok(body(call, &list))
         }
         (Method::PUT, 4) if subscriptions(2) => put_subscription(server, call, &name(1), &name(3)).await,
         (Method::GET, 4) if subscriptions(2) => {
             let topic = find_topic(server, &name(1))?;
             let found = find_subscription(server, &topic, &name(3))?;
-            Ok(body(call, &edge_subscription(&found, &topic.topic, &server.config.module_path)))
+            Ok(body(
+                call,
+                &edge_subscription(&found, &topic.topic, &server.config.module_path),
+            ))
         }
         (Method::DELETE, 4) if subscriptions(2) => {
             let topic = find_topic(server, &name(1))?;
             let found = find_subscription(server, &topic, &name(3))?;
-            server.engine.delete_subscription(found.id).await.map_err(declare::Error::Engine)?;
+            server
+                .engine
+                .delete_subscription(found.id)
+                .await
+                .map_err(declare::Error::Engine)?;
             Ok(empty(StatusCode::OK, &call.id))
         }
         (_, 1) => Ok(not_allowed(call, "GET")),
@@ -152,14 +176,24 @@ async fn route(server: &Arc<Server>, call: &mut Call, segments: &Segments<'_>) -
         (_, 3 | 4) if events(2) => Ok(not_allowed(call, "POST")),
         (_, 3) if subscriptions(2) => Ok(not_allowed(call, "GET")),
         (_, 4) if subscriptions(2) => Ok(not_allowed(call, "GET, PUT, DELETE")),
-        _ => Err(Refusal::new(404, "ResourceNotFound", format!("nothing is at {}", call.uri.path()))),
+        _ => Err(Refusal::new(
+            404,
+            "ResourceNotFound",
+            format!("nothing is at {}", call.uri.path()),
+        )),
     }
 }
 
 fn not_allowed(call: &Call, allow: &'static str) -> Answer {
     let message = format!("{} is not allowed here; allowed: {allow}", call.method);
-    let mut answer = json(StatusCode::METHOD_NOT_ALLOWED, edge_error_body(405, "MethodNotAllowed", &message), &call.id);
-    answer.headers_mut().insert(ALLOW, HeaderValue::from_static(allow));
+    let mut answer = json(
+        StatusCode::METHOD_NOT_ALLOWED,
+        edge_error_body(405, "MethodNotAllowed", &message),
+        &call.id,
+    );
+    answer
+        .headers_mut()
+        .insert(ALLOW, HeaderValue::from_static(allow));
     answer
 }
 
@@ -174,7 +208,11 @@ fn body(call: &Call, value: &impl Serialize) -> Answer {
 }
 
 fn find_topic(server: &Server, name: &str) -> Result<Arc<TopicEntry>, Refusal> {
-    server.engine.directory.topic(name).ok_or_else(|| Refusal::topic_missing(name))
+    server
+        .engine
+        .directory
+        .topic(name)
+        .ok_or_else(|| Refusal::topic_missing(name))
 }
 
 fn find_subscription(
@@ -184,7 +222,10 @@ fn find_subscription(
 ) -> Result<Arc<postrider_core::subscription::Subscription>, Refusal> {
     let found = server.engine.directory.subscription(topic.topic.id, None, name);
     found.ok_or_else(|| {
-        let message = format!("subscription {name:?} of topic {:?} does not exist", topic.topic.name);
+        let message = format!(
+            "subscription {name:?} of topic {:?} does not exist",
+            topic.topic.name
+        );
         Refusal::new(404, "EventSubscriptionNotFound", message)
     })
 }
@@ -192,14 +233,21 @@ fn find_subscription(
 fn list_topics(server: &Server, call: &Call) -> Answer {
     let base = base_url(call);
     let topics = server.engine.directory.topics();
-    let list: Vec<_> = topics.iter().map(|t| edge_topic(&t.topic, &base, &server.config.module_path)).collect();
+    let list: Vec<_> = topics
+        .iter()
+        .map(|t| edge_topic(&t.topic, &base, &server.config.module_path))
+        .collect();
     body(call, &list)
 }
 
 async fn resource_body(call: &mut Call) -> Result<bytes::Bytes, Refusal> {
     match call.read_body(BODY_MAX).await {
         Ok(Some(body)) => Ok(body),
-        Ok(None) => Err(Refusal::new(413, "PayloadTooLarge", format!("the body is longer than {BODY_MAX} bytes"))),
+        Ok(None) => Err(Refusal::new(
+            413,
+            "PayloadTooLarge",
+            format!("the body is longer than {BODY_MAX} bytes"),
+        )),
         Err(_) => Err(Refusal::new(400, "InvalidRequest", "the body was cut short")),
     }
 }
@@ -216,7 +264,10 @@ async fn put_topic(server: &Arc<Server>, call: &mut Call, name: &str) -> Result<
     let bytes = resource_body(call).await?;
     let raw = parse_body(&bytes)?;
     let topic = declare::topic(server, raw, resources::Road::Edge, name, None).await?;
-    Ok(body(call, &edge_topic(&topic.topic, &base_url(call), &server.config.module_path)))
+    Ok(body(
+        call,
+        &edge_topic(&topic.topic, &base_url(call), &server.config.module_path),
+    ))
 }
 
 async fn put_subscription(
@@ -228,5 +279,8 @@ async fn put_subscription(
     let bytes = resource_body(call).await?;
     let raw = parse_body(&bytes)?;
     let (topic, made) = declare::subscription(server, raw, resources::Road::Edge, topic, name).await?;
-    Ok(body(call, &edge_subscription(&made, &topic.topic, &server.config.module_path)))
+    Ok(body(
+        call,
+        &edge_subscription(&made, &topic.topic, &server.config.module_path),
+    ))
 }

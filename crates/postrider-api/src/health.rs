@@ -17,7 +17,9 @@ pub fn answer(server: &Server, call: &Call) -> Answer {
     };
     let counters = &server.engine.dispatcher.counters;
     let by_reason = |counts: &[std::sync::atomic::AtomicU64]| {
-        let pairs = reasons(counts).into_iter().map(|(r, n)| (r.name().to_owned(), json!(n)));
+        let pairs = reasons(counts)
+            .into_iter()
+            .map(|(r, n)| (r.name().to_owned(), json!(n)));
         Value::Object(pairs.collect::<Map<_, _>>())
     };
     let mut body = json!({

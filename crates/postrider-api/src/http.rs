@@ -66,7 +66,14 @@ pub async fn serve(server: Arc<Server>, listener: TcpListener, wire: Wire, stop:
         let (stream, permit) = match accepted {
             Ok(accepted) => accepted,
             // The peer has gone again.
-            Err(e) if matches!(e.kind(), ErrorKind::ConnectionAborted | ErrorKind::ConnectionReset) => continue,
+            Err(e)
+                if matches!(
+                    e.kind(),
+                    ErrorKind::ConnectionAborted | ErrorKind::ConnectionReset
+                ) =>
+            {
+                continue;
+            }
             Err(e) => {
                 if !std::mem::replace(&mut troubled, true) {
                     tracing::warn!(error = %e, "cannot accept connections");
@@ -154,7 +161,10 @@ impl Call {
     /// A query parameter as it was sent, still percent-encoded.
     pub fn query(&self, name: &str) -> Option<&str> {
         let pairs = self.uri.query()?.split('&');
-        pairs.filter_map(|pair| pair.split_once('=')).find(|(key, _)| key.eq_ignore_ascii_case(name)).map(|(_, value)| value)
+        pairs
+            .filter_map(|pair| pair.split_once('='))
+            .find(|(key, _)| key.eq_ignore_ascii_case(name))
+            .map(|(_, value)| value)
     }
 
     /// The whole body, or none if it is longer than `max`.
@@ -232,7 +242,7 @@ async fn answer(server: &Arc<Server>, request: Request<Incoming>, scheme: &'stat
     let path = call.uri.path().to_owned();
     let segments = Segments::of(&path);
     let is = |at: usize, word: &str| segments.get(at).eq_ignore_ascii_case(word);
-    let answer = match segments.len() {
+    let answer = match segments.count() {
         4 if is(2, "api") && is(3, "events") && is(0, "topics") => {
             crate::publish::topic(server, &mut call, &decoded(segments.get(1))).await
         }
@@ -274,7 +284,7 @@ impl<'a> Segments<'a> {
         segments
     }
 
-    pub fn len(&self) -> usize {
+    pub fn count(&self) -> usize {
         self.len
     }
 

@@ -69,7 +69,10 @@ impl Server {
 
     /// Whether a bearer token is the secret of a client.
     fn is_client_secret(&self, token: &str) -> bool {
-        self.config.client_secrets.iter().any(|known| same(known.expose(), token))
+        self.config
+            .client_secrets
+            .iter()
+            .any(|known| same(known.expose(), token))
     }
 }
 

@@ -65,7 +65,9 @@ async fn events(server: &Arc<Server>, call: &mut Call, topic: Arc<TopicEntry>) -
         _ => {
             let error = PublishError::method_not_allowed(call.method.as_str());
             let mut answer = refuse(server, call, &error, Road::Cloud);
-            answer.headers_mut().insert(ALLOW, HeaderValue::from_static("OPTIONS, POST"));
+            answer
+                .headers_mut()
+                .insert(ALLOW, HeaderValue::from_static("OPTIONS, POST"));
             return answer;
         }
     }
@@ -76,14 +78,22 @@ async fn events(server: &Arc<Server>, call: &mut Call, topic: Arc<TopicEntry>) -
     match accept(server, call, &topic, Road::Cloud, publisher).await {
         Ok(()) => {
             let mut answer = empty(StatusCode::OK, &call.id);
-            answer.headers_mut().insert(SUPPORTED, HeaderValue::from_static(API_VERSION));
+            answer
+                .headers_mut()
+                .insert(SUPPORTED, HeaderValue::from_static(API_VERSION));
             answer
         }
         Err(error) => count_refusal(server, call, &topic, &error, Road::Cloud),
     }
 }
 
-pub fn count_refusal(server: &Server, call: &Call, topic: &TopicEntry, error: &PublishError, road: Road) -> Answer {
+pub fn count_refusal(
+    server: &Server,
+    call: &Call,
+    topic: &TopicEntry,
+    error: &PublishError,
+    road: Road,
+) -> Answer {
     postrider_engine::counters::add(&topic.published.refused, 1);
     refuse(server, call, error, road)
 }
@@ -97,7 +107,13 @@ fn check(server: &Server, call: &Call, topic: &TopicEntry) -> Result<&'static st
     let (mut url_used, mut also_known_as) = (String::new(), Vec::new());
     if signed {
         url_used = format!("{}://{}{}", call.scheme, call.host(), call.uri.path());
-        also_known_as.extend(server.config.public_url.as_ref().map(|url| format!("{url}{}", call.uri.path())));
+        also_known_as.extend(
+            server
+                .config
+                .public_url
+                .as_ref()
+                .map(|url| format!("{url}{}", call.uri.path())),
+        );
     }
     let guard = Guard {
         keys: [&topic.topic.keys[0], &topic.topic.keys[1]],
@@ -111,14 +127,20 @@ fn check(server: &Server, call: &Call, topic: &TopicEntry) -> Result<&'static st
         Authorized::Key(_) => Ok("key2"),
         Authorized::SasToken => Ok("SAS token"),
         Authorized::Bearer(token) if server.is_client_secret(token) => Ok("client secret"),
-        Authorized::Bearer(_) => Err(PublishError::key_unauthorized(call.host(), Some("the bearer token is not valid"))),
+        Authorized::Bearer(_) => Err(PublishError::key_unauthorized(
+            call.host(),
+            Some("the bearer token is not valid"),
+        )),
     }
 }
 
 pub fn check_version(call: &Call) -> Result<(), PublishError> {
     match call.query("api-version") {
         None | Some(API_VERSION | EDGE_API_VERSION) => Ok(()),
-        Some(other) => Err(PublishError::api_version_unsupported(&crate::http::decoded(other), API_VERSION)),
+        Some(other) => Err(PublishError::api_version_unsupported(
+            &crate::http::decoded(other),
+            API_VERSION,
+        )),
     }
 }
 
@@ -143,7 +165,12 @@ pub async fn accept(
     let body = match call.read_body(limits.request_bytes).await {
         Ok(Some(body)) => body,
         Ok(None) => return Err(PublishError::request_too_large(limits.request_bytes)),
-        Err(_) => return Err(PublishError::nonconforming(topic.topic.input_schema, "The body was cut short.")),
+        Err(_) => {
+            return Err(PublishError::nonconforming(
+                topic.topic.input_schema,
+                "The body was cut short.",
+            ));
+        }
     };
     let now = server.engine.clock.now();
     let rules = Rules {
@@ -173,17 +200,24 @@ pub async fn accept(
             schema: topic.topic.input_schema,
             received: now,
             publisher: publisher.into(),
-            trace: call.header("traceparent").filter(|t| t.len() <= 64).map(Into::into),
+            trace: call
+                .header("traceparent")
+                .filter(|t| t.len() <= 64)
+                .map(Into::into),
             body: parsed.body,
             events: parsed.events,
             matched: router.into_sets(),
         };
         (batch, unmatched)
     };
-    server.engine.accept(topic, batch, unmatched).await.map_err(|e| match e {
-        postrider_engine::Error::Store(StoreError::Busy(_)) => PublishError::too_many_requests(),
-        other => PublishError::unavailable(&other.to_string()),
-    })
+    server
+        .engine
+        .accept(topic, batch, unmatched)
+        .await
+        .map_err(|e| match e {
+            postrider_engine::Error::Store(StoreError::Busy(_)) => PublishError::too_many_requests(),
+            other => PublishError::unavailable(&other.to_string()),
+        })
 }
 
 /// Headers of a CloudEvent in binary mode. A value that is not text becomes one that no rule accepts.
@@ -191,8 +225,12 @@ fn ce_headers(call: &Call, schema: Schema) -> Vec<(&str, &str)> {
     if schema != Schema::CloudEvent {
         return Vec::new();
     }
-    let ours = call.headers.iter().filter(|(name, _)| name.as_str().starts_with("ce-"));
-    ours.map(|(name, value)| (name.as_str(), value.to_str().unwrap_or("%"))).collect()
+    let ours = call
+        .headers
+        .iter()
+        .filter(|(name, _)| name.as_str().starts_with("ce-"));
+    ours.map(|(name, value)| (name.as_str(), value.to_str().unwrap_or("%")))
+        .collect()
 }
 
 pub fn refuse(server: &Server, call: &Call, error: &PublishError, road: Road) -> Answer {
@@ -203,11 +241,15 @@ pub fn refuse(server: &Server, call: &Call, error: &PublishError, road: Road) ->
     let mut answer = json(status(error.status), body, &call.id);
     match error.status {
         429 | 503 => {
-            answer.headers_mut().insert(RETRY_AFTER, HeaderValue::from_static("1"));
+            answer
+                .headers_mut()
+                .insert(RETRY_AFTER, HeaderValue::from_static("1"));
         }
         401 => {
             let challenge = HeaderValue::from_static("SharedAccessSignature");
-            answer.headers_mut().insert(hyper::header::WWW_AUTHENTICATE, challenge);
+            answer
+                .headers_mut()
+                .insert(hyper::header::WWW_AUTHENTICATE, challenge);
         }
         _ => {}
     }

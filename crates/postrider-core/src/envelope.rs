@@ -39,11 +39,7 @@ pub struct Envelope<'a> {
 
 impl<'a> Envelope<'a> {
     /// Reads the envelope of an event that was accepted before.
-    pub fn read(
-        schema: Schema,
-        object: Raw<'a>,
-        mapping: Option<&'a InputMapping>,
-    ) -> Envelope<'a> {
+    pub fn read(schema: Schema, object: Raw<'a>, mapping: Option<&'a InputMapping>) -> Envelope<'a> {
         let mut envelope = Envelope {
             schema,
             object,
@@ -233,8 +229,7 @@ impl<'a> Field<'a> {
 
 /// Follows a dot path, each dot one object level; names compare exactly first, then without case.
 pub fn path<'a>(object: Raw<'a>, path: &str) -> Option<Raw<'a>> {
-    path.split('.')
-        .try_fold(object, |at, name| at.get_any_case(name))
+    path.split('.').try_fold(object, |at, name| at.get_any_case(name))
 }
 
 #[cfg(test)]
@@ -265,13 +260,11 @@ mod tests {
         let mapping = mapping();
         let check = |schema, keys, event: &str, key: &str, expected: Option<&str>| {
             let envelope = Envelope::read(schema, Raw::parse(event).unwrap(), Some(&mapping));
-            let found = envelope
-                .lookup(key, keys, "the/topic")
-                .map(|field| match field {
-                    Field::Value(raw) => format!("value {}", raw.text()),
-                    Field::Attribute(raw) => format!("attribute {}", raw.text()),
-                    Field::Text(text) => format!("text {text}"),
-                });
+            let found = envelope.lookup(key, keys, "the/topic").map(|field| match field {
+                Field::Value(raw) => format!("value {}", raw.text()),
+                Field::Attribute(raw) => format!("attribute {}", raw.text()),
+                Field::Text(text) => format!("text {text}"),
+            });
             assert_eq!(found.as_deref(), expected, "{schema:?} {key} in {event}");
         };
         use KeyStyle::{Cloud, Edge};
@@ -314,7 +307,8 @@ mod tests {
             Some("value \"2\""),
         );
 
-        let event = r##"{"id":"1","source":"/s","type":"t","dataschema":"#1","ext":51,"flag":true,"data":{"a":2}}"##;
+        let event =
+            r##"{"id":"1","source":"/s","type":"t","dataschema":"#1","ext":51,"flag":true,"data":{"a":2}}"##;
         let cloud = |key, expected| check(Schema::CloudEvent, Cloud, event, key, expected);
         cloud("eventid", Some("attribute \"1\""));
         cloud("id", Some("attribute \"1\""));

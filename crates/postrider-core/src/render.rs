@@ -148,14 +148,9 @@ pub fn write_dead_letter(
     let mut object = Object::without(out, Raw::trusted(event), &names);
     json::write_string(diagnostics.reason, object.member(names[0]));
     let attempts = diagnostics.attempts.to_string();
-    object
-        .member(names[1])
-        .extend_from_slice(attempts.as_bytes());
+    object.member(names[1]).extend_from_slice(attempts.as_bytes());
     json::write_string(diagnostics.last_outcome, object.member(names[2]));
-    json::write_string(
-        &diagnostics.publish_time.to_string(),
-        object.member(names[3]),
-    );
+    json::write_string(&diagnostics.publish_time.to_string(), object.member(names[3]));
     if let Some(at) = diagnostics.last_attempt_time {
         json::write_string(&at.to_string(), object.member(names[4]));
     }
@@ -165,17 +160,13 @@ pub fn write_dead_letter(
 /// The data version to tell about a delivery, fit for a header; empty if there is none to tell.
 pub fn data_version<'a>(batch: &'a Batch, index: usize, how: &Rendering<'a>) -> Cow<'a, str> {
     let version = match batch.schema {
-        Schema::EventGrid => Some(json::unescape(
-            batch.slice(batch.events[index].data_version),
-        )),
+        Schema::EventGrid => Some(json::unescape(batch.slice(batch.events[index].data_version))),
         Schema::CloudEvent => None,
         Schema::Custom => read(batch, index, how)
             .data_version_field()
             .and_then(Field::scalar_text),
     };
-    version
-        .filter(|text| is_header_value(text))
-        .unwrap_or_default()
+    version.filter(|text| is_header_value(text)).unwrap_or_default()
 }
 
 /// The value of a delivery attribute that is looked up in the event. Only strings, numbers and
@@ -246,11 +237,7 @@ fn write_event_grid(
     write_or(object.member("eventTime"), event.time_field(), || {
         received.to_string()
     });
-    write_or(
-        object.member("eventType"),
-        event.event_type_field(),
-        String::new,
-    );
+    write_or(object.member("eventType"), event.event_type_field(), String::new);
     write_or(
         object.member("dataVersion"),
         event.data_version_field(),
@@ -273,24 +260,17 @@ fn write_cloud_event(
     received: Timestamp,
     system_id: impl FnOnce() -> String,
 ) {
-    let given = |field: Option<Field<'_>>| {
-        field.is_some_and(|f| f.scalar_text().is_some_and(|t| !t.is_empty()))
-    };
+    let given =
+        |field: Option<Field<'_>>| field.is_some_and(|f| f.scalar_text().is_some_and(|t| !t.is_empty()));
     let mut object = Object::empty(out);
     object.member("specversion").extend_from_slice(b"\"1.0\"");
     write_or(object.member("id"), event.id_field(), system_id);
-    write_topic(
-        object.member("source"),
-        topic,
-        event.topic.map(Field::Value),
-    );
+    write_topic(object.member("source"), topic, event.topic.map(Field::Value));
     write_or(object.member("type"), event.event_type_field(), String::new);
     if given(event.subject_field()) {
         write_or(object.member("subject"), event.subject_field(), String::new);
     }
-    write_or(object.member("time"), event.time_field(), || {
-        received.to_string()
-    });
+    write_or(object.member("time"), event.time_field(), || received.to_string());
     if given(event.data_version_field()) {
         let version = event
             .data_version_field()
@@ -302,9 +282,7 @@ fn write_cloud_event(
         object
             .member("datacontenttype")
             .extend_from_slice(b"\"application/json\"");
-        object
-            .member("data")
-            .extend_from_slice(data.text().as_bytes());
+        object.member("data").extend_from_slice(data.text().as_bytes());
     }
     object.close();
 }
@@ -532,7 +510,8 @@ mod tests {
             r#"{"data":{"topic":"bar"},"topic":"foo"}"#,
             r#"{"data":{"topic":"bar"},"topic":"/subscriptions/s/domains/d/topics/foo","dataVersion":"","metadataVersion":"1"}"#,
         );
-        let full = r#"{"topic":"/subscriptions/s/domains/d/topics/foo","dataVersion":"","metadataVersion":"1"}"#;
+        let full =
+            r#"{"topic":"/subscriptions/s/domains/d/topics/foo","dataVersion":"","metadataVersion":"1"}"#;
         check(full, full);
     }
 
@@ -543,7 +522,8 @@ mod tests {
             let written = render(Schema::EventGrid, event, Schema::EventGrid, topic);
             assert_eq!(written, expected);
         };
-        let event = r#"{"id":"1", "topic":"/here","data":{"topic": 1},"dataVersion":"1","metadataVersion":"1"}"#;
+        let event =
+            r#"{"id":"1", "topic":"/here","data":{"topic": 1},"dataVersion":"1","metadataVersion":"1"}"#;
         check(
             Some("up"),
             event,
@@ -561,10 +541,7 @@ mod tests {
         );
         let custom = r#"{"topic": "kept"}"#;
         let topic = TopicValue::Overwrite(None);
-        assert_eq!(
-            render(Schema::Custom, custom, Schema::Custom, topic),
-            custom
-        );
+        assert_eq!(render(Schema::Custom, custom, Schema::Custom, topic), custom);
     }
 
     #[test]
@@ -592,7 +569,8 @@ mod tests {
 
     #[test]
     fn what_is_not_converted_is_not_touched() {
-        let event = r#"{ "id":"1","source":"mysource","dataversion":"1.0","x":[1 , 2], "data_base64":"AA=="  }"#;
+        let event =
+            r#"{ "id":"1","source":"mysource","dataversion":"1.0","x":[1 , 2], "data_base64":"AA=="  }"#;
         assert_eq!(
             render(Schema::CloudEvent, event, Schema::CloudEvent, STAMP),
             event
@@ -616,7 +594,8 @@ mod tests {
             Schema::EventGrid,
             r#"{"id":"system-id","eventTime":"2020-08-13T18:11:29.4121391Z","eventType":"fooEventType","dataVersion":"1.0","metadataVersion":"1","topic":"/subscriptions/s/topics/t","subject":"subjectDefault","data":{ "prop1": "my property", "prop2": 5, "myEventType": "fooEventType" }}"#,
         );
-        let mapped = r#"{"key":17,"when":"2020-01-01T00:00:00Z","version":true,"myEventType":{},"shop":"foo"}"#;
+        let mapped =
+            r#"{"key":17,"when":"2020-01-01T00:00:00Z","version":true,"myEventType":{},"shop":"foo"}"#;
         check(
             DOMAIN,
             mapped,
@@ -664,12 +643,7 @@ mod tests {
         );
     }
 
-    fn dead_letter(
-        input: Schema,
-        event: &str,
-        delivery: Schema,
-        last_attempt: Option<&str>,
-    ) -> String {
+    fn dead_letter(input: Schema, event: &str, delivery: Schema, last_attempt: Option<&str>) -> String {
         let batch = accept(input, event);
         let mapping = mapping();
         let how = Rendering {
@@ -685,14 +659,7 @@ mod tests {
             last_attempt_time: last_attempt.map(|at| Timestamp::parse(at).unwrap()),
         };
         let mut out = Vec::new();
-        write_dead_letter(
-            &mut out,
-            &batch,
-            0,
-            &how,
-            || "system-id".to_owned(),
-            &diagnostics,
-        );
+        write_dead_letter(&mut out, &batch, 0, &how, || "system-id".to_owned(), &diagnostics);
         String::from_utf8(out).unwrap()
     }
 
@@ -798,14 +765,10 @@ mod tests {
             topic: STAMP,
             mapping: Some(&mapping),
         };
-        let version =
-            |schema, event: &str| data_version(&accept(schema, event), 0, &how).into_owned();
+        let version = |schema, event: &str| data_version(&accept(schema, event), 0, &how).into_owned();
         assert_eq!(version(Schema::EventGrid, event), "1.0");
         assert_eq!(version(Schema::EventGrid, "{}"), "");
-        assert_eq!(
-            version(Schema::EventGrid, r#"{"dataVersion":"1\r\nx: y"}"#),
-            ""
-        );
+        assert_eq!(version(Schema::EventGrid, r#"{"dataVersion":"1\r\nx: y"}"#), "");
         assert_eq!(version(Schema::Custom, "{}"), "1.0");
         assert_eq!(version(Schema::Custom, r#"{"version":3}"#), "3");
         assert_eq!(version(Schema::CloudEvent, r#"{"dataschema":"x"}"#), "");
@@ -850,10 +813,7 @@ mod tests {
             member("topic"),
         );
         let unknown = prop::collection::vec(
-            (
-                any_name().prop_filter("taken", |n| n != "topic"),
-                any_value(),
-            ),
+            (any_name().prop_filter("taken", |n| n != "topic"), any_value()),
             0..4,
         );
         (known, unknown, any_value(), any::<bool>()).prop_map(|(known, unknown, data, pretty)| {

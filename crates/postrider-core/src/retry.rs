@@ -182,7 +182,11 @@ mod tests {
     fn the_2021_waits_and_floors() {
         let wait = |number, status, seconds| {
             let expected = Next::RetryAt(NOW + Duration::from_secs(seconds));
-            assert_eq!(decide(answered(number, status), false), expected, "{number} {status}");
+            assert_eq!(
+                decide(answered(number, status), false),
+                expected,
+                "{number} {status}"
+            );
         };
         let waits = [10, 30, 60, 300, 600, 1800, 3600, 10_800, 21_600, 43_200, 43_200];
         for (i, seconds) in waits.into_iter().enumerate() {
@@ -198,7 +202,11 @@ mod tests {
     #[test]
     fn final_statuses_end_it_at_once() {
         for status in [400, 401, 403, 404, 413] {
-            let reason = if status == 400 { Reason::BadRequest } else { Reason::ClientError };
+            let reason = if status == 400 {
+                Reason::BadRequest
+            } else {
+                Reason::ClientError
+            };
             assert_eq!(decide(answered(1, status), false), Next::Drop(reason));
             assert_eq!(decide(answered(1, status), true), Next::DeadLetter(reason));
         }
@@ -209,7 +217,10 @@ mod tests {
 
     #[test]
     fn the_last_attempt_is_the_last() {
-        assert_eq!(decide(answered(30, 500), true), Next::DeadLetter(Reason::AttemptsExhausted));
+        assert_eq!(
+            decide(answered(30, 500), true),
+            Next::DeadLetter(Reason::AttemptsExhausted)
+        );
         assert!(matches!(decide(answered(29, 500), true), Next::RetryAt(_)));
     }
 

@@ -196,9 +196,14 @@ pub struct DeliveryAttribute {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum AttributeValue {
-    Static { value: Secret, secret: bool },
+    Static {
+        value: Secret,
+        secret: bool,
+    },
     /// Looked up in each event, like a filter's key.
-    Dynamic { source_field: String },
+    Dynamic {
+        source_field: String,
+    },
 }
 
 impl Destination {

@@ -41,7 +41,10 @@ impl Timestamp {
             .or_else(|| text.replace(" +", "+").parse().ok())
             .or_else(|| {
                 let civil: jiff::civil::DateTime = text.parse().ok()?;
-                civil.to_zoned(jiff::tz::TimeZone::UTC).ok().map(|z| z.timestamp())
+                civil
+                    .to_zoned(jiff::tz::TimeZone::UTC)
+                    .ok()
+                    .map(|z| z.timestamp())
             })?;
         i64::try_from(at.as_nanosecond()).ok().map(Timestamp)
     }
@@ -49,7 +52,9 @@ impl Timestamp {
     /// Reads the date of an HTTP header.
     pub fn parse_http_date(text: &str) -> Option<Timestamp> {
         let zoned = jiff::fmt::rfc2822::parse(text).ok()?;
-        i64::try_from(zoned.timestamp().as_nanosecond()).ok().map(Timestamp)
+        i64::try_from(zoned.timestamp().as_nanosecond())
+            .ok()
+            .map(Timestamp)
     }
 
     /// The calendar fields in UTC.

@@ -425,7 +425,8 @@ impl Shared {
                         "{} at byte {offset}, event {first} and following",
                         segment::log_name(segment.base)
                     ));
-                    self.corrupt_deliveries.fetch_add(u64::from(found.matches), Relaxed);
+                    self.corrupt_deliveries
+                        .fetch_add(u64::from(found.matches), Relaxed);
                     continue;
                 };
                 let entry = Arc::new(entry);
@@ -610,7 +611,9 @@ impl EmbeddedLog {
                 });
                 match loaded {
                     Ok(loaded) if !loaded.lost.is_empty() => {
-                        shared.corrupt_deliveries.fetch_add(loaded.lost.len() as u64, Relaxed);
+                        shared
+                            .corrupt_deliveries
+                            .fetch_add(loaded.lost.len() as u64, Relaxed);
                         // Fails only while the store is being torn down.
                         let _ = settler.send(ToSettler::Lost(sub.clone(), loaded.lost));
                     }

@@ -129,7 +129,11 @@ impl Plan {
             url: Arc::new(url),
             headers,
             dynamic,
-            domain_prefix: if domain { format!("{}/topics/", topic.full_id) } else { String::new() },
+            domain_prefix: if domain {
+                format!("{}/topics/", topic.full_id)
+            } else {
+                String::new()
+            },
             delivery,
             array,
             keys: if edge { KeyStyle::Edge } else { KeyStyle::Cloud },
@@ -179,7 +183,13 @@ impl Plan {
                 body.push(if i == 0 { b'[' } else { b',' });
             }
             let system_id = || system_id(self.log, claim.position());
-            render::write_event(&mut body, &claim.entry.batch, claim.index as usize, &how, system_id);
+            render::write_event(
+                &mut body,
+                &claim.entry.batch,
+                claim.index as usize,
+                &how,
+                system_id,
+            );
         }
         if self.array {
             body.push(b']');
@@ -233,7 +243,11 @@ impl Plan {
                 let status = answer.status;
                 let success = self.profile.is_success(status);
                 Attempted {
-                    outcome: if success { Outcome::Success } else { Outcome::of_failure_status(status) },
+                    outcome: if success {
+                        Outcome::Success
+                    } else {
+                        Outcome::of_failure_status(status)
+                    },
                     status: Some(status),
                     retry_after: matches!(status, 429 | 503)
                         .then(|| retry_after(&answer.headers, now))
@@ -301,7 +315,11 @@ fn fixed_headers(subscription: &Subscription, delivery: Schema, array: bool) -> 
     if let Ok(name) = HeaderValue::from_str(&subscription.name.to_uppercase()) {
         headers.insert(SUBSCRIPTION_NAME, name);
     }
-    let metadata = if delivery == Schema::CloudEvent { "1.0" } else { "1" };
+    let metadata = if delivery == Schema::CloudEvent {
+        "1.0"
+    } else {
+        "1"
+    };
     headers.insert(METADATA_VERSION, HeaderValue::from_static(metadata));
     if delivery == Schema::CloudEvent {
         headers.insert(ORIGIN, HeaderValue::from_static("eventgrid.azure.net"));

@@ -34,7 +34,10 @@ pub fn by_reason(counters: &[AtomicU64], reason: Reason) -> &AtomicU64 {
 
 /// The reasons that have occurred, with their counts.
 pub fn reasons(counters: &[AtomicU64]) -> Vec<(Reason, u64)> {
-    let counts = Reason::ALL.iter().zip(counters).map(|(r, n)| (*r, n.load(Relaxed)));
+    let counts = Reason::ALL
+        .iter()
+        .zip(counters)
+        .map(|(r, n)| (*r, n.load(Relaxed)));
     counts.filter(|(_, n)| *n > 0).collect()
 }
 

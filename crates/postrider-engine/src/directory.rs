@@ -29,7 +29,13 @@ pub struct Route {
 
 impl Route {
     /// Whether an event goes to the subscription.
-    fn takes(&self, event: &Envelope<'_>, topic_id: &str, domain_topic: Option<&str>, now: Timestamp) -> bool {
+    fn takes(
+        &self,
+        event: &Envelope<'_>,
+        topic_id: &str,
+        domain_topic: Option<&str>,
+        now: Timestamp,
+    ) -> bool {
         let subscription = &*self.subscription;
         if subscription.expires.is_some_and(|at| at <= now) {
             return false;
@@ -52,7 +58,10 @@ impl Route {
 impl TopicEntry {
     fn new(topic: Topic, prefix: &str, routes: Vec<Route>, published: Arc<Published>) -> TopicEntry {
         let full_id = full_id(&topic, prefix);
-        let open = routes.iter().all(Route::looks_at_nothing).then(|| routes.iter().map(|r| r.subscription.id).collect());
+        let open = routes
+            .iter()
+            .all(Route::looks_at_nothing)
+            .then(|| routes.iter().map(|r| r.subscription.id).collect());
         TopicEntry {
             topic,
             full_id,
@@ -71,7 +80,10 @@ fn full_id(topic: &Topic, prefix: &str) -> String {
         TopicKind::System { source, .. } => return source.clone(),
     };
     let group = &topic.resource_group;
-    format!("{prefix}/resourceGroups/{group}/providers/Microsoft.EventGrid/{kind}/{}", topic.name)
+    format!(
+        "{prefix}/resourceGroups/{group}/providers/Microsoft.EventGrid/{kind}/{}",
+        topic.name
+    )
 }
 
 /// Decides for the events of one request who gets them, and keeps the distinct answers.
@@ -167,26 +179,46 @@ impl Directory {
 
     pub fn topic(&self, name: &str) -> Option<Arc<TopicEntry>> {
         let inner = self.inner.read().expect("no panic holds it");
-        let id = inner.names.get(name).or_else(|| inner.names.get(&name.to_lowercase()))?;
+        let id = inner
+            .names
+            .get(name)
+            .or_else(|| inner.names.get(&name.to_lowercase()))?;
         inner.topics.get(id).cloned()
     }
 
     pub fn domain(&self, name: &str) -> Option<Arc<TopicEntry>> {
         let inner = self.inner.read().expect("no panic holds it");
-        inner.topics.get(inner.domains.get(&name.to_lowercase())?).cloned()
+        inner
+            .topics
+            .get(inner.domains.get(&name.to_lowercase())?)
+            .cloned()
     }
 
     pub fn topic_by_id(&self, id: TopicId) -> Option<Arc<TopicEntry>> {
-        self.inner.read().expect("no panic holds it").topics.get(&id).cloned()
+        self.inner
+            .read()
+            .expect("no panic holds it")
+            .topics
+            .get(&id)
+            .cloned()
     }
 
     /// All custom topics, by name.
     pub fn topics(&self) -> Vec<Arc<TopicEntry>> {
         let inner = self.inner.read().expect("no panic holds it");
-        inner.names.values().filter_map(|id| inner.topics.get(id).cloned()).collect()
+        inner
+            .names
+            .values()
+            .filter_map(|id| inner.topics.get(id).cloned())
+            .collect()
     }
 
-    pub fn subscription(&self, topic: TopicId, domain_topic: Option<&str>, name: &str) -> Option<Arc<Subscription>> {
+    pub fn subscription(
+        &self,
+        topic: TopicId,
+        domain_topic: Option<&str>,
+        name: &str,
+    ) -> Option<Arc<Subscription>> {
         let inner = self.inner.read().expect("no panic holds it");
         let key = (domain_topic.map(str::to_lowercase), name.to_lowercase());
         let id = inner.by_topic.get(&topic)?.get(&key)?;
@@ -194,7 +226,12 @@ impl Directory {
     }
 
     pub fn subscription_by_id(&self, id: SubscriptionId) -> Option<Arc<Subscription>> {
-        self.inner.read().expect("no panic holds it").subscriptions.get(&id).cloned()
+        self.inner
+            .read()
+            .expect("no panic holds it")
+            .subscriptions
+            .get(&id)
+            .cloned()
     }
 
     /// The subscriptions of a topic, by name.
@@ -203,11 +240,20 @@ impl Directory {
         let Some(names) = inner.by_topic.get(&topic) else {
             return Vec::new();
         };
-        names.values().filter_map(|id| inner.subscriptions.get(id).cloned()).collect()
+        names
+            .values()
+            .filter_map(|id| inner.subscriptions.get(id).cloned())
+            .collect()
     }
 
     pub fn all_subscriptions(&self) -> Vec<Arc<Subscription>> {
-        self.inner.read().expect("no panic holds it").subscriptions.values().cloned().collect()
+        self.inner
+            .read()
+            .expect("no panic holds it")
+            .subscriptions
+            .values()
+            .cloned()
+            .collect()
     }
 
     pub(crate) fn put_topic(&self, topic: Topic) {
@@ -218,9 +264,12 @@ impl Directory {
             TopicKind::Domain { .. } => inner.domains.insert(name, topic.id),
             TopicKind::System { .. } => None,
         };
-        let (routes, published) = inner.topics.get(&topic.id).map_or_else(Default::default, |known| {
-            (known.routes.clone(), known.published.clone())
-        });
+        let (routes, published) = inner
+            .topics
+            .get(&topic.id)
+            .map_or_else(Default::default, |known| {
+                (known.routes.clone(), known.published.clone())
+            });
         let entry = TopicEntry::new(topic, &self.prefix, routes, published);
         inner.topics.insert(entry.topic.id, Arc::new(entry));
     }
@@ -246,7 +295,11 @@ impl Directory {
     pub(crate) fn put_subscription(&self, subscription: Arc<Subscription>) {
         let mut inner = self.inner.write().expect("no panic holds it");
         let (id, topic) = (subscription.id, subscription.topic);
-        inner.by_topic.entry(topic).or_default().insert(key(&subscription), id);
+        inner
+            .by_topic
+            .entry(topic)
+            .or_default()
+            .insert(key(&subscription), id);
         inner.subscriptions.insert(id, subscription);
         inner.rebuild(topic, &self.prefix);
     }

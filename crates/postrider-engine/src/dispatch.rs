@@ -150,7 +150,12 @@ impl Dispatcher {
     }
 
     /// Takes up a subscription, or what has changed about it.
-    pub fn put(self: &Arc<Self>, subscription: Arc<Subscription>, topic: Arc<TopicEntry>, profile: &'static Profile) {
+    pub fn put(
+        self: &Arc<Self>,
+        subscription: Arc<Subscription>,
+        topic: Arc<TopicEntry>,
+        profile: &'static Profile,
+    ) {
         let id = subscription.id;
         let find = |url: &Uri| self.endpoint(url);
         let defaults = self.config.batch_defaults;
@@ -201,7 +206,10 @@ impl Dispatcher {
             return known;
         }
         endpoints.retain(|_, weak| weak.strong_count() > 0);
-        let endpoint = Arc::new(Endpoint::new(name.clone(), self.config.in_flight_per_endpoint_max));
+        let endpoint = Arc::new(Endpoint::new(
+            name.clone(),
+            self.config.in_flight_per_endpoint_max,
+        ));
         endpoints.insert(name, Arc::downgrade(&endpoint));
         endpoint
     }
@@ -336,8 +344,13 @@ impl Dispatcher {
         let now = self.clock.now();
         let mut settled = Vec::with_capacity(claims.len());
         let mut in_time = claims;
-        if in_time.iter().any(|c| plan.policy.expired(c.received(), now).is_some()) {
-            let (late, timely) = in_time.into_iter().partition(|c| plan.policy.expired(c.received(), now).is_some());
+        if in_time
+            .iter()
+            .any(|c| plan.policy.expired(c.received(), now).is_some())
+        {
+            let (late, timely) = in_time
+                .into_iter()
+                .partition(|c| plan.policy.expired(c.received(), now).is_some());
             in_time = timely;
             settled = expire(plan, late, now);
         }
@@ -352,7 +365,9 @@ impl Dispatcher {
                 return false;
             };
             let ended = self.clock.now();
-            let left = plan.endpoint.leave(Some(attempted.outcome), ended.since(now), ended);
+            let left = plan
+                .endpoint
+                .leave(Some(attempted.outcome), ended.since(now), ended);
             self.after_leaving(plan, left);
             self.count_attempt(outlet, attempted.outcome);
             for claim in in_time {
@@ -387,8 +402,14 @@ impl Dispatcher {
 
     fn follow_up(&self, plan: &Plan, claim: Claim, attempted: Attempted, now: Timestamp) -> Settled {
         let number = claim.attempts_made + 1;
-        let chance = if attempted.outcome == Outcome::Success { 0.0 } else { self.next_chance() };
-        let next = plan.policy.next(plan.profile, plan.kind, attempted.number(number), now, chance);
+        let chance = if attempted.outcome == Outcome::Success {
+            0.0
+        } else {
+            self.next_chance()
+        };
+        let next = plan
+            .policy
+            .next(plan.profile, plan.kind, attempted.number(number), now, chance);
         Settled {
             claim,
             attempts_made: number,
@@ -450,7 +471,9 @@ impl Dispatcher {
             self.alarm(until, Alarm::Endpoint(Arc::downgrade(&plan.endpoint)));
         }
         for next in left.admitted {
-            let same = next.plan().is_some_and(|p| Arc::ptr_eq(&p.endpoint, &plan.endpoint));
+            let same = next
+                .plan()
+                .is_some_and(|p| Arc::ptr_eq(&p.endpoint, &plan.endpoint));
             if same && !self.stop.is_cancelled() {
                 next.lanes.fetch_add(1, AcqRel);
                 self.tasks.spawn(self.clone().lane(next, true));
@@ -466,7 +489,9 @@ impl Dispatcher {
         let number = self.alarm_number.fetch_add(1, Relaxed);
         let mut alarms = self.alarms.lock().expect("no panic holds it");
         let first = alarms.first_key_value().map(|(key, _)| key.0);
-        let known = alarms.range((at, 0)..=(at, u64::MAX)).any(|(_, other)| other.same(&alarm));
+        let known = alarms
+            .range((at, 0)..=(at, u64::MAX))
+            .any(|(_, other)| other.same(&alarm));
         if !known {
             alarms.insert((at, number), alarm);
         }
@@ -490,8 +515,16 @@ impl Dispatcher {
                 self.ring(&alarm);
             }
             looked = looked.max(now);
-            let alarm = self.alarms.lock().expect("no panic holds it").first_key_value().map(|(key, _)| key.0);
-            let next = [self.log.next_due_after(looked), alarm].into_iter().flatten().min();
+            let alarm = self
+                .alarms
+                .lock()
+                .expect("no panic holds it")
+                .first_key_value()
+                .map(|(key, _)| key.0);
+            let next = [self.log.next_due_after(looked), alarm]
+                .into_iter()
+                .flatten()
+                .min();
             tokio::select! {
                 biased;
                 () = self.stop.cancelled() => return,

@@ -47,8 +47,16 @@ struct Pace {
 impl Pace {
     fn answered(&mut self, took: Duration) {
         let took = took.as_secs_f64();
-        self.quickest = if self.quickest == 0.0 { took } else { self.quickest.min(took) };
-        self.quickest_next = if self.answers == 0 { took } else { self.quickest_next.min(took) };
+        self.quickest = if self.quickest == 0.0 {
+            took
+        } else {
+            self.quickest.min(took)
+        };
+        self.quickest_next = if self.answers == 0 {
+            took
+        } else {
+            self.quickest_next.min(took)
+        };
         self.answers += 1;
         if self.answers == QUICKEST_OF {
             self.quickest = self.quickest_next;

@@ -61,7 +61,12 @@ impl Engine {
     /// Reads the catalogue and takes up deliveries where they were left.
     pub async fn start(parts: Parts) -> Result<Engine, Error> {
         let loaded = parts.catalog.load().await?;
-        let dispatcher = Dispatcher::new(parts.log.clone(), parts.transport, parts.clock.clone(), parts.dispatch);
+        let dispatcher = Dispatcher::new(
+            parts.log.clone(),
+            parts.transport,
+            parts.clock.clone(),
+            parts.dispatch,
+        );
         let engine = Engine {
             directory: Directory::new(parts.id_prefix),
             dispatcher,

@@ -32,7 +32,10 @@ impl Engine {
     pub async fn delete_topic(&self, id: TopicId) -> Result<(), Error> {
         let _one_at_a_time = self.changing.lock().await;
         let subscriptions = self.directory.subscriptions(id);
-        let mut changes: Vec<Change> = subscriptions.iter().map(|s| Change::DeleteSubscription(s.id)).collect();
+        let mut changes: Vec<Change> = subscriptions
+            .iter()
+            .map(|s| Change::DeleteSubscription(s.id))
+            .collect();
         changes.push(Change::DeleteTopic(id));
         self.catalog.commit(changes).await?;
         self.directory.delete_topic(id);
@@ -51,7 +54,9 @@ impl Engine {
         };
         // The log must know it before an event can match it, and keeps nothing for it until then.
         self.log.open_subscription(subscription.id).await?;
-        self.catalog.commit(vec![Change::PutSubscription(subscription.clone())]).await?;
+        self.catalog
+            .commit(vec![Change::PutSubscription(subscription.clone())])
+            .await?;
         let subscription = Arc::new(subscription);
         self.directory.put_subscription(subscription.clone());
         self.take_up(subscription.clone(), topic);
@@ -78,7 +83,10 @@ impl Engine {
         if dropped > 0 {
             tracing::warn!(subscription = %id, dropped, "subscription deleted with events waiting");
             let counters = &self.dispatcher.counters.dropped;
-            crate::counters::add(crate::counters::by_reason(counters, Reason::SubscriptionGone), dropped as usize);
+            crate::counters::add(
+                crate::counters::by_reason(counters, Reason::SubscriptionGone),
+                dropped as usize,
+            );
         }
         Ok(())
     }

@@ -88,11 +88,18 @@ impl Audit {
     pub fn arrived(&self, seen: Seen) -> usize {
         let mut books = self.books();
         let Some(expected) = books.expected.get(&seen.subscription).cloned() else {
-            books.wrong.push(format!("a delivery for {:?}, which does not exist", seen.subscription));
+            books.wrong.push(format!(
+                "a delivery for {:?}, which does not exist",
+                seen.subscription
+            ));
             return usize::MAX;
         };
         if seen.ids.len() > expected.batch_max {
-            books.wrong.push(format!("{} events in one batch for {}", seen.ids.len(), expected.name));
+            books.wrong.push(format!(
+                "{} events in one batch for {}",
+                seen.ids.len(),
+                expected.name
+            ));
         }
         let life = books.life;
         for id in &seen.ids {
@@ -146,10 +153,16 @@ impl Audit {
                 Next::Drop(_) => "dropped",
             };
             let object = Raw::trusted(one.claim.object());
-            let id: u64 = object.get("id").and_then(Raw::as_str).and_then(|i| i.parse().ok()).expect("our own ids");
+            let id: u64 = object
+                .get("id")
+                .and_then(Raw::as_str)
+                .and_then(|i| i.parse().ok())
+                .expect("our own ids");
             let key = (name.clone(), id);
             if end == "delivered" && !books.taken.contains(&key) {
-                books.wrong.push(format!("event {id} for {name} settled as delivered, but nobody took it"));
+                books.wrong.push(format!(
+                    "event {id} for {name} settled as delivered, but nobody took it"
+                ));
             }
             books.ended.entry(key.clone()).or_default().push(end);
             books.ended_lately.push(key);
@@ -197,7 +210,10 @@ impl Audit {
         }
         for ((name, id), ends) in &books.ended {
             if ends.len() > 1 {
-                wrong.push(format!("event {id} for {name} ended {} times: {ends:?}", ends.len()));
+                wrong.push(format!(
+                    "event {id} for {name} ended {} times: {ends:?}",
+                    ends.len()
+                ));
             }
         }
         for (key, tries) in &books.tries {
@@ -205,7 +221,11 @@ impl Audit {
             let lives = books.life as usize + 1;
             // Each crash may cost the record of one attempt.
             if tries.len() > expected.attempts_max as usize + lives - 1 {
-                wrong.push(format!("{} attempts for {key:?}, allowed {}", tries.len(), expected.attempts_max));
+                wrong.push(format!(
+                    "{} attempts for {key:?}, allowed {}",
+                    tries.len(),
+                    expected.attempts_max
+                ));
             }
         }
         wrong.extend(books.starved());
@@ -217,19 +237,24 @@ impl Books {
     fn check_arrival(&mut self, expected: &Expected, id: u64, seen: &Seen, life: u32) {
         let name = &expected.name;
         let Some((published, matched)) = self.published.get(&id) else {
-            self.wrong.push(format!("event {id} for {name} was never published"));
+            self.wrong
+                .push(format!("event {id} for {name} was never published"));
             return;
         };
         if !matched.contains(name) {
             self.wrong.push(format!("event {id} does not match {name}"));
         }
         if seen.at.since(*published) >= expected.time_to_live {
-            self.wrong.push(format!("event {id} for {name} attempted after its time to live"));
+            self.wrong
+                .push(format!("event {id} for {name} attempted after its time to live"));
         }
         let tries = self.tries.get(&(name.clone(), id)).map_or(&[][..], Vec::as_slice);
         let Some(last) = tries.last() else {
             if seen.ids.len() == 1 && seen.attempts_before != 0 {
-                self.wrong.push(format!("first attempt of event {id} for {name} says {}", seen.attempts_before));
+                self.wrong.push(format!(
+                    "first attempt of event {id} for {name} says {}",
+                    seen.attempts_before
+                ));
             }
             return;
         };
@@ -274,10 +299,16 @@ impl Books {
                 continue;
             }
             let published = self.published[id].0;
-            let disturbed = self.crashes.iter().any(|c| *c >= published && c.since(published) <= PROMPT * 2);
+            let disturbed = self
+                .crashes
+                .iter()
+                .any(|c| *c >= published && c.since(published) <= PROMPT * 2);
             let first = tries[0].at;
             if first.since(published) > PROMPT && !disturbed {
-                wrong.push(format!("event {id} waited {:?} for healthy {name}", first.since(published)));
+                wrong.push(format!(
+                    "event {id} waited {:?} for healthy {name}",
+                    first.since(published)
+                ));
             }
         }
         wrong

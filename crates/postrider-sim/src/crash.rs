@@ -45,7 +45,11 @@ impl CrashLog {
             self.crashed.store(true, SeqCst);
             self.down.notify_one();
         }
-        if self.crashed.load(SeqCst) { Err(Error::Closed) } else { Ok(()) }
+        if self.crashed.load(SeqCst) {
+            Err(Error::Closed)
+        } else {
+            Ok(())
+        }
     }
 
     pub fn crashed(&self) -> bool {
@@ -73,7 +77,7 @@ impl EventLog for CrashLog {
         self.point()?;
         self.audit.settled(of, &settled);
         self.inner.settle(of, settled).await?;
-        if self.settles.fetch_add(1, SeqCst) % self.checkpoint_every == 0 {
+        if self.settles.fetch_add(1, SeqCst).is_multiple_of(self.checkpoint_every) {
             self.inner.checkpoint();
             self.audit.checkpoint();
         }

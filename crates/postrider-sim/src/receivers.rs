@@ -73,13 +73,25 @@ impl Receivers {
 #[async_trait]
 impl Transport for Receivers {
     async fn send(&self, request: Request) -> Reply {
-        let receiver: usize = request.url.path().trim_start_matches('/').parse().expect("our own URLs");
+        let receiver: usize = request
+            .url
+            .path()
+            .trim_start_matches('/')
+            .parse()
+            .expect("our own URLs");
         let now = self.clock.now();
         let body = std::str::from_utf8(&request.body).expect("bodies are JSON");
         let raw = Raw::parse(body).expect("bodies are JSON");
         let ids: Vec<u64> = raw.elements().map(|e| id_of(e)).collect();
-        let count = request.headers["aeg-delivery-count"].to_str().expect("a number").parse().expect("a number");
-        let name = request.headers["aeg-subscription-name"].to_str().expect("text").to_lowercase();
+        let count = request.headers["aeg-delivery-count"]
+            .to_str()
+            .expect("a number")
+            .parse()
+            .expect("a number");
+        let name = request.headers["aeg-subscription-name"]
+            .to_str()
+            .expect("text")
+            .to_lowercase();
         let (doing, latency) = self.decide(receiver, now);
         let attempt = self.audit.arrived(Seen {
             subscription: name,

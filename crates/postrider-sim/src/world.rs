@@ -13,7 +13,8 @@ use postrider_core::ids::{Secret, SubscriptionId, TopicId};
 use postrider_core::json::Raw;
 use postrider_core::profile::CLOUD_2021;
 use postrider_core::subscription::{
-    Batching, DeadLetterDestination, Destination, Origin, RetryChoice, Subscription, Topic, TopicKind, WebHook,
+    Batching, DeadLetterDestination, Destination, Origin, RetryChoice, Subscription, Topic, TopicKind,
+    WebHook,
 };
 use postrider_core::time::{Clock, Timestamp};
 use postrider_engine::directory::Router;
@@ -68,9 +69,17 @@ impl World {
         let mut manners = Vec::new();
         for number in 0..2 + chance.below(4) {
             // Two subscriptions may share one receiver.
-            let receiver = if number > 1 && chance.percent(20) { 0 } else { manners.len() };
+            let receiver = if number > 1 && chance.percent(20) {
+                0
+            } else {
+                manners.len()
+            };
             if receiver == manners.len() {
-                manners.push(if number == 0 { Manner::Healthy } else { any_manner(&mut chance) });
+                manners.push(if number == 0 {
+                    Manner::Healthy
+                } else {
+                    any_manner(&mut chance)
+                });
             }
             let subscription = any_subscription(&mut chance, number, receiver);
             audit.expect(expected(&subscription, manners[receiver]));
@@ -81,7 +90,7 @@ impl World {
             manners,
             clock: clock.clone(),
             audit: audit.clone(),
-            chance: std::sync::Mutex::new(Chance::new(chance.next())),
+            chance: std::sync::Mutex::new(Chance::new(chance.any())),
             faults_until: now + FAULTS,
             started: now,
         };
@@ -104,7 +113,11 @@ impl World {
         let mut log = MemoryLog::new(7);
         let mut crashes = 0;
         while self.clock.now() < end_of_faults {
-            let crash_at = if crashes < 6 { 1 + self.chance.below(120) } else { u64::MAX };
+            let crash_at = if crashes < 6 {
+                1 + self.chance.below(120)
+            } else {
+                u64::MAX
+            };
             let checkpoint_every = 1 + self.chance.below(5);
             let crash_log = Arc::new(CrashLog::new(log, self.audit.clone(), crash_at, checkpoint_every));
             let engine = self.start(crash_log.clone()).await;
@@ -185,7 +198,11 @@ impl World {
             let matched = router.route(&envelope, None);
             // The auditor works out for itself who should get it.
             let subject = envelope.subject.and_then(Raw::as_str).expect("our own subject");
-            let wanted = self.subscriptions.iter().filter(|s| wants(s, &subject)).map(|s| s.name.clone());
+            let wanted = self
+                .subscriptions
+                .iter()
+                .filter(|s| wants(s, &subject))
+                .map(|s| s.name.clone());
             self.audit.publishing(*id, now, wanted.collect::<BTreeSet<_>>());
             events.push(EventRef {
                 object: *span,
@@ -220,7 +237,9 @@ impl World {
     async fn rest(&self) {
         let deadline = self.clock.now() + REST;
         while self.audit.unfinished() > 0 && self.clock.now() < deadline {
-            self.clock.sleep_until(self.clock.now() + Duration::from_secs(60)).await;
+            self.clock
+                .sleep_until(self.clock.now() + Duration::from_secs(60))
+                .await;
         }
     }
 }

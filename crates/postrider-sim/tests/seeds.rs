@@ -3,7 +3,10 @@
 
 use postrider_sim::world::run;
 
-#[expect(clippy::disallowed_methods, reason = "which seeds to run is asked for from outside")]
+#[expect(
+    clippy::disallowed_methods,
+    reason = "which seeds to run is asked for from outside"
+)]
 fn asked(name: &str) -> Option<u64> {
     std::env::var(name).ok()?.parse().ok()
 }
@@ -17,7 +20,11 @@ fn every_accepted_event_ends_well_whatever_happens() {
     let (mut events, mut crashes, mut attempts) = (0, 0, 0);
     for seed in seeds {
         let report = run(seed);
-        assert!(report.wrong.is_empty(), "POSTRIDER_SEED={seed}: {:#?}", report.wrong);
+        assert!(
+            report.wrong.is_empty(),
+            "POSTRIDER_SEED={seed}: {:#?}",
+            report.wrong
+        );
         events += report.events;
         crashes += report.crashes;
         attempts += report.attempts;
@@ -31,6 +38,10 @@ fn every_accepted_event_ends_well_whatever_happens() {
 fn a_seed_decides_everything() {
     for seed in [3, 17] {
         let (a, b) = (run(seed), run(seed));
-        assert_eq!((a.events, a.crashes, a.attempts), (b.events, b.crashes, b.attempts), "seed {seed}");
+        assert_eq!(
+            (a.events, a.crashes, a.attempts),
+            (b.events, b.crashes, b.attempts),
+            "seed {seed}"
+        );
     }
 }

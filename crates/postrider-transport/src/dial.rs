@@ -49,11 +49,7 @@ impl Dialler {
     }
 
     /// The addresses the policy lets us dial; at least one.
-    async fn addresses(
-        &self,
-        target: &Target<'_>,
-        deadline: Timestamp,
-    ) -> Result<Vec<IpAddr>, Failure> {
+    async fn addresses(&self, target: &Target<'_>, deadline: Timestamp) -> Result<Vec<IpAddr>, Failure> {
         let forbidden = |refusal: Refusal| target.failed(FailureKind::Forbidden, refusal);
         let unresolved = |reason: &dyn fmt::Display| {
             let reason = format_args!("the name could not be resolved: {reason}");
@@ -96,10 +92,7 @@ impl Dialler {
                 None => last = io::ErrorKind::TimedOut.into(),
             }
         }
-        Err(target.failed(
-            FailureKind::Socket,
-            format_args!("could not connect: {last}"),
-        ))
+        Err(target.failed(FailureKind::Socket, format_args!("could not connect: {last}")))
     }
 }
 
@@ -119,11 +112,7 @@ fn permitted(
             Err(refusal) => refused = refused.or(Some(refusal)),
         }
     }
-    if kept.is_empty() {
-        Err(refused)
-    } else {
-        Ok(kept)
-    }
+    if kept.is_empty() { Err(refused) } else { Ok(kept) }
 }
 
 /// Until when to try the next of `count` addresses: an equal share of what time is left, so that one
@@ -167,11 +156,7 @@ mod tests {
 
     #[test]
     fn only_permitted_addresses_are_kept_in_order_and_not_too_many() {
-        let ips = |list: &[&str]| {
-            list.iter()
-                .map(|ip| ip.parse().unwrap())
-                .collect::<Vec<IpAddr>>()
-        };
+        let ips = |list: &[&str]| list.iter().map(|ip| ip.parse().unwrap()).collect::<Vec<IpAddr>>();
         let check = |list: &[&str]| permitted(&EgressPolicy::Private, Scheme::Http, ips(list));
         assert_eq!(
             check(&["169.254.169.254", "10.0.0.2", "fe80::1", "10.0.0.1"]),

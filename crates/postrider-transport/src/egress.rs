@@ -156,8 +156,7 @@ fn not_public(ip: IpAddr) -> Option<&'static str> {
 /// The IPv4 address that an IPv6 address stands for, if it stands for one.
 fn embedded_ipv4(address: IpAddr) -> Option<Ipv4Addr> {
     let IpAddr::V6(ip) = address else { return None };
-    let quad =
-        |high: u16, low: u16| Some(Ipv4Addr::from_bits(u32::from(high) << 16 | u32::from(low)));
+    let quad = |high: u16, low: u16| Some(Ipv4Addr::from_bits(u32::from(high) << 16 | u32::from(low)));
     match ip.segments() {
         // The unspecified and the loopback address look IPv4-compatible but are themselves.
         [0, 0, 0, 0, 0, 0, 0, 0 | 1] => None,
@@ -250,11 +249,7 @@ mod tests {
     #[test]
     fn an_address_that_stands_for_an_ipv4_one_is_judged_by_it() {
         for (metadata, private, public) in [
-            (
-                "::ffff:169.254.169.254",
-                "::ffff:10.0.0.1",
-                "::ffff:8.8.8.8",
-            ),
+            ("::ffff:169.254.169.254", "::ffff:10.0.0.1", "::ffff:8.8.8.8"),
             (
                 "::ffff:0:169.254.169.254",
                 "::ffff:0:10.0.0.1",
@@ -266,11 +261,7 @@ mod tests {
                 "64:ff9b::10.0.0.1",
                 "64:ff9b::8.8.8.8",
             ),
-            (
-                "2002:a9fe:a9fe::1",
-                "2002:0a00:0001::1",
-                "2002:0808:0808::1",
-            ),
+            ("2002:a9fe:a9fe::1", "2002:0a00:0001::1", "2002:0808:0808::1"),
         ] {
             check(metadata, false, false);
             check(private, false, true);
@@ -284,10 +275,7 @@ mod tests {
             verdict(&EgressPolicy::Internet, Scheme::Http, "8.8.8.8"),
             Err("the egress policy forbids http: only https is allowed".into())
         );
-        assert_eq!(
-            verdict(&EgressPolicy::Private, Scheme::Http, "8.8.8.8"),
-            Ok(())
-        );
+        assert_eq!(verdict(&EgressPolicy::Private, Scheme::Http, "8.8.8.8"), Ok(()));
     }
 
     #[test]
@@ -298,8 +286,7 @@ mod tests {
             deny: nets(&["10.1.0.0/16", "64:ff9b::/96"]),
         };
         let check = |ip: &str, expected: Result<(), &str>| {
-            let expected =
-                expected.map_err(|why| format!("the egress policy forbids {ip} ({why})"));
+            let expected = expected.map_err(|why| format!("the egress policy forbids {ip} ({why})"));
             assert_eq!(verdict(&policy, Scheme::Http, ip), expected);
         };
         check("10.0.0.1", Ok(()));

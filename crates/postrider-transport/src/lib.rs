@@ -70,10 +70,7 @@ pub enum Error {
     #[error("user agent {0:?} cannot be sent as a header")]
     UserAgent(String),
     #[error("extra root certificate number {} is not usable: {reason}", .position + 1)]
-    Root {
-        position: usize,
-        reason: rustls::Error,
-    },
+    Root { position: usize, reason: rustls::Error },
 }
 
 /// [`Transport`] over HTTP/1.1.
@@ -139,10 +136,7 @@ impl HttpTransport {
         let mut message = self.message(&target, request)?;
 
         if let Some(wire) = self.checkout(&target) {
-            match self
-                .exchange(wire, &target, message, started, started)
-                .await
-            {
+            match self.exchange(wire, &target, message, started, started).await {
                 Err(Unanswered::NeverSent(unsent, _)) => message = *unsent,
                 Err(Unanswered::Broken(error)) => return Err(broken(&target, &error)),
                 Ok(answer) => return Ok(answer),
@@ -155,9 +149,7 @@ impl HttpTransport {
             .exchange(Box::new(wire), &target, message, started, connected)
             .await
         {
-            Err(Unanswered::NeverSent(_, error) | Unanswered::Broken(error)) => {
-                Err(broken(&target, &error))
-            }
+            Err(Unanswered::NeverSent(_, error) | Unanswered::Broken(error)) => Err(broken(&target, &error)),
             Ok(answer) => Ok(answer),
         }
     }
@@ -173,9 +165,7 @@ impl HttpTransport {
     ) -> Result<Answer, Unanswered> {
         let (head, body) = wire.request(message).await?.into_parts();
         let first_byte = connected.elapsed();
-        let body = wire
-            .read(body, self.body_cap, self.body_time, &*self.clock)
-            .await;
+        let body = wire.read(body, self.body_cap, self.body_time, &*self.clock).await;
         if body.complete && wire.is_idle() {
             self.pool
                 .put(target.scheme, target.authority, wire, self.clock.now());

@@ -82,14 +82,11 @@ impl<C> Pool<C> {
             Some(shelf) => shelf,
             None => {
                 evicted = shelves.make_room();
-                shelves
-                    .by_authority
-                    .entry(authority.into())
-                    .or_insert(Shelf {
-                        http: VecDeque::new(),
-                        https: VecDeque::new(),
-                        used: now,
-                    })
+                shelves.by_authority.entry(authority.into()).or_insert(Shelf {
+                    http: VecDeque::new(),
+                    https: VecDeque::new(),
+                    used: now,
+                })
             }
         };
         shelf.used = now;
@@ -238,12 +235,7 @@ mod tests {
     fn the_origin_used_least_recently_makes_room() {
         let pool = Pool::new();
         for n in 0..ORIGINS_MAX {
-            pool.put(
-                Http,
-                &n.to_string(),
-                n,
-                at(0) + Duration::from_millis(n as u64),
-            );
+            pool.put(Http, &n.to_string(), n, at(0) + Duration::from_millis(n as u64));
         }
         pool.put(Http, "0", 0, at(2));
         pool.put(Http, "one more", 0, at(2));

@@ -19,16 +19,10 @@ pub(crate) struct Target<'a> {
 impl<'a> Target<'a> {
     pub fn of(url: &'a Uri) -> Result<Target<'a>, Failure> {
         let Some(written) = url.authority() else {
-            return Err(refused(
-                FailureKind::Resolution,
-                "",
-                "the url names no host",
-            ));
+            return Err(refused(FailureKind::Resolution, "", "the url names no host"));
         };
         let authority = written.as_str();
-        let authority = authority
-            .rsplit_once('@')
-            .map_or(authority, |(_, rest)| rest);
+        let authority = authority.rsplit_once('@').map_or(authority, |(_, rest)| rest);
         let (scheme, port_default) = match url.scheme_str() {
             Some("http") => (Scheme::Http, 80),
             Some("https") => (Scheme::Https, 443),
@@ -90,11 +84,7 @@ mod tests {
         let uri: Uri = url.parse().unwrap();
         let target = Target::of(&uri);
         if let Err(failure) = &target {
-            assert!(
-                !failure.detail.contains("secret"),
-                "{url}: {}",
-                failure.detail
-            );
+            assert!(!failure.detail.contains("secret"), "{url}: {}", failure.detail);
         }
         let got = target
             .map(|t| (t.scheme, t.authority, t.host, t.port))
@@ -123,10 +113,7 @@ mod tests {
         );
         check("http://[::1]:81/", Ok((Http, "[::1]:81", "::1", 81)));
         check("http://[::1]/", Ok((Http, "[::1]", "::1", 80)));
-        check(
-            "http://127.0.0.1:1/",
-            Ok((Http, "127.0.0.1:1", "127.0.0.1", 1)),
-        );
+        check("http://127.0.0.1:1/", Ok((Http, "127.0.0.1:1", "127.0.0.1", 1)));
         check("/path?secret=1", Err(FailureKind::Resolution));
         check("ftp://example.com/?secret=1", Err(FailureKind::Forbidden));
         check("http://u:secret@example.com:0/", Err(FailureKind::Socket));

@@ -20,10 +20,7 @@ pub(crate) struct Tls {
 }
 
 impl Tls {
-    pub fn new(
-        extra_roots: Vec<CertificateDer<'static>>,
-        accept_invalid_certs: bool,
-    ) -> Result<Tls, Error> {
+    pub fn new(extra_roots: Vec<CertificateDer<'static>>, accept_invalid_certs: bool) -> Result<Tls, Error> {
         let mut roots = RootCertStore::empty();
         for (position, root) in extra_roots.into_iter().enumerate() {
             roots
@@ -110,12 +107,7 @@ impl ServerCertVerifier for AcceptAnyone {
         cert: &CertificateDer<'_>,
         dss: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        verify_tls12_signature(
-            message,
-            cert,
-            dss,
-            &self.0.signature_verification_algorithms,
-        )
+        verify_tls12_signature(message, cert, dss, &self.0.signature_verification_algorithms)
     }
 
     fn verify_tls13_signature(
@@ -124,12 +116,7 @@ impl ServerCertVerifier for AcceptAnyone {
         cert: &CertificateDer<'_>,
         dss: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        verify_tls13_signature(
-            message,
-            cert,
-            dss,
-            &self.0.signature_verification_algorithms,
-        )
+        verify_tls13_signature(message, cert, dss, &self.0.signature_verification_algorithms)
     }
 
     fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {

@@ -115,8 +115,7 @@ impl Wire {
                         driven = true;
                     }
                     Poll::Pending => {
-                        let expiry =
-                            expiry.get_or_insert_with(|| clock.sleep_until(clock.now() + time));
+                        let expiry = expiry.get_or_insert_with(|| clock.sleep_until(clock.now() + time));
                         return expiry.as_mut().poll(cx).map(|()| false);
                     }
                 }
@@ -157,11 +156,7 @@ pub(crate) enum Socket {
 }
 
 impl AsyncRead for Socket {
-    fn poll_read(
-        self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        buf: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>> {
+    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         match self.get_mut() {
             Socket::Plain(stream) => Pin::new(stream).poll_read(cx, buf),
             Socket::Tls(stream) => Pin::new(stream).poll_read(cx, buf),
@@ -170,11 +165,7 @@ impl AsyncRead for Socket {
 }
 
 impl AsyncWrite for Socket {
-    fn poll_write(
-        self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        buf: &[u8],
-    ) -> Poll<io::Result<usize>> {
+    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
         match self.get_mut() {
             Socket::Plain(stream) => Pin::new(stream).poll_write(cx, buf),
             Socket::Tls(stream) => Pin::new(stream).poll_write(cx, buf),

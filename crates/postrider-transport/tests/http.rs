@@ -48,10 +48,7 @@ impl ManualClock {
     async fn pass(&self, time: Duration) {
         let deadline = self.now() + time;
         let mut deadlines = self.deadlines.subscribe();
-        deadlines
-            .wait_for(|all| all.contains(&deadline))
-            .await
-            .unwrap();
+        deadlines.wait_for(|all| all.contains(&deadline)).await.unwrap();
         self.advance(time);
     }
 }
@@ -125,10 +122,7 @@ impl Peer {
         Peer::scripted(listener, move |_| response.clone())
     }
 
-    fn scripted(
-        listener: TcpListener,
-        answer: impl Fn(&str) -> String + Send + Sync + 'static,
-    ) -> Peer {
+    fn scripted(listener: TcpListener, answer: impl Fn(&str) -> String + Send + Sync + 'static) -> Peer {
         let address = listener.local_addr().unwrap();
         let accepted = Arc::new(AtomicUsize::new(0));
         let requests = Arc::new(Mutex::new(Vec::new()));
@@ -264,18 +258,15 @@ async fn a_request_is_the_callers_headers_a_host_and_a_length() {
         ("content-length", "99"),
         ("transfer-encoding", "chunked"),
     ] {
-        request.headers.insert(
-            HeaderName::from_static(name),
-            HeaderValue::from_static(value),
-        );
+        request
+            .headers
+            .insert(HeaderName::from_static(name), HeaderValue::from_static(value));
     }
     assert!(matches!(transport.send(request).await, Reply::Answered(_)));
 
     // A URL without a path still asks for one, and a POST without a body says so.
     assert!(matches!(
-        transport
-            .send(post(&format!("http://{address}?q=1"), ""))
-            .await,
+        transport.send(post(&format!("http://{address}?q=1"), "")).await,
         Reply::Answered(_)
     ));
 
@@ -562,11 +553,7 @@ async fn a_body_that_breaks_off_does_not_undo_its_status() {
     let (listener, url) = listener().await;
     let transport = transport(Config::default());
     let (answer, ()) = tokio::join!(answered(&transport, &url), async {
-        answer_one(
-            &listener,
-            "HTTP/1.1 200 OK\r\ncontent-length: 10\r\n\r\nabc",
-        )
-        .await;
+        answer_one(&listener, "HTTP/1.1 200 OK\r\ncontent-length: 10\r\n\r\nabc").await;
     });
     assert_eq!((answer.status, &answer.body[..]), (200, &b"abc"[..]));
     assert_eq!(transport.idle(), 0);
@@ -598,11 +585,7 @@ async fn what_is_not_an_answer_is_a_socket_failure() {
         let start = &response[..response.len().min(40)];
         assert_eq!(failure.kind, FailureKind::Socket, "{start}");
         assert!(!failure.detail.contains("secret"), "{}", failure.detail);
-        assert!(
-            failure.detail.starts_with("127.0.0.1:"),
-            "{}",
-            failure.detail
-        );
+        assert!(failure.detail.starts_with("127.0.0.1:"), "{}", failure.detail);
         assert_eq!(transport.idle(), 0, "{start}");
     }
 }
@@ -631,8 +614,7 @@ async fn a_name_without_addresses_is_a_resolution_failure() {
     );
 
     let broken = Answers(Mutex::new(vec![Err(io::ErrorKind::NotFound.into())]));
-    let broken =
-        HttpTransport::with_resolver(Config::default(), ManualClock::new(), Arc::new(broken));
+    let broken = HttpTransport::with_resolver(Config::default(), ManualClock::new(), Arc::new(broken));
     let failure = failed(&broken.unwrap(), "http://hooks.test/").await;
     assert_eq!(failure.kind, FailureKind::Resolution);
 }
@@ -641,10 +623,7 @@ async fn a_name_without_addresses_is_a_resolution_failure() {
 async fn names_are_resolved_by_the_operating_system() {
     let peer = Peer::answering(OK).await;
     let url = format!("http://localhost:{}/", peer.address.port());
-    assert_eq!(
-        answered(&transport(Config::default()), &url).await.status,
-        200
-    );
+    assert_eq!(answered(&transport(Config::default()), &url).await.status, 200);
 }
 
 #[tokio::test]
@@ -771,11 +750,7 @@ async fn connecting_takes_no_longer_than_allowed() {
         closed(&mut stream).await;
     });
     assert_eq!(failure.kind, FailureKind::Socket);
-    assert!(
-        failure.detail.contains("tls: timed out"),
-        "{}",
-        failure.detail
-    );
+    assert!(failure.detail.contains("tls: timed out"), "{}", failure.detail);
 }
 
 // ---- TLS ----
@@ -871,8 +846,7 @@ mod tls {
             };
             let transport = transport_resolving(config, &[&["127.0.0.1"]]);
             let url = format!("https://{host}:{port}/?secret=1");
-            let (failure, served) =
-                tokio::join!(failed(&transport, &url), serve(&listener, &acceptor, 0));
+            let (failure, served) = tokio::join!(failed(&transport, &url), serve(&listener, &acceptor, 0));
             assert_eq!(failure.kind, FailureKind::Socket);
             assert!(failure.detail.contains("certificate"), "{}", failure.detail);
             assert!(!failure.detail.contains("secret"), "{}", failure.detail);
@@ -884,17 +858,13 @@ mod tls {
     async fn any_certificate_will_do_if_the_operator_says_so() {
         let (_, acceptor) = authority();
         let (listener, _) = listener().await;
-        let url = format!(
-            "https://other.test:{}/",
-            listener.local_addr().unwrap().port()
-        );
+        let url = format!("https://other.test:{}/", listener.local_addr().unwrap().port());
         let config = Config {
             accept_invalid_certs: true,
             ..Config::default()
         };
         let transport = transport_resolving(config, &[&["127.0.0.1"]]);
-        let (answer, served) =
-            tokio::join!(answered(&transport, &url), serve(&listener, &acceptor, 1));
+        let (answer, served) = tokio::join!(answered(&transport, &url), serve(&listener, &acceptor, 1));
         assert_eq!(answer.status, 200);
         served.unwrap();
     }
@@ -904,10 +874,7 @@ mod tls {
 
 fn echo(request: &str) -> String {
     let body = request.split_once("\r\n\r\n").unwrap().1;
-    format!(
-        "HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n{body}",
-        body.len()
-    )
+    format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n{body}", body.len())
 }
 
 async fn echoed(transport: &HttpTransport, url: &str, text: String) {

@@ -116,31 +116,25 @@ impl Guard<'_> {
         }
     }
 
-    fn check_token(
-        &self,
-        token: &str,
-        now: Timestamp,
-    ) -> Result<Authorized<'static>, PublishError> {
+    fn check_token(&self, token: &str, now: Timestamp) -> Result<Authorized<'static>, PublishError> {
         let token = token.trim();
         if token.is_empty() {
             return Err(PublishError::credential_empty("aeg-sas-token"));
         }
         self.check_local_auth()?;
         let refuse = |reason| PublishError::key_unauthorized(self.host, Some(reason));
-        let token = SasToken::parse(token)
-            .ok_or_else(|| refuse("The token is not of the form r=...&e=...&s=..."))?;
+        let token =
+            SasToken::parse(token).ok_or_else(|| refuse("The token is not of the form r=...&e=...&s=..."))?;
         // The signature comes first: whoever lacks the key learns nothing about the rest.
         if !self.keys.iter().any(|key| token.is_signed_with(key)) {
             return Err(refuse("The signature of the token does not match"));
         }
-        let expiry =
-            expiry(token.expiry).ok_or_else(|| refuse("The expiry of the token is not a time"))?;
+        let expiry = expiry(token.expiry).ok_or_else(|| refuse("The expiry of the token is not a time"))?;
         if expiry <= now {
             return Err(refuse("The token has expired"));
         }
         let resource = percent_decode_str(token.resource).decode_utf8_lossy();
-        let mut urls =
-            std::iter::once(self.url_used).chain(self.also_known_as.iter().map(String::as_str));
+        let mut urls = std::iter::once(self.url_used).chain(self.also_known_as.iter().map(String::as_str));
         if !urls.any(|url| covers(&resource, url)) {
             return Err(refuse("The token was made for another resource"));
         }
@@ -378,11 +372,7 @@ mod tests {
         }
         let wrong = not_authorized("");
 
-        check(
-            &guard,
-            p(Some(KEY), None, None, None),
-            Ok(Authorized::Key(1)),
-        );
+        check(&guard, p(Some(KEY), None, None, None), Ok(Authorized::Key(1)));
         check(
             &guard,
             p(Some("c2Vjb25k+/8="), None, None, None),
@@ -440,11 +430,7 @@ mod tests {
             p(None, None, Some("Bearer"), None),
             unauthorized(&PublishError::scheme_unsupported().message),
         );
-        check(
-            &guard,
-            p(None, None, None, Some("AAAA")),
-            unauthorized(&wrong),
-        );
+        check(&guard, p(None, None, None, Some("AAAA")), unauthorized(&wrong));
         check(
             &guard,
             p(None, None, None, None),
@@ -452,35 +438,19 @@ mod tests {
                 "Request must contain one of the following authorization signature: aeg-sas-token, aeg-sas-key.",
             ),
         );
-        let empty = Err((
-            400,
-            "InvalidSas",
-            "Request must have a value for aeg-sas-key.",
-        ));
+        let empty = Err((400, "InvalidSas", "Request must have a value for aeg-sas-key."));
         check(&guard, p(Some(""), None, None, None), empty);
         check(&guard, p(None, None, None, Some("")), empty);
         check(
             &guard,
             p(None, Some(" "), None, None),
-            Err((
-                400,
-                "InvalidSas",
-                "Request must have a value for aeg-sas-token.",
-            )),
+            Err((400, "InvalidSas", "Request must have a value for aeg-sas-token.")),
         );
 
         guard.local_auth_disabled = true;
         let disabled = not_authorized("Local authentication is disabled");
-        check(
-            &guard,
-            p(Some(KEY), None, None, None),
-            unauthorized(&disabled),
-        );
-        check(
-            &guard,
-            p(None, Some(PYTHON), None, None),
-            unauthorized(&disabled),
-        );
+        check(&guard, p(Some(KEY), None, None, None), unauthorized(&disabled));
+        check(&guard, p(None, Some(PYTHON), None, None), unauthorized(&disabled));
         check(
             &guard,
             p(None, None, Some("Bearer t"), None),
@@ -570,10 +540,7 @@ mod tests {
             assert_eq!(expiry(encoded), expected.map(at), "{encoded}");
         };
         check("6%2f15%2f2030+6%3a20%3a15+PM", Some("2030-06-15T18:20:15Z"));
-        check(
-            "6%2F15%2F2030%206%3A20%3A15%20PM",
-            Some("2030-06-15T18:20:15Z"),
-        );
+        check("6%2F15%2F2030%206%3A20%3A15%20PM", Some("2030-06-15T18:20:15Z"));
         check(
             "6%2F15%2F2030%206%3A20%3A15%20PM%20%2B00%3A00",
             Some("2030-06-15T18:20:15Z"),
@@ -586,14 +553,8 @@ mod tests {
             "6%2F15%2F2030%206%3A20%3A15%E2%80%AFPM",
             Some("2030-06-15T18:20:15Z"),
         );
-        check(
-            "1%2F2%2F2030%2012%3A00%3A00%20AM",
-            Some("2030-01-02T00:00:00Z"),
-        );
-        check(
-            "1%2F2%2F2030%2012%3A00%3A00%20PM",
-            Some("2030-01-02T12:00:00Z"),
-        );
+        check("1%2F2%2F2030%2012%3A00%3A00%20AM", Some("2030-01-02T00:00:00Z"));
+        check("1%2F2%2F2030%2012%3A00%3A00%20PM", Some("2030-01-02T12:00:00Z"));
         check("06/15/2030 18:20:15", Some("2030-06-15T18:20:15Z"));
         check("06/15/2030 18:20:15 +00:00", Some("2030-06-15T18:20:15Z"));
         check("2030-06-15T18%3A20%3A15", Some("2030-06-15T18:20:15Z"));
@@ -723,10 +684,7 @@ mod tests {
         }
         check("r=a&e=b&s=c", "The signature of the token does not match");
         check("r=a&e=b&s=%zz", "The signature of the token does not match");
-        check(
-            &sign(URL, "whenever"),
-            "The expiry of the token is not a time",
-        );
+        check(&sign(URL, "whenever"), "The expiry of the token is not a time");
         check(&sign(URL, "2029-12-31T23:59:59Z"), "The token has expired");
         check(&sign(URL, "2030-01-01T00:00:00Z"), "The token has expired");
         check(

@@ -166,9 +166,7 @@ impl PublishError {
     }
 
     pub fn request_too_large(bytes_max: usize) -> PublishError {
-        PublishError::too_large(format!(
-            "The request exceeds the limit of {bytes_max} bytes."
-        ))
+        PublishError::too_large(format!("The request exceeds the limit of {bytes_max} bytes."))
     }
 
     pub fn event_too_large(index: usize, bytes_max: usize) -> PublishError {
@@ -178,9 +176,7 @@ impl PublishError {
     }
 
     pub fn events_too_many(events_max: usize) -> PublishError {
-        PublishError::too_large(format!(
-            "The request exceeds the limit of {events_max} events."
-        ))
+        PublishError::too_large(format!("The request exceeds the limit of {events_max} events."))
     }
 
     fn too_large(message: String) -> PublishError {
@@ -261,11 +257,7 @@ impl PublishError {
     }
 
     pub fn internal() -> PublishError {
-        PublishError::new(
-            500,
-            "InternalServerError",
-            "The request could not be completed.",
-        )
+        PublishError::new(500, "InternalServerError", "The request could not be completed.")
     }
 
     /// The events cannot be made durable just now.
@@ -296,8 +288,7 @@ pub fn cloud_error_body(error: &PublishError, request_id: &str, now: Timestamp) 
 
 /// The body of the edge module's answer, for every part of its API.
 pub fn edge_error_body(status: u16, code: &str, message: &str) -> Vec<u8> {
-    let mut body =
-        format!("{{\"error\":{{\"code\":\"{status}\",\"details\":{{\"code\":").into_bytes();
+    let mut body = format!("{{\"error\":{{\"code\":\"{status}\",\"details\":{{\"code\":").into_bytes();
     json::write_string(code, &mut body);
     body.extend_from_slice(b",\"message\":");
     json::write_string(message, &mut body);
@@ -363,16 +354,9 @@ mod tests {
             assert_eq!(error.message, message);
         };
         let bad = |error, detail, message| check(error, 400, "BadRequest", detail, message);
-        let unauthorized =
-            |error, message| check(error, 401, "Unauthorized", "Unauthorized", message);
+        let unauthorized = |error, message| check(error, 401, "Unauthorized", "Unauthorized", message);
         let too_large = |error, message| {
-            check(
-                error,
-                413,
-                "RequestEntityTooLarge",
-                "PayloadTooLarge",
-                message,
-            );
+            check(error, 413, "RequestEntityTooLarge", "PayloadTooLarge", message);
         };
         bad(
             PublishError::nonconforming(Schema::EventGrid, ""),
@@ -496,10 +480,7 @@ mod tests {
             status_of(PublishError::too_many_requests()),
             (429, "TooManyRequests")
         );
-        assert_eq!(
-            status_of(PublishError::internal()),
-            (500, "InternalServerError")
-        );
+        assert_eq!(status_of(PublishError::internal()), (500, "InternalServerError"));
         assert_eq!(
             status_of(PublishError::unavailable("No.")),
             (503, "ServiceUnavailable")

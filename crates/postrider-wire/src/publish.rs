@@ -147,11 +147,7 @@ impl Form {
             return Ok(Form::Either);
         }
         let media_type = media_type(head.content_type);
-        if head
-            .ce_headers
-            .iter()
-            .any(|(name, _)| switches_to_binary(name))
-        {
+        if head.ce_headers.iter().any(|(name, _)| switches_to_binary(name)) {
             return match media_type.as_str() {
                 media_type if media_type.starts_with("application/cloudevents") => {
                     Err(PublishError::ce_modes_mixed())
@@ -252,10 +248,7 @@ impl<'b> Reader<'_, 'b> {
         }
     }
 
-    fn batch(
-        &mut self,
-        route: &mut impl FnMut(&Event<'_>) -> u32,
-    ) -> Result<Vec<EventRef>, PublishError> {
+    fn batch(&mut self, route: &mut impl FnMut(&Event<'_>) -> u32) -> Result<Vec<EventRef>, PublishError> {
         let rules = self.rules;
         let events_max = rules.limits.events_max;
         let mut events = Vec::with_capacity((self.text.len() / 1024 + 1).min(events_max));
@@ -297,10 +290,7 @@ impl<'b> Reader<'_, 'b> {
         };
         let end = self.scanner.at();
         if end - start > rules.limits.event_bytes {
-            return Err(PublishError::event_too_large(
-                index,
-                rules.limits.event_bytes,
-            ));
+            return Err(PublishError::event_too_large(index, rules.limits.event_bytes));
         }
         let object = Raw::trusted(&self.text[start..end]);
         let envelope = match rules.schema {
@@ -352,11 +342,7 @@ impl<'b> Reader<'_, 'b> {
         let mut members = Members::default();
         let mut first = true;
         self.scanner.open(b'{').map_err(|e| rules.broken(e))?;
-        while let Some(name) = self
-            .scanner
-            .next_name(&mut first)
-            .map_err(|e| rules.broken(e))?
-        {
+        while let Some(name) = self.scanner.next_name(&mut first).map_err(|e| rules.broken(e))? {
             let value = self.scanner.value().map_err(|e| rules.broken(e))?;
             let Some(&(name_plain, field)) = rules.known(names, name) else {
                 continue;
@@ -407,11 +393,7 @@ impl Rules<'_> {
         if let Some(version) = members.set(Field::Version)
             && version.as_str().as_deref() != Some("1")
         {
-            return Err(PublishError::property_fixed(
-                self.schema,
-                "metadataVersion",
-                "1",
-            ));
+            return Err(PublishError::property_fixed(self.schema, "metadataVersion", "1"));
         }
         let Some(topic) = members.set(Field::Topic) else {
             return Ok(());
@@ -431,11 +413,7 @@ impl Rules<'_> {
         let version = self.required_filled(members.set(Field::Version), "specversion")?;
         let version = version.as_str().unwrap_or_default();
         if version != "1.0" && !(self.road == Road::Edge && version == "1.0-rc1") {
-            return Err(PublishError::property_fixed(
-                self.schema,
-                "specversion",
-                "1.0",
-            ));
+            return Err(PublishError::property_fixed(self.schema, "specversion", "1.0"));
         }
         // The service names the property of its own schema here.
         self.required_filled(members.set(Field::Type), "eventType")?;
@@ -486,10 +464,7 @@ impl Rules<'_> {
     }
 
     /// The topic inside a domain that an event is for: its name, or `<domain id>/topics/<name>`.
-    fn domain_topic<'e>(
-        &self,
-        envelope: &Envelope<'e>,
-    ) -> Result<Option<Cow<'e, str>>, PublishError> {
+    fn domain_topic<'e>(&self, envelope: &Envelope<'e>) -> Result<Option<Cow<'e, str>>, PublishError> {
         if !self.domain {
             return Ok(None);
         }
@@ -532,11 +507,7 @@ impl Rules<'_> {
     }
 
     /// A string that says something.
-    fn required_filled<'v>(
-        &self,
-        value: Option<Raw<'v>>,
-        name: &str,
-    ) -> Result<Raw<'v>, PublishError> {
+    fn required_filled<'v>(&self, value: Option<Raw<'v>>, name: &str) -> Result<Raw<'v>, PublishError> {
         let value = self.required(value, name)?;
         match value.text() {
             "\"\"" => Err(PublishError::property_missing(self.schema, name)),
@@ -631,13 +602,10 @@ fn assemble(rules: &Rules<'_>, head: &Head<'_>, body: &[u8]) -> Result<Bytes, Pu
         json::write_string(value, &mut out);
     }
     let media_type = media_type(head.content_type);
-    let is_json = ["", "application/json", "text/json"].contains(&media_type.as_str())
-        || media_type.ends_with("+json");
+    let is_json =
+        ["", "application/json", "text/json"].contains(&media_type.as_str()) || media_type.ends_with("+json");
     if body.is_empty() && rules.road == Road::Cloud {
-        return Err(PublishError::nonconforming(
-            rules.schema,
-            "The body is empty.",
-        ));
+        return Err(PublishError::nonconforming(rules.schema, "The body is empty."));
     } else if body.is_empty() {
         // The binding allows an event without data.
     } else if is_json {
@@ -689,9 +657,7 @@ fn source_name<'m>(mapped: &'m Mapped, property: &'m str) -> &'m str {
 /// Where `prefix`, in any case, ends in `text` if it stands at `at`.
 fn after_prefix(text: &str, at: usize, prefix: &str) -> Option<usize> {
     let end = at + prefix.len();
-    text.get(at..end)?
-        .eq_ignore_ascii_case(prefix)
-        .then_some(end)
+    text.get(at..end)?.eq_ignore_ascii_case(prefix).then_some(end)
 }
 
 /// Where `part`, which is a slice of `text`, begins in it.
@@ -721,13 +687,11 @@ fn is_date_time(text: &str) -> bool {
 /// The common form, without the cost of a general parser; the offset may be left out.
 fn is_rfc_3339(text: &[u8]) -> Option<bool> {
     let number = |from: usize, len: usize| {
-        text.get(from..from + len)?
-            .iter()
-            .try_fold(0, |number, digit| {
-                digit
-                    .is_ascii_digit()
-                    .then(|| number * 10 + u32::from(digit - b'0'))
-            })
+        text.get(from..from + len)?.iter().try_fold(0, |number, digit| {
+            digit
+                .is_ascii_digit()
+                .then(|| number * 10 + u32::from(digit - b'0'))
+        })
     };
     let (date, time) = (text.get(..10)?, text.get(10..19)?);
     if date[4] != b'-'

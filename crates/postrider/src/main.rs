@@ -14,7 +14,11 @@ use clap::{Parser, Subcommand};
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 #[derive(Parser)]
-#[command(name = "postrider", version, about = "Durable event delivery that speaks Azure Event Grid")]
+#[command(
+    name = "postrider",
+    version,
+    about = "Durable event delivery that speaks Azure Event Grid"
+)]
 struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -24,6 +28,8 @@ struct Cli {
 enum Command {
     /// Run the server
     Serve(config::ServeFlags),
+    /// Print a configuration file with every key, its meaning and its default
+    Config,
     /// Print webhook deliveries as they arrive
     Receiver(receiver::ReceiverArgs),
     /// Watch events being delivered, retried and dead-lettered, on a fast clock
@@ -41,6 +47,10 @@ enum Command {
 fn main() -> std::process::ExitCode {
     let result = match Cli::parse().command {
         Command::Serve(flags) => serve::run(&flags),
+        Command::Config => {
+            print!("{}", config::default_config_text());
+            Ok(())
+        }
         Command::Receiver(args) => receiver::run(args),
         Command::Demo(args) => demo::run(&args),
         Command::Bench(args) => bench::run(args),

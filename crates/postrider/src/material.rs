@@ -8,8 +8,8 @@ use anyhow::{Context, Result, bail, ensure};
 use base64::Engine;
 use postrider_core::time::Timestamp;
 use rcgen::{
-    BasicConstraints, CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa,
-    Issuer, KeyPair, KeyUsagePurpose, PublicKeyData, SanType,
+    BasicConstraints, CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer,
+    KeyPair, KeyUsagePurpose, PublicKeyData, SanType,
 };
 use ring::rand::{SecureRandom, SystemRandom};
 use rustls::RootCertStore;
@@ -73,18 +73,13 @@ pub fn prepare(config: &Config, now: Timestamp) -> Result<Material> {
 fn own_server(cert: &Path, key: &Path) -> Result<rustls::ServerConfig> {
     let chain = read_certificates(cert).context("listen.cert_file")?;
     let signer = read_key(key).context("listen.key_file")?;
-    serve_with(chain, signer)
-        .with_context(|| format!("using {} with {}", cert.display(), key.display()))
+    serve_with(chain, signer).with_context(|| format!("using {} with {}", cert.display(), key.display()))
 }
 
 /// The names that the server certificate vouches for, each once, in a fixed order.
 fn server_names(config: &Config) -> Vec<String> {
     let listen = &config.listen;
-    let mut names = vec![
-        "localhost".to_owned(),
-        "127.0.0.1".to_owned(),
-        "::1".to_owned(),
-    ];
+    let mut names = vec!["localhost".to_owned(), "127.0.0.1".to_owned(), "::1".to_owned()];
     let addresses = listen
         .https
         .into_iter()
@@ -134,22 +129,12 @@ fn local_server(
     let cert = server_params(names, now)?
         .signed_by(&key, &Issuer::new(ca_params(&ca.key, now), &ca.key))
         .context("signing the server's certificate")?;
-    trusted(&ca.cert, cert.der(), names, now).with_context(|| {
-        format!(
-            "{0}/ca-key.pem is not the key of {0}/ca.pem",
-            directory.display()
-        )
-    })?;
-    let server = serve_with(
-        vec![cert.der().clone()],
-        read_key_text(&key.serialize_pem())?,
-    )?;
+    trusted(&ca.cert, cert.der(), names, now)
+        .with_context(|| format!("{0}/ca-key.pem is not the key of {0}/ca.pem", directory.display()))?;
+    let server = serve_with(vec![cert.der().clone()], read_key_text(&key.serialize_pem())?)?;
     // The key first: a certificate without its key is found out and replaced on the next start.
     write_private(&key_path, &key.serialize_pem())?;
-    write_public(
-        &cert_path,
-        &format!("{}\n{}", names_line(names), cert.pem()),
-    )?;
+    write_public(&cert_path, &format!("{}\n{}", names_line(names), cert.pem()))?;
     created.extend([key_path, cert_path]);
     Ok(server)
 }
@@ -169,8 +154,7 @@ fn reusable_server(
     if cert.lines().next() != Some(names_line(names).as_str()) {
         return Ok(None);
     }
-    let Ok(chain) = CertificateDer::pem_slice_iter(cert.as_bytes()).collect::<Result<Vec<_>, _>>()
-    else {
+    let Ok(chain) = CertificateDer::pem_slice_iter(cert.as_bytes()).collect::<Result<Vec<_>, _>>() else {
         return Ok(None);
     };
     let Some(leaf) = chain.first() else {
@@ -284,8 +268,7 @@ fn trusted(
 ) -> Result<()> {
     let mut roots = RootCertStore::empty();
     roots.add(ca.clone().into_owned())?;
-    let verifier =
-        WebPkiServerVerifier::builder_with_provider(Arc::new(roots), provider()).build()?;
+    let verifier = WebPkiServerVerifier::builder_with_provider(Arc::new(roots), provider()).build()?;
     let at = UnixTime::since_unix_epoch(at.since(Timestamp::MIN));
     for name in names {
         let name = name.replacen('*', "any", 1);
@@ -466,10 +449,7 @@ mod tests {
         assert_eq!(client.secret.expose().len(), 43);
         assert_eq!(client.role, Role::Owner);
         // Nothing is left behind by the way files are written.
-        assert_eq!(
-            fs::read_dir(config.data_dir.join("tls")).unwrap().count(),
-            4
-        );
+        assert_eq!(fs::read_dir(config.data_dir.join("tls")).unwrap().count(), 4);
     }
 
     #[test]
@@ -486,15 +466,8 @@ mod tests {
                 &[]
             };
             assert_eq!(created_names(&material), expected, "{why}");
-            assert_eq!(
-                fs::read(config.data_dir.join("tls/ca.pem")).unwrap(),
-                ca,
-                "{why}"
-            );
-            assert!(
-                prepare(config, now).unwrap().created.is_empty(),
-                "{why}: settled"
-            );
+            assert_eq!(fs::read(config.data_dir.join("tls/ca.pem")).unwrap(), ca, "{why}");
+            assert!(prepare(config, now).unwrap().created.is_empty(), "{why}: settled");
         };
         config.listen.names = vec!["events.example".into(), "*.apps.example".into()];
         check(&config, NOW, true, "names were added");
@@ -569,10 +542,7 @@ mod tests {
         fs::remove_file(config.data_dir.join("tls/ca.pem")).unwrap();
         let again = prepare(&config, NOW).unwrap();
         assert_eq!(created_names(&again), ["ca.pem"]);
-        assert_eq!(
-            fs::read(config.data_dir.join("tls/ca-key.pem")).unwrap(),
-            key
-        );
+        assert_eq!(fs::read(config.data_dir.join("tls/ca-key.pem")).unwrap(), key);
     }
 
     #[test]
@@ -601,11 +571,7 @@ mod tests {
         refused(&config, &["without its key", "ca-key.pem"]);
         fs::write(tls.join("ca-key.pem"), key).unwrap();
 
-        fs::write(
-            config.data_dir.join("credentials.toml"),
-            "client_id = \"hunter2",
-        )
-        .unwrap();
+        fs::write(config.data_dir.join("credentials.toml"), "client_id = \"hunter2").unwrap();
         let error = refused(&config, &["credentials.toml"]);
         assert!(!error.contains("hunter2"), "{error}");
 

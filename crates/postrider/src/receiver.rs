@@ -121,11 +121,7 @@ impl Receiver {
         } else {
             ""
         };
-        (self.show)(&format!(
-            "{}\n{}{note}\n",
-            head_line(&head),
-            shown_body(&body)
-        ))?;
+        (self.show)(&format!("{}\n{}{note}\n", head_line(&head), shown_body(&body)))?;
         if let Some(answer) = handshake {
             return Ok(answer);
         }
@@ -170,10 +166,7 @@ pub fn handshake(head: &request::Parts, body: &[u8]) -> Option<Answer> {
 fn allow_deliveries(head: &request::Parts) -> Answer {
     let anything = HeaderValue::from_static("*");
     let asked = |name| head.headers.get(name).unwrap_or(&anything).clone();
-    let (origin, rate) = (
-        asked("webhook-request-origin"),
-        asked("webhook-request-rate"),
-    );
+    let (origin, rate) = (asked("webhook-request-origin"), asked("webhook-request-rate"));
     let mut answer = answer(StatusCode::OK);
     let headers = answer.headers_mut();
     headers.insert(ALLOW, HeaderValue::from_static("POST, OPTIONS"));
@@ -297,9 +290,7 @@ fn parse_status(text: &str) -> Result<StatusCode, String> {
 }
 
 fn parse_delay(text: &str) -> Result<Duration, String> {
-    let digits = text
-        .find(|c: char| !c.is_ascii_digit())
-        .unwrap_or(text.len());
+    let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
     let (number, unit) = text.split_at(digits);
     let millis = match unit {
         "ms" => 1,
@@ -371,10 +362,7 @@ mod tests {
         ];
         let answer = handshake(&head("OPTIONS", &asked), b"").unwrap();
         assert_eq!(answer.status(), 200);
-        assert_eq!(
-            answer.headers()["webhook-allowed-origin"],
-            "eventgrid.local"
-        );
+        assert_eq!(answer.headers()["webhook-allowed-origin"], "eventgrid.local");
         assert_eq!(answer.headers()["webhook-allowed-rate"], "120");
         let answer = handshake(&head("OPTIONS", &[]), b"").unwrap();
         assert_eq!(answer.headers()["webhook-allowed-rate"], "*");
@@ -388,10 +376,7 @@ mod tests {
             ("ce-id", "7"),
         ];
         let line = head_line(&head("POST", &headers));
-        assert_eq!(
-            line,
-            "POST /hook?a=b  aeg-event-type: Notification  ce-id: 7"
-        );
+        assert_eq!(line, "POST /hook?a=b  aeg-event-type: Notification  ce-id: 7");
     }
 
     #[test]

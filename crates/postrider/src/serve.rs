@@ -124,7 +124,11 @@ impl Running {
         })
         .await
         .context("starting the engine")?;
-        let server = Arc::new(Server::new(Arc::new(engine), api_config(loaded, &material), random()));
+        let server = Arc::new(Server::new(
+            Arc::new(engine),
+            api_config(loaded, &material),
+            random(),
+        ));
         declare_all(&server, config).await?;
         let running = Running {
             http: http.as_ref().map(TcpListener::local_addr).transpose()?,
@@ -160,6 +164,9 @@ impl Running {
         if let Some(address) = self.http {
             tracing::info!("listening on http://{address}");
         }
+        if let Some(file) = &loaded.file {
+            tracing::info!(file = %file.display(), "configured by");
+        }
         let version = env!("CARGO_PKG_VERSION");
         tracing::info!(version, profile = %loaded.config.profile, data = %loaded.config.data_dir.display(), "ready");
     }
@@ -179,7 +186,8 @@ impl Running {
 fn lock(data_dir: &Path) -> Result<File> {
     let path = data_dir.join("lock");
     let locking = || format!("locking {}", path.display());
-    std::fs::create_dir_all(data_dir).with_context(|| format!("creating the directory {}", data_dir.display()))?;
+    std::fs::create_dir_all(data_dir)
+        .with_context(|| format!("creating the directory {}", data_dir.display()))?;
     let file = File::create(&path).with_context(locking)?;
     match file.try_lock() {
         Ok(()) => Ok(file),
@@ -245,7 +253,11 @@ fn api_config(loaded: &Loaded, material: &Material) -> postrider_api::Config {
     host_names.extend(config.listen.names.iter().cloned());
     let addresses = [config.listen.http, config.listen.https];
     host_names.extend(addresses.into_iter().flatten().map(|a| a.ip().to_string()));
-    let public_host = config.listen.public_url.as_deref().and_then(|url| url.parse::<http::Uri>().ok());
+    let public_host = config
+        .listen
+        .public_url
+        .as_deref()
+        .and_then(|url| url.parse::<http::Uri>().ok());
     host_names.extend(public_host.and_then(|uri| uri.host().map(str::to_owned)));
     let key = |key: &Option<config::Secret>| Secret::new(key.as_ref().map_or("", |k| k.expose()));
     postrider_api::Config {
@@ -270,7 +282,11 @@ fn api_config(loaded: &Loaded, material: &Material) -> postrider_api::Config {
         public_url: config.listen.public_url.clone(),
         resource_group: config.azure.resource_group.clone(),
         location: config.azure.location.clone(),
-        client_secrets: material.credentials.iter().map(|c| Secret::new(c.secret.expose())).collect(),
+        client_secrets: material
+            .credentials
+            .iter()
+            .map(|c| Secret::new(c.secret.expose()))
+            .collect(),
         module_path: "/iotHubs/postrider/devices/local/modules/eventgridmodule".to_owned(),
         profile: config.profile.clone(),
         version: env!("CARGO_PKG_VERSION"),
@@ -287,21 +303,55 @@ async fn declare_all(server: &Server, config: &Config) -> Result<()> {
     }
     for (topic, subscription) in config.declared_subscriptions() {
         let text = body(&subscription.name, &subscription.properties);
-        let made = declare::subscription(server, Raw::trusted(&text), Road::Config, topic, &subscription.name).await;
-        made.with_context(|| format!("subscription {:?} of topic {topic:?} in the configuration", subscription.name))?;
+        let made = declare::subscription(
+            server,
+            Raw::trusted(&text),
+            Road::Config,
+            topic,
+            &subscription.name,
+        )
+        .await;
+        made.with_context(|| {
+            format!(
+                "subscription {:?} of topic {topic:?} in the configuration",
+                subscription.name
+            )
+        })?;
     }
     for domain in &config.domains {
         let keys = [&domain.key1, &domain.key2].map(|k| k.as_ref().map(|k| k.expose().to_owned()));
         let text = body(&domain.name, &domain.properties);
-        let made = declare::domain(server, Raw::trusted(&text), Road::Config, &domain.name, Some(keys)).await;
+        let made = declare::domain(
+            server,
+            Raw::trusted(&text),
+            Road::Config,
+            &domain.name,
+            Some(keys),
+        )
+        .await;
         made.with_context(|| format!("domain {:?} in the configuration", domain.name))?;
         let whole = domain.subscriptions.iter().map(|s| (None, s));
-        let inside = domain.topics.iter().flat_map(|t| t.subscriptions.iter().map(move |s| (Some(t.name.as_str()), s)));
+        let inside = domain
+            .topics
+            .iter()
+            .flat_map(|t| t.subscriptions.iter().map(move |s| (Some(t.name.as_str()), s)));
         for (topic, subscription) in whole.chain(inside) {
             let text = body(&subscription.name, &subscription.properties);
             let raw = Raw::trusted(&text);
-            let made = declare::domain_subscription(server, raw, Road::Config, &domain.name, topic, &subscription.name);
-            let named = || format!("subscription {:?} of domain {:?} in the configuration", subscription.name, domain.name);
+            let made = declare::domain_subscription(
+                server,
+                raw,
+                Road::Config,
+                &domain.name,
+                topic,
+                &subscription.name,
+            );
+            let named = || {
+                format!(
+                    "subscription {:?} of domain {:?} in the configuration",
+                    subscription.name, domain.name
+                )
+            };
             made.await.with_context(named)?;
         }
     }

@@ -39,12 +39,9 @@ fn head(content_type: Option<&str>) -> Head<'_> {
 }
 
 fn read(rules: &Rules<'_>, head: &Head<'_>, body: &str) -> Result<Parsed, PublishError> {
-    parse(
-        rules,
-        head,
-        Bytes::copy_from_slice(body.as_bytes()),
-        |event| event.index as u32,
-    )
+    parse(rules, head, Bytes::copy_from_slice(body.as_bytes()), |event| {
+        event.index as u32
+    })
 }
 
 /// A number of events, or a status, a detail code and a part of the message.
@@ -60,11 +57,7 @@ fn check(rules: &Rules<'_>, head: &Head<'_>, body: &str, expected: Expected<'_>)
             }
         }
         (Err(error), Err((status, detail, message))) => {
-            assert_eq!(
-                (error.status, error.detail),
-                (status, detail),
-                "{body}: {error}"
-            );
+            assert_eq!((error.status, error.detail), (status, detail), "{body}: {error}");
             assert!(error.message.contains(message), "{body}: {error}");
         }
         (found, _) => panic!("{body}: {found:?}"),
@@ -114,11 +107,7 @@ fn event_grid_events_in_the_cloud() {
     };
     let bad = |event: String, message: &str| {
         // One bad event refuses the good ones beside it.
-        for body in [
-            format!("[{event}]"),
-            format!("[{base},{event},{base}]"),
-            event,
-        ] {
+        for body in [format!("[{event}]"), format!("[{base},{event},{base}]"), event] {
             check(&body, Err((400, "InputJsonInvalid", message)));
         }
     };
@@ -137,14 +126,8 @@ fn event_grid_events_in_the_cloud() {
     ok(with(&base, json!({"topic": TOPIC})).replace("/topics", "\\/topics"));
 
     bad("{}".into(), &missing("subject"));
-    bad(
-        without(&base, &["id", "eventType", "eventTime"]),
-        &missing("id"),
-    );
-    bad(
-        without(&base, &["eventType", "eventTime"]),
-        &missing("eventType"),
-    );
+    bad(without(&base, &["id", "eventType", "eventTime"]), &missing("id"));
+    bad(without(&base, &["eventType", "eventTime"]), &missing("eventType"));
     bad(without(&base, &["eventTime"]), &missing("eventTime"));
     bad(with(&base, json!({"subject": null})), &missing("subject"));
     bad(with(&base, json!({"id": ""})), &missing("id"));
@@ -209,32 +192,18 @@ fn bodies_that_are_no_array_of_objects() {
     let schemas = [Schema::EventGrid, Schema::Custom];
     for rules in schemas.map(|schema| rules(Road::Cloud, schema)) {
         let check = |body: &str, message: &str| {
-            check(
-                &rules,
-                &head(JSON),
-                body,
-                Err((400, "InputJsonInvalid", message)),
-            );
+            check(&rules, &head(JSON), body, Err((400, "InputJsonInvalid", message)));
         };
         check("[]", NONCONFORMING);
-        check(
-            "",
-            "It is not valid JSON: unexpected end of input at byte 0.",
-        );
+        check("", "It is not valid JSON: unexpected end of input at byte 0.");
         check("[{", "It is not valid JSON: ");
         check("{\"a\":1", "It is not valid JSON: ");
-        check(
-            "nothing",
-            "It is not valid JSON: expected a value at byte 0.",
-        );
+        check("nothing", "It is not valid JSON: expected a value at byte 0.");
         check(
             "\"text\"",
             "Token Expected: StartArray, Actual Token Received: String.",
         );
-        check(
-            "null",
-            "Token Expected: StartArray, Actual Token Received: Null.",
-        );
+        check("null", "Token Expected: StartArray, Actual Token Received: Null.");
         check(
             "true",
             "Token Expected: StartArray, Actual Token Received: Boolean.",
@@ -266,8 +235,8 @@ fn bodies_that_are_no_array_of_objects() {
             Err((400, "InputJsonInvalid", "It is not valid JSON: ")),
         );
     }
-    let nested = with(&grid_event(), json!({"data": "@"}))
-        .replace("\"@\"", &("[".repeat(126) + &"]".repeat(126)));
+    let nested =
+        with(&grid_event(), json!({"data": "@"})).replace("\"@\"", &("[".repeat(126) + &"]".repeat(126)));
     check(&grid, &head(JSON), &format!("[{nested}]"), Ok(1));
     let nested = nested.replace("[[", "[[[").replace("]]", "]]]");
     check(
@@ -293,25 +262,18 @@ fn bodies_that_are_no_array_of_objects() {
         check(&grid, &head(content_type), &good, Ok(1));
     }
     let parsed = read(&grid, &head(JSON), &format!("\u{feff}{good}")).unwrap();
-    assert_eq!(
-        &parsed.body[parsed.events[0].object.range()],
-        good.as_bytes()
-    );
+    assert_eq!(&parsed.body[parsed.events[0].object.range()], good.as_bytes());
 }
 
 #[test]
 fn event_grid_events_on_the_edge() {
     let rules = rules(Road::Edge, Schema::EventGrid);
     let base = grid_event();
-    let check = |event: String, expected: Expected<'_>| {
-        check(&rules, &head(JSON), &format!("[{event}]"), expected)
-    };
+    let check =
+        |event: String, expected: Expected<'_>| check(&rules, &head(JSON), &format!("[{event}]"), expected);
     let bad = |event: String, message: &str| check(event, Err((400, "InputJsonInvalid", message)));
     check(base.to_string(), Ok(1));
-    check(
-        with(&base, json!({"topic": "t", "metadataVersion": "1"})),
-        Ok(1),
-    );
+    check(with(&base, json!({"topic": "t", "metadataVersion": "1"})), Ok(1));
     check(with(&base, json!({"eventTime": "whenever"})), Ok(1));
     check(
         base.to_string()
@@ -320,10 +282,7 @@ fn event_grid_events_on_the_edge() {
         Ok(1),
     );
     bad(without(&base, &["dataVersion"]), &missing("dataVersion"));
-    bad(
-        with(&base, json!({"dataVersion": null})),
-        &missing("dataVersion"),
-    );
+    bad(with(&base, json!({"dataVersion": null})), &missing("dataVersion"));
     bad(without(&base, &["eventTime"]), &missing("eventTime"));
     bad(
         with(&base, json!({"eventTime": 5})),
@@ -341,10 +300,7 @@ fn event_grid_events_on_the_edge() {
         with(&base, json!({"topic": TOPIC})),
         "Property 'topic' must be 't'",
     );
-    bad(
-        with(&base, json!({"ID": "2"})),
-        "Property 'id' is repeated.",
-    );
+    bad(with(&base, json!({"ID": "2"})), "Property 'id' is repeated.");
 }
 
 #[test]
@@ -390,8 +346,7 @@ fn cloud_events_in_structured_mode() {
             Some("application/cloudevents"),
             Some("application/xml"),
         ] {
-            let message =
-                "The Content-Type header is either missing or it doesn't have a valid value.";
+            let message = "The Content-Type header is either missing or it doesn't have a valid value.";
             check(
                 rules,
                 &head(content_type),
@@ -421,10 +376,7 @@ fn cloud_events_in_structured_mode() {
     ));
     ok(with(&base, json!({"data": null, "data_base64": "YWJj"})));
     bad("{}".into(), &missing("specversion"));
-    bad(
-        without(&base, &["type", "source", "id"]),
-        &missing("eventType"),
-    );
+    bad(without(&base, &["type", "source", "id"]), &missing("eventType"));
     bad(without(&base, &["source", "id"]), &missing("source"));
     bad(without(&base, &["id"]), &missing("id"));
     bad(with(&base, json!({"source": ""})), &missing("source"));
@@ -459,8 +411,7 @@ fn cloud_events_in_structured_mode() {
         &with(&base, json!({"specversion": "1.0-rc1"})),
         Ok(1),
     );
-    let sample =
-        with(&base, json!({"specversion": "1.0-rc1"})).replace("specversion", "specVersion");
+    let sample = with(&base, json!({"specversion": "1.0-rc1"})).replace("specversion", "specVersion");
     check(&edge, &head(CE_ONE), &sample, Ok(1));
     check(
         &edge,
@@ -519,10 +470,7 @@ fn a_cloud_event_in_binary_mode_becomes_a_structured_one() {
             "{}",
         )
         .unwrap_err();
-        assert_eq!(
-            (error.status, error.detail),
-            (400, "InvalidCloudEventHeader")
-        );
+        assert_eq!((error.status, error.detail), (400, "InvalidCloudEventHeader"));
     }
     let one = cloud_event().to_string();
     check(
@@ -652,11 +600,7 @@ fn binary_mode_refuses() {
         JSON,
         &also("ce-time", "soon"),
         "1",
-        Err((
-            400,
-            "InputJsonInvalid",
-            "Property 'time' is not a date-time.",
-        )),
+        Err((400, "InputJsonInvalid", "Property 'time' is not a date-time.")),
     );
 }
 
@@ -683,12 +627,7 @@ fn binary_mode_on_the_edge_takes_any_content() {
         assert_eq!(event[name], expected, "{event}");
     };
     check(Some("text/plain"), "abc", "data_base64", json!("YWJj"));
-    check(
-        Some("text/plain"),
-        "abc",
-        "datacontenttype",
-        json!("text/plain"),
-    );
+    check(Some("text/plain"), "abc", "datacontenttype", json!("text/plain"));
     check(Some("application/x+json"), "[1]", "data", json!([1]));
     check(None, "[1]", "data", json!([1]));
     check(None, "", "data", json!(null));
@@ -738,11 +677,7 @@ fn events_for_a_domain_name_their_topic() {
                 JSON,
                 format!("[{}]", with(&grid_event(), json!({"topic": topic}))),
             ),
-            (
-                &cloud,
-                CE_ONE,
-                with(&cloud_event(), json!({"source": topic})),
-            ),
+            (&cloud, CE_ONE, with(&cloud_event(), json!({"source": topic}))),
             (&custom, JSON, json!([{"to": {"topic": topic}}]).to_string()),
         ]
     };
@@ -753,11 +688,7 @@ fn events_for_a_domain_name_their_topic() {
         ("é", "é"),
     ] {
         for (rules, content_type, body) in bodies(&json!(topic)) {
-            assert_eq!(
-                names(rules, content_type, &body).unwrap(),
-                [expected],
-                "{body}"
-            );
+            assert_eq!(names(rules, content_type, &body).unwrap(), [expected], "{body}");
             let escaped = body.replace("foo", "\\u0066oo");
             assert_eq!(
                 names(rules, content_type, &escaped).unwrap(),
@@ -826,14 +757,7 @@ fn custom_events_are_checked_through_their_mapping() {
         mapping: Some(&mapping),
         ..rules(Road::Cloud, Schema::Custom)
     };
-    let ok = |event: Value| {
-        check(
-            &with_mapping,
-            &head(JSON),
-            &json!([event]).to_string(),
-            Ok(1),
-        )
-    };
+    let ok = |event: Value| check(&with_mapping, &head(JSON), &json!([event]).to_string(), Ok(1));
     let bad = |event: Value, message: &str| {
         check(
             &with_mapping,
@@ -844,9 +768,7 @@ fn custom_events_are_checked_through_their_mapping() {
     };
     ok(json!({"mySubject": "s"}));
     ok(json!({"MYSUBJECT": ""}));
-    ok(
-        json!({"mySubject": "s", "meta": {"type": null, "version": null}, "myId": null, "at": null}),
-    );
+    ok(json!({"mySubject": "s", "meta": {"type": null, "version": null}, "myId": null, "at": null}));
     ok(
         json!({"mySubject": "s", "meta": {"type": "T", "version": "1"}, "myId": "1", "at": "2026-01-01T00:00:00Z"}),
     );
@@ -867,10 +789,7 @@ fn custom_events_are_checked_through_their_mapping() {
         json!({"mySubject": "s", "meta": {"type": 1}}),
         "Token Expected: String",
     );
-    bad(
-        json!({"mySubject": "s", "myId": 1}),
-        "Token Expected: String",
-    );
+    bad(json!({"mySubject": "s", "myId": 1}), "Token Expected: String");
     bad(
         json!({"mySubject": "s", "at": "soon"}),
         "Property 'at' is not a date-time.",
@@ -899,10 +818,7 @@ fn custom_events_are_checked_through_their_mapping() {
 
     let body = r#"[{"mySubject":"s","meta":{"version":"1\u002e5"}}]"#;
     let parsed = read(&with_mapping, &head(JSON), body).unwrap();
-    assert_eq!(
-        &parsed.body[parsed.events[0].data_version.range()],
-        br"1\u002e5"
-    );
+    assert_eq!(&parsed.body[parsed.events[0].data_version.range()], br"1\u002e5");
     assert_eq!(parsed.events[0].lacks, Lacks::default());
 }
 
@@ -926,10 +842,7 @@ fn limits_are_inclusive() {
         Err((413, "PayloadTooLarge", message))
     }
     check(limits, Ok(3));
-    let message = format!(
-        "The request exceeds the limit of {} bytes.",
-        batch.len() - 1
-    );
+    let message = format!("The request exceeds the limit of {} bytes.", batch.len() - 1);
     check(
         Limits {
             request_bytes: batch.len() - 1,
@@ -1195,10 +1108,7 @@ impl Dice {
             0 if !bytes.is_empty() => bytes[at] = self.roll(256) as u8,
             1 if !bytes.is_empty() => bytes[at] = *b"{}[],:\"\\n1 "[..].get(self.roll(11)).unwrap(),
             2 if !bytes.is_empty() => drop(bytes.remove(at)),
-            3 => bytes.insert(
-                at.min(bytes.len()),
-                *b"{}[],:\"\\n1 ".get(self.roll(11)).unwrap(),
-            ),
+            3 => bytes.insert(at.min(bytes.len()), *b"{}[],:\"\\n1 ".get(self.roll(11)).unwrap()),
             _ => bytes.truncate(at),
         }
     }
@@ -1234,15 +1144,7 @@ fn agrees_with_serde_json(rules: &Rules<'_>, head: &Head<'_>, body: &[u8]) -> bo
             "dataVersion",
             "data",
         ],
-        _ => [
-            "id",
-            "source",
-            "subject",
-            "type",
-            "time",
-            "dataschema",
-            "data",
-        ],
+        _ => ["id", "source", "subject", "type", "time", "dataschema", "data"],
     };
     let whole: Value = serde_json::from_slice(&parsed.body).unwrap();
     let theirs = match &whole {
@@ -1272,10 +1174,7 @@ fn agrees_with_serde_json(rules: &Rules<'_>, head: &Head<'_>, body: &[u8]) -> bo
             );
             let topic = value(&format!("{{{}}}", text(found.topic)));
             assert_eq!(topic.get("topic"), event.get("topic"));
-            assert_eq!(
-                found.lacks.topic,
-                event.get("topic").is_none_or(Value::is_null)
-            );
+            assert_eq!(found.lacks.topic, event.get("topic").is_none_or(Value::is_null));
             assert_eq!(found.lacks.data_version, event.get("dataVersion").is_none());
             assert_eq!(
                 found.lacks.metadata_version,

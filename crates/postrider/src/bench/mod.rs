@@ -263,17 +263,13 @@ impl<'a> Bench<'a> {
     /// One run: a fresh server, a short run to warm up, then the one that counts.
     async fn measure(&mut self, load: Load, server: Server, rate: Option<f64>) -> Result<Run> {
         if !self.args.json {
-            let rate = rate
-                .map(|rate| format!(" at {rate:.0}/s"))
-                .unwrap_or_default();
+            let rate = rate.map(|rate| format!(" at {rate:.0}/s")).unwrap_or_default();
             eprintln!("{load}{rate}: {server} …");
         }
         let dir = tempfile::tempdir_in(self.dir)?;
         let ready = match server {
             Server::Relay => self.start_relay(load, dir.path()).await?,
-            Server::Postrider | Server::Backlogged => {
-                self.start_postrider(load, server, dir.path()).await?
-            }
+            Server::Postrider | Server::Backlogged => self.start_postrider(load, server, dir.path()).await?,
         };
         if server == Server::Backlogged {
             let mut backlog = self.publish_args(load, &ready, None);
@@ -315,9 +311,7 @@ impl<'a> Bench<'a> {
     }
 
     async fn start_postrider(&self, load: Load, server: Server, dir: &Path) -> Result<Ready> {
-        let dead = (server == Server::Backlogged)
-            .then(closed_port)
-            .transpose()?;
+        let dead = (server == Server::Backlogged).then(closed_port).transpose()?;
         let dead_address = dead.as_ref().map(TcpSocket::local_addr).transpose()?;
         let (config, data) = (dir.join("postrider.toml"), dir.join("data"));
         std::fs::write(
@@ -378,13 +372,9 @@ impl<'a> Bench<'a> {
         let output = Running::part("bench-publish", &args.to_options())?
             .output()
             .await?;
-        let published: Published =
-            serde_json::from_str(&output).context("reading what was published")?;
+        let published: Published = serde_json::from_str(&output).context("reading what was published")?;
         if published.events == 0 {
-            let error = published
-                .error_first
-                .as_deref()
-                .unwrap_or("no answer in time");
+            let error = published.error_first.as_deref().unwrap_or("no answer in time");
             bail!("nothing could be published: {error}{}", ready.last_words());
         }
         Ok(published)
@@ -469,9 +459,8 @@ impl Counters {
 }
 
 fn server_config(load: Load, key: &str, sink: SocketAddr, dead: Option<SocketAddr>) -> String {
-    let mut config = format!(
-        "[[topic]]\nname = \"bench\"\ninputSchema = \"EventGridSchema\"\nkey1 = \"{key}\"\n"
-    );
+    let mut config =
+        format!("[[topic]]\nname = \"bench\"\ninputSchema = \"EventGridSchema\"\nkey1 = \"{key}\"\n");
     let batch = load.events_per_delivery_max();
     for index in 0..load.fan_out() {
         let url = format!("http://{sink}/hook/{index}");
@@ -479,8 +468,7 @@ fn server_config(load: Load, key: &str, sink: SocketAddr, dead: Option<SocketAdd
     }
     if let Some(dead) = dead {
         config += &subscription_config("dead", &format!("http://{dead}/"), batch);
-        config +=
-            &format!("[topic.subscription.filter]\nsubjectBeginsWith = \"{BACKLOG_SUBJECT}/\"\n");
+        config += &format!("[topic.subscription.filter]\nsubjectBeginsWith = \"{BACKLOG_SUBJECT}/\"\n");
     }
     config
 }
@@ -571,11 +559,7 @@ mod tests {
     }
 
     // The whole path in one process, bounded by a number of events and not by time.
-    async fn relay_everything(
-        load: Load,
-        count: u64,
-        rate: Option<f64>,
-    ) -> (Published, sink::Stats) {
+    async fn relay_everything(load: Load, count: u64, rate: Option<f64>) -> (Published, sink::Stats) {
         let dir = tempfile::tempdir().unwrap();
         let mut parts = JoinSet::new();
         let listener = TcpListener::bind(LOCAL).await.unwrap();
@@ -621,16 +605,8 @@ mod tests {
             let (published, arrived) = local.run_until(relay_everything(load, 1050, None)).await;
             assert_eq!(published.events, 1050, "{load}: {published:?}");
             assert_eq!(published.failed, 0, "{load}: {published:?}");
-            assert_eq!(
-                arrived.delivered,
-                1050 * load.fan_out(),
-                "{load}: {arrived:?}"
-            );
-            assert_eq!(
-                arrived.duplicates + arrived.foreign,
-                0,
-                "{load}: {arrived:?}"
-            );
+            assert_eq!(arrived.delivered, 1050 * load.fan_out(), "{load}: {arrived:?}");
+            assert_eq!(arrived.duplicates + arrived.foreign, 0, "{load}: {arrived:?}");
             assert_eq!(arrived.per_endpoint, vec![1050; load.fan_out() as usize]);
             assert!(arrived.latency_ms.p50 > 0.0);
         }
@@ -664,8 +640,7 @@ mod tests {
             let mut args: PublishArgs = parsed(&text);
             (args.rate, args.subject) = (rate, "elsewhere".to_owned());
             let options = args.to_options();
-            let again: PublishArgs =
-                parsed(&options.iter().map(String::as_str).collect::<Vec<_>>());
+            let again: PublishArgs = parsed(&options.iter().map(String::as_str).collect::<Vec<_>>());
             assert_eq!(format!("{again:?}"), format!("{args:?}"));
         }
     }
@@ -673,12 +648,7 @@ mod tests {
     #[test]
     fn the_server_is_given_a_subscription_for_every_endpoint() {
         let sink = "127.0.0.1:9".parse().unwrap();
-        let config = server_config(
-            Load::FanOut,
-            "a2V5",
-            sink,
-            Some("127.0.0.1:8".parse().unwrap()),
-        );
+        let config = server_config(Load::FanOut, "a2V5", sink, Some("127.0.0.1:8".parse().unwrap()));
         let config: toml::Value = toml::from_str(&config).unwrap();
         let topic = &config["topic"][0];
         assert_eq!(topic["key1"].as_str(), Some("a2V5"));
@@ -691,10 +661,7 @@ mod tests {
         );
         assert_eq!(properties["maxEventsPerBatch"].as_integer(), Some(1));
         let dead = &subscriptions[10];
-        assert_eq!(
-            dead["filter"]["subjectBeginsWith"].as_str(),
-            Some("backlog/")
-        );
+        assert_eq!(dead["filter"]["subjectBeginsWith"].as_str(), Some("backlog/"));
     }
 
     #[tokio::test]
@@ -707,14 +674,7 @@ mod tests {
 
     #[test]
     fn options_choose_what_is_run() {
-        let args: BenchArgs = parsed(&[
-            "--load",
-            "single",
-            "fan-out",
-            "--no-relay",
-            "--backlog",
-            "5",
-        ]);
+        let args: BenchArgs = parsed(&["--load", "single", "fan-out", "--no-relay", "--backlog", "5"]);
         assert_eq!(args.load, [Load::Single, Load::FanOut]);
         assert_eq!(servers(&args), [Server::Postrider, Server::Backlogged]);
         let args: BenchArgs = parsed(&[]);

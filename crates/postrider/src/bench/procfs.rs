@@ -98,9 +98,7 @@ fn clock_ticks(vector: &[u8]) -> Option<u64> {
     let (words, _) = vector.as_chunks::<8>();
     let (entries, _) = words.as_chunks::<2>();
     let mut entries = entries.iter().map(|entry| entry.map(u64::from_ne_bytes));
-    entries
-        .find(|[key, _]| *key == AT_CLKTCK)
-        .map(|[_, ticks]| ticks)
+    entries.find(|[key, _]| *key == AT_CLKTCK).map(|[_, ticks]| ticks)
 }
 
 #[cfg(test)]

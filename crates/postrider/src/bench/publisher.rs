@@ -274,12 +274,7 @@ impl Publisher {
     }
 
     /// Waits until this connection may publish, and says as of when; `None` when the time is up.
-    async fn turn(
-        &self,
-        index: u32,
-        turn: u64,
-        delivered: &mut watch::Receiver<u64>,
-    ) -> Option<u64> {
+    async fn turn(&self, index: u32, turn: u64, delivered: &mut watch::Receiver<u64>) -> Option<u64> {
         let end = self.started + Duration::from_secs_f64(self.args.secs);
         if let Some(rate) = self.args.rate {
             let due = due(rate / self.args.events as f64, self.args.conns, index, turn);
@@ -298,10 +293,7 @@ impl Publisher {
                 expected.saturating_sub(*delivered) <= self.args.outstanding
             };
             // The count stops only when the sink has gone, which then shows as missing deliveries.
-            timeout_at(end, delivered.wait_for(has_room))
-                .await
-                .ok()?
-                .ok()?;
+            timeout_at(end, delivered.wait_for(has_room)).await.ok()?.ok()?;
         }
         (Instant::now() < end).then(now_nanos)
     }

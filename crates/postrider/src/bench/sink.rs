@@ -102,9 +102,7 @@ async fn answer(sink: Rc<RefCell<Sink>>, mut connection: Connection) -> Result<(
         } else if sink.borrow_mut().take(request.path(), &request.body) {
             connection.send(http::OK).await?;
         } else if let Some(body) = receiver::validation_response(&request.body) {
-            connection
-                .send(response("200 OK", &body).as_bytes())
-                .await?;
+            connection.send(response("200 OK", &body).as_bytes()).await?;
         } else {
             connection.send(http::OK).await?;
         }
@@ -114,9 +112,7 @@ async fn answer(sink: Rc<RefCell<Sink>>, mut connection: Connection) -> Result<(
 
 fn response(status: &str, body: &str) -> String {
     let len = body.len();
-    format!(
-        "HTTP/1.1 {status}\r\ncontent-type: application/json\r\ncontent-length: {len}\r\n\r\n{body}"
-    )
+    format!("HTTP/1.1 {status}\r\ncontent-type: application/json\r\ncontent-length: {len}\r\n\r\n{body}")
 }
 
 struct Sink {
@@ -208,10 +204,7 @@ impl Sink {
     }
 
     fn delivered(&self) -> u64 {
-        self.endpoints
-            .iter()
-            .map(|endpoint| endpoint.delivered)
-            .sum()
+        self.endpoints.iter().map(|endpoint| endpoint.delivered).sum()
     }
 
     fn stats(&self) -> Stats {
@@ -222,11 +215,7 @@ impl Sink {
             foreign: self.foreign,
             latency_ms: Percentiles::of(&self.latency),
             per_second: self.per_second.clone(),
-            per_endpoint: self
-                .endpoints
-                .iter()
-                .map(|endpoint| endpoint.delivered)
-                .collect(),
+            per_endpoint: self.endpoints.iter().map(|endpoint| endpoint.delivered).collect(),
         }
     }
 }
@@ -273,11 +262,7 @@ impl Control {
     async fn call(&mut self, method: &str, call: &str) -> Result<bytes::Bytes> {
         let head = format!("{method} /control/{call} HTTP/1.1\r\nhost: sink\r\n\r\n");
         self.connection.send(head.as_bytes()).await?;
-        let response = self
-            .connection
-            .response()
-            .await
-            .context("asking the sink")?;
+        let response = self.connection.response().await.context("asking the sink")?;
         ensure!(response.status == 200, "the sink refused {call}");
         Ok(response.body)
     }

@@ -129,10 +129,7 @@ fn check_azure(config: &Config) -> Checked {
     ] {
         let fits = |c: char| c.is_alphanumeric() || "-_.()".contains(c);
         if text.is_empty() || !text.chars().all(fits) {
-            return refuse(
-                key,
-                format!("\"{text}\" cannot be part of a resource's path"),
-            );
+            return refuse(key, format!("\"{text}\" cannot be part of a resource's path"));
         }
     }
     Ok(())
@@ -161,10 +158,7 @@ fn check_storage_accounts(config: &Config) -> Checked {
     let mut seen = BTreeSet::new();
     for (index, account) in config.storage_accounts.iter().enumerate() {
         if account.name.is_empty() {
-            return refuse(
-                format!("storage_account[{index}].name"),
-                "must not be empty",
-            );
+            return refuse(format!("storage_account[{index}].name"), "must not be empty");
         }
         if !seen.insert(account.name.to_lowercase()) {
             return refuse(
@@ -172,15 +166,8 @@ fn check_storage_accounts(config: &Config) -> Checked {
                 format!("\"{}\" is given twice", account.name),
             );
         }
-        let key = account
-            .key
-            .as_ref()
-            .map(|key| key.expose())
-            .unwrap_or_default();
-        if base64::engine::general_purpose::STANDARD
-            .decode(key)
-            .is_err()
-        {
+        let key = account.key.as_ref().map(|key| key.expose()).unwrap_or_default();
+        if base64::engine::general_purpose::STANDARD.decode(key).is_err() {
             return refuse(format!("storage_account[{index}].key"), "is not base64");
         }
     }
@@ -192,15 +179,9 @@ fn check_egress(config: &Config) -> Checked {
     let egress = &config.egress;
     let custom = egress.policy == EgressPolicy::Custom;
     if custom && egress.allow.is_empty() && egress.deny.is_empty() {
-        return refuse(
-            "egress.policy",
-            "\"custom\" needs egress.allow or egress.deny",
-        );
+        return refuse("egress.policy", "\"custom\" needs egress.allow or egress.deny");
     }
-    for (key, list) in [
-        ("egress.allow", &egress.allow),
-        ("egress.deny", &egress.deny),
-    ] {
+    for (key, list) in [("egress.allow", &egress.allow), ("egress.deny", &egress.deny)] {
         if !custom && !list.is_empty() {
             return refuse(key, "has an effect only with egress.policy = \"custom\"");
         }
@@ -214,10 +195,7 @@ fn check_numbers(config: &Config) -> Checked {
         ("threads", config.threads.unwrap_or(1)),
         ("limits.request_bytes_max", limits.request_bytes_max),
         ("limits.event_bytes_max", limits.event_bytes_max),
-        (
-            "limits.events_per_request_max",
-            limits.events_per_request_max,
-        ),
+        ("limits.events_per_request_max", limits.events_per_request_max),
         (
             "limits.in_flight_per_endpoint_max",
             limits.in_flight_per_endpoint_max,

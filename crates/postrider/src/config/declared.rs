@@ -174,10 +174,10 @@ pub mod flat {
         flat: &[(String, DeclaredSubscription)],
         to: S,
     ) -> Result<S::Ok, S::Error> {
-        to.collect_seq(flat.iter().map(|(topic, subscription)| Printed {
-            topic,
-            subscription,
-        }))
+        to.collect_seq(
+            flat.iter()
+                .map(|(topic, subscription)| Printed { topic, subscription }),
+        )
     }
 }
 
@@ -217,9 +217,7 @@ fn properties(inside: Map<String, Value>, beside: Map<String, Value>) -> Result<
     let (mut all, beside) = (camel_keys(inside)?, camel_keys(beside)?);
     for (key, value) in beside {
         if all.contains_key(&key) {
-            return Err(format!(
-                "{key} is given both beside \"properties\" and inside it"
-            ));
+            return Err(format!("{key} is given both beside \"properties\" and inside it"));
         }
         all.insert(key, value);
     }
@@ -249,12 +247,7 @@ fn camel_keys(map: Map<String, Value>) -> Result<Map<String, Value>, String> {
 fn camel_values(value: Value) -> Result<Value, String> {
     Ok(match value {
         Value::Object(map) => Value::Object(camel_keys(map)?),
-        Value::Array(items) => Value::Array(
-            items
-                .into_iter()
-                .map(camel_values)
-                .collect::<Result<_, _>>()?,
-        ),
+        Value::Array(items) => Value::Array(items.into_iter().map(camel_values).collect::<Result<_, _>>()?),
         scalar => scalar,
     })
 }
@@ -284,8 +277,7 @@ fn mask(value: &mut Value) {
         Value::Array(items) => items.iter_mut().for_each(mask),
         Value::Object(map) => {
             let secret_attribute = map.get("isSecret") == Some(&Value::Bool(true))
-                || map.get("properties").and_then(|p| p.get("isSecret"))
-                    == Some(&Value::Bool(true));
+                || map.get("properties").and_then(|p| p.get("isSecret")) == Some(&Value::Bool(true));
             for (key, value) in map.iter_mut() {
                 match (key.as_str(), &mut *value) {
                     ("key1" | "key2" | "accessKey" | "sharedKey" | "connectionString", v) => {
@@ -329,9 +321,7 @@ mod tests {
             "tags": {"cost_center": "a_b"},
             "filter": {"advanced_filters": [{"operator_type": "StringIn", "values": ["a_b"]}]},
         });
-        let Value::Object(map) = map else {
-            unreachable!()
-        };
+        let Value::Object(map) = map else { unreachable!() };
         assert_eq!(
             Value::Object(camel_keys(map).unwrap()),
             json!({

@@ -17,8 +17,7 @@ const UNITS: [(&str, u64); 5] = [
 ];
 
 pub fn parse(text: &str) -> Result<Duration, String> {
-    let refused =
-        || format!("\"{text}\" is not a duration such as \"30s\", \"1h30m\" or \"never\"");
+    let refused = || format!("\"{text}\" is not a duration such as \"30s\", \"1h30m\" or \"never\"");
     match text.trim() {
         "never" => return Ok(NEVER),
         "0" => return Ok(Duration::ZERO),
@@ -34,10 +33,7 @@ pub fn parse(text: &str) -> Result<Duration, String> {
                 .find(|c: char| !c.is_ascii_lowercase())
                 .unwrap_or(after.len()),
         );
-        let (_, scale) = UNITS
-            .iter()
-            .find(|(name, _)| *name == unit)
-            .ok_or_else(refused)?;
+        let (_, scale) = UNITS.iter().find(|(name, _)| *name == unit).ok_or_else(refused)?;
         millis = number
             .parse::<u64>()
             .ok()
@@ -50,8 +46,7 @@ pub fn parse(text: &str) -> Result<Duration, String> {
 }
 
 fn digits(text: &str) -> usize {
-    text.find(|c: char| !c.is_ascii_digit())
-        .unwrap_or(text.len())
+    text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len())
 }
 
 /// The shortest text that [`parse`] reads back as the same duration, to the millisecond.
@@ -88,9 +83,7 @@ pub fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Duration, D::Er
         fn visit_u64<E: Error>(self, number: u64) -> Result<Duration, E> {
             match number {
                 0 => Ok(Duration::ZERO),
-                _ => Err(E::custom(format!(
-                    "{number} needs a unit, such as \"{number}s\""
-                ))),
+                _ => Err(E::custom(format!("{number} needs a unit, such as \"{number}s\""))),
             }
         }
         fn visit_i64<E: Error>(self, number: i64) -> Result<Duration, E> {
@@ -140,10 +133,7 @@ mod tests {
             "99999999999999999999s",
             "ms5",
         ] {
-            assert!(
-                parse(text).is_err_and(|reason| reason.contains(text)),
-                "{text}"
-            );
+            assert!(parse(text).is_err_and(|reason| reason.contains(text)), "{text}");
         }
     }
 }

@@ -158,10 +158,7 @@ pub fn read(env: &[(String, String)]) -> Result<(EdgeConfig, Vec<String>), Confi
     let mut warnings = Vec::new();
     for (name, text) in env {
         let spelled = name.replace(':', "__");
-        if let Some(key) = KEYS
-            .into_iter()
-            .find(|key| key.eq_ignore_ascii_case(&spelled))
-        {
+        if let Some(key) = KEYS.into_iter().find(|key| key.eq_ignore_ascii_case(&spelled)) {
             edge.set(key, text.trim())
                 .map_err(|reason| ConfigError::new(name, reason))?;
         } else if is_sectioned(&spelled) {
@@ -172,20 +169,14 @@ pub fn read(env: &[(String, String)]) -> Result<(EdgeConfig, Vec<String>), Confi
     }
     if edge.sas_keys.enabled && edge.sas_keys.key1.is_none() && edge.sas_keys.key2.is_none() {
         let reason = "is required, or key2, while inbound__clientAuth__sasKeys__enabled is true";
-        return Err(ConfigError::new(
-            "inbound__clientAuth__sasKeys__key1",
-            reason,
-        ));
+        return Err(ConfigError::new("inbound__clientAuth__sasKeys__key1", reason));
     }
     Ok((edge, warnings))
 }
 
 fn is_sectioned(name: &str) -> bool {
-    name.split_once("__").is_some_and(|(section, _)| {
-        SECTIONS
-            .iter()
-            .any(|known| known.eq_ignore_ascii_case(section))
-    })
+    name.split_once("__")
+        .is_some_and(|(section, _)| SECTIONS.iter().any(|known| known.eq_ignore_ascii_case(section)))
 }
 
 impl EdgeConfig {
@@ -273,21 +264,13 @@ impl EdgeConfig {
                     TlsPolicy::Disabled => "disabled".into(),
                 },
                 "inbound__clientAuth__sasKeys__enabled" => self.sas_keys.enabled.to_string(),
-                "inbound__clientAuth__sasKeys__key1" => {
-                    self.sas_keys.key1.as_ref().map(|_| MASK.into())?
-                }
-                "inbound__clientAuth__sasKeys__key2" => {
-                    self.sas_keys.key2.as_ref().map(|_| MASK.into())?
-                }
-                "inbound__clientAuth__clientCert__enabled" => {
-                    self.inbound_client_cert.enabled.to_string()
-                }
+                "inbound__clientAuth__sasKeys__key1" => self.sas_keys.key1.as_ref().map(|_| MASK.into())?,
+                "inbound__clientAuth__sasKeys__key2" => self.sas_keys.key2.as_ref().map(|_| MASK.into())?,
+                "inbound__clientAuth__clientCert__enabled" => self.inbound_client_cert.enabled.to_string(),
                 "inbound__clientAuth__clientCert__allowUnknownCA" => {
                     self.inbound_client_cert.allow_unknown_ca.to_string()
                 }
-                "outbound__clientAuth__clientCert__enabled" => {
-                    self.outbound_client_cert_enabled.to_string()
-                }
+                "outbound__clientAuth__clientCert__enabled" => self.outbound_client_cert_enabled.to_string(),
                 "outbound__webhook__httpsOnly" => self.webhook.https_only.to_string(),
                 "outbound__webhook__skipServerCertValidation" => {
                     self.webhook.skip_server_cert_validation.to_string()
@@ -297,27 +280,21 @@ impl EdgeConfig {
                 "outbound__eventgrid__allowInvalidHostnames" => {
                     self.event_grid.allow_invalid_hostnames.to_string()
                 }
-                "broker__defaultMaxDeliveryAttempts" => {
-                    self.broker.default_max_delivery_attempts.to_string()
+                "broker__defaultMaxDeliveryAttempts" => self.broker.default_max_delivery_attempts.to_string(),
+                "broker__defaultEventTimeToLiveInSeconds" => {
+                    self.broker.default_event_time_to_live_in_seconds.to_string()
                 }
-                "broker__defaultEventTimeToLiveInSeconds" => self
-                    .broker
-                    .default_event_time_to_live_in_seconds
-                    .to_string(),
                 "broker__defaultMaxBatchSizeInBytes" => {
                     self.broker.default_max_batch_size_in_bytes.to_string()
                 }
-                "broker__defaultMaxEventsPerBatch" => {
-                    self.broker.default_max_events_per_batch.to_string()
-                }
+                "broker__defaultMaxEventsPerBatch" => self.broker.default_max_events_per_batch.to_string(),
                 "broker__logDeliverySuccess" => self.broker.log_delivery_success.to_string(),
                 "api__deliveryPolicyLimits__maxEventsPerBatch" => {
                     self.limits.max_events_per_batch.to_string()
                 }
-                "api__deliveryPolicyLimits__maxpreferredBatchSizeInKilobytes" => self
-                    .limits
-                    .max_preferred_batch_size_in_kilobytes
-                    .to_string(),
+                "api__deliveryPolicyLimits__maxpreferredBatchSizeInKilobytes" => {
+                    self.limits.max_preferred_batch_size_in_kilobytes.to_string()
+                }
                 "api__deliveryPolicyLimits__maxBatchSizeInBytes" => {
                     self.limits.max_batch_size_in_bytes.to_string()
                 }
@@ -341,10 +318,7 @@ fn one_of<T: Copy, const N: usize>(text: &str, known: [(&str, T); N]) -> Result<
         .find(|(name, _)| name.eq_ignore_ascii_case(text))
         .map(|(_, value)| *value)
         .ok_or_else(|| {
-            let names: Vec<_> = known
-                .iter()
-                .map(|(name, _)| format!("\"{name}\""))
-                .collect();
+            let names: Vec<_> = known.iter().map(|(name, _)| format!("\"{name}\"")).collect();
             format!("\"{text}\" is not one of {}", names.join(", "))
         })
 }

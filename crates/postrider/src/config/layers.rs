@@ -55,10 +55,7 @@ impl Layers {
     /// list around it.
     pub fn locate(&self, mut refused: ConfigError) -> ConfigError {
         let path = refused.key.split('[').next().unwrap_or_default();
-        let ends = path
-            .match_indices('.')
-            .map(|(dot, _)| dot)
-            .chain([path.len()]);
+        let ends = path.match_indices('.').map(|(dot, _)| dot).chain([path.len()]);
         refused.source = ends
             .rev()
             .find_map(|end| self.merged.find_metadata(&path[..end]))
@@ -135,10 +132,7 @@ fn key_of(name: &str) -> Option<String> {
 
 /// Kubernetes tells every pod about a service named "postrider" through variables with our prefix.
 fn is_service_link(key: &str) -> bool {
-    key == "port"
-        || key == "service_host"
-        || key.starts_with("service_port")
-        || key.starts_with("port_")
+    key == "port" || key == "service_host" || key.starts_with("service_port") || key.starts_with("port_")
 }
 
 /// A variable's text stays text, unless it is written as a TOML list or table.
@@ -179,11 +173,7 @@ fn read_flags(flags: &ServeFlags) -> Vec<Layer> {
     .into_iter()
     .filter_map(|(flag, key, text)| {
         let text = text.as_deref()?;
-        Some(Layer::at(
-            format!("the flag {flag}"),
-            key,
-            Value::from(text),
-        ))
+        Some(Layer::at(format!("the flag {flag}"), key, Value::from(text)))
     })
     .collect()
 }
@@ -196,15 +186,10 @@ fn value_of(value: toml::Value) -> Value {
         toml::Value::Float(number) => Value::from(number),
         toml::Value::Boolean(truth) => Value::from(truth),
         toml::Value::Datetime(at) => Value::from(at.to_string()),
-        toml::Value::Array(items) => {
-            Value::from(items.into_iter().map(value_of).collect::<Vec<_>>())
+        toml::Value::Array(items) => Value::from(items.into_iter().map(value_of).collect::<Vec<_>>()),
+        toml::Value::Table(table) => {
+            Value::from(table.into_iter().map(|(k, v)| (k, value_of(v))).collect::<Dict>())
         }
-        toml::Value::Table(table) => Value::from(
-            table
-                .into_iter()
-                .map(|(k, v)| (k, value_of(v)))
-                .collect::<Dict>(),
-        ),
     }
 }
 

@@ -3,8 +3,6 @@
 //! Flags win over `POSTRIDER_*` variables, which win over the file, which wins over the defaults.
 //! The edge module's own variables are read beside these, into [`EdgeConfig`].
 
-
-
 mod check;
 mod declared;
 mod duration;
@@ -14,12 +12,8 @@ mod model;
 mod print;
 mod secret;
 
-pub use declared::{DeclaredDomain, DeclaredSubscription, DeclaredTopic};
-pub use edge::{EdgeConfig, MetricsReporter, TlsPolicy};
-pub use model::{
-    Azure, Client, Config, DeadLetter, Edge, Egress, EgressPolicy, Limits, Listen, Log, LogFormat,
-    Role, Shutdown, StorageAccount, Store, StoreKind, Transport,
-};
+pub use edge::{EdgeConfig, TlsPolicy};
+pub use model::{Client, Config, EgressPolicy, LogFormat, Role};
 pub use print::{default_config_text, print_config};
 pub use secret::Secret;
 

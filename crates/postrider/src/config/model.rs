@@ -335,10 +335,7 @@ mod address {
     use super::*;
     use serde::Serializer;
 
-    pub fn serialize<S: Serializer>(
-        address: &Option<SocketAddr>,
-        to: S,
-    ) -> Result<S::Ok, S::Error> {
+    pub fn serialize<S: Serializer>(address: &Option<SocketAddr>, to: S) -> Result<S::Ok, S::Error> {
         match address {
             Some(address) => to.collect_str(address),
             None => to.serialize_str("off"),
@@ -406,14 +403,9 @@ mod networks {
                 .ok()
                 .or_else(|| text.parse::<IpAddr>().ok().map(IpNet::from));
             network.ok_or_else(|| {
-                D::Error::custom(format!(
-                    "\"{text}\" is not a network such as \"10.0.0.0/8\""
-                ))
+                D::Error::custom(format!("\"{text}\" is not a network such as \"10.0.0.0/8\""))
             })
         };
-        Vec::<String>::deserialize(from)?
-            .into_iter()
-            .map(parse)
-            .collect()
+        Vec::<String>::deserialize(from)?.into_iter().map(parse).collect()
     }
 }

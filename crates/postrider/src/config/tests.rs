@@ -98,9 +98,7 @@ fn the_command_line_is_understood() {
     command.clone().debug_assert();
     let line = "serve --config a.toml --data-dir d --https off --http 127.0.0.1:1 --profile edge \
                 --test-clock --log-format json --print-config";
-    let matches = command
-        .try_get_matches_from(line.split_whitespace())
-        .unwrap();
+    let matches = command.try_get_matches_from(line.split_whitespace()).unwrap();
     let flags = ServeFlags::from_arg_matches(&matches).unwrap();
     assert_eq!(flags.config.as_deref(), Some(Path::new("a.toml")));
     assert_eq!(flags.https.as_deref(), Some("off"));
@@ -152,27 +150,18 @@ fn the_file_may_be_named_by_a_variable() {
     assert_eq!(loaded.config.profile, "cloud-2018");
     assert_eq!(loaded.file, Some(path));
 
-    let missing = (
-        "POSTRIDER_CONFIG".to_owned(),
-        "/nowhere/at-all.toml".to_owned(),
-    );
-    let error = load(&ServeFlags::default(), [missing])
-        .unwrap_err()
-        .to_string();
+    let missing = ("POSTRIDER_CONFIG".to_owned(), "/nowhere/at-all.toml".to_owned());
+    let error = load(&ServeFlags::default(), [missing]).unwrap_err().to_string();
     assert!(
         error.starts_with("config: cannot read /nowhere/at-all.toml"),
         "{error}"
     );
-    assert!(
-        error.ends_with("(in the variable POSTRIDER_CONFIG)"),
-        "{error}"
-    );
+    assert!(error.ends_with("(in the variable POSTRIDER_CONFIG)"), "{error}");
 }
 
 #[test]
 fn what_the_file_gets_wrong_is_named() {
-    let check =
-        |text: &str, expected: &str| assert_eq!(file(text).unwrap_err(), expected, "{text}");
+    let check = |text: &str, expected: &str| assert_eq!(file(text).unwrap_err(), expected, "{text}");
     check(
         "[listen]\nhtps = \"off\"",
         "listen.htps: unknown key (in postrider.toml); did you mean \"https\"?",
@@ -185,10 +174,7 @@ fn what_the_file_gets_wrong_is_named() {
         "topics = []",
         "topics: unknown key (in postrider.toml); did you mean \"topic\"?",
     );
-    check(
-        "unheard_of = 1",
-        "unheard_of: unknown key (in postrider.toml)",
-    );
+    check("unheard_of = 1", "unheard_of: unknown key (in postrider.toml)");
     check(
         "[[client]]\nid = \"a\"\nsecret = \"b\"\nrol = \"x\"",
         "client[0].rol: unknown key (in postrider.toml); did you mean \"role\"?",
@@ -273,10 +259,7 @@ fn what_the_file_gets_wrong_is_named() {
         "[store]\nkind = \"embeded\"",
         "store.kind: \"embeded\" is not one of \"embedded\", \"jetstream\" (in postrider.toml); did you mean \"embedded\"?",
     );
-    check(
-        "threads = 0",
-        "threads: must be at least 1 (in postrider.toml)",
-    );
+    check("threads = 0", "threads: must be at least 1 (in postrider.toml)");
     check(
         "threads = -1",
         "threads: -1 does not fit a whole number (in postrider.toml)",
@@ -504,10 +487,7 @@ fn the_edge_modules_variables_are_read_in_both_spellings() {
 #[test]
 fn every_key_of_the_edge_module_prints_what_it_reads_back() {
     let printed = EdgeConfig::default().printed();
-    let variables: Vec<_> = printed
-        .iter()
-        .map(|(key, text)| (*key, text.as_str()))
-        .collect();
+    let variables: Vec<_> = printed.iter().map(|(key, text)| (*key, text.as_str())).collect();
     // All but tlsPolicy and the two keys have a default.
     assert_eq!(variables.len(), 21);
     assert_eq!(env(&variables).unwrap().edge, EdgeConfig::default());
@@ -539,8 +519,7 @@ fn what_is_wrong_with_the_edge_modules_variables_is_named() {
         "inbound__clientAuth__sasKeys__key1: is required, or key2, while inbound__clientAuth__sasKeys__enabled is true",
     );
 
-    let warned =
-        |name: &str, expected: &[&str]| assert_eq!(env(&[(name, "5")]).unwrap().warnings, expected);
+    let warned = |name: &str, expected: &[&str]| assert_eq!(env(&[(name, "5")]).unwrap().warnings, expected);
     warned(
         "brokers__defaultMaxDeliveryAttempts",
         &[
@@ -668,13 +647,7 @@ fn declared_resources_keep_the_apis_names() {
     );
     let declared: Vec<_> = config
         .declared_subscriptions()
-        .map(|(topic, subscription)| {
-            (
-                topic,
-                subscription.name.as_str(),
-                subscription.properties.clone(),
-            )
-        })
+        .map(|(topic, subscription)| (topic, subscription.name.as_str(), subscription.properties.clone()))
         .collect();
     assert_eq!(
         declared,
@@ -724,10 +697,7 @@ fn what_is_wrong_with_a_declared_resource_is_named() {
         &format!("{two}[[topic.subscription]]\nfilter = {{}}"),
         "topic[1].subscription[0].name: is required",
     );
-    check(
-        "[[topic]]\nname = \"\"",
-        "topic[0]: name: must not be empty",
-    );
+    check("[[topic]]\nname = \"\"", "topic[0]: name: must not be empty");
     check(
         "[[topic]]\nname = \"a\"\ninput_schema = 1\ninputSchema = 2",
         "topic[0]: inputSchema is given in two spellings",
@@ -789,10 +759,7 @@ fn printing_masks_every_secret_and_can_be_read_back() {
     let again = file(&printed.replace("\nkey = \"********\"", "")).unwrap();
     assert_eq!(
         print_config(&again).split('#').next(),
-        printed
-            .replace("\nkey = \"********\"", "")
-            .split('#')
-            .next()
+        printed.replace("\nkey = \"********\"", "").split('#').next()
     );
 }
 
@@ -818,10 +785,7 @@ fn uncommented(examples: bool) -> String {
 
 #[test]
 fn the_default_file_shows_the_defaults() {
-    assert_eq!(
-        file(default_config_text()).unwrap().config,
-        Config::default()
-    );
+    assert_eq!(file(default_config_text()).unwrap().config, Config::default());
     let config = file(&uncommented(false)).unwrap().config;
     assert_eq!(config, Config::default());
 }
@@ -841,11 +805,7 @@ fn the_default_file_explains_every_key() {
     let config = file(&uncommented(true)).unwrap().config;
     // Every optional key has an example, so none is null; every other has its default line.
     let mut unexplained = Vec::new();
-    leaves(
-        &serde_json::to_value(&config).unwrap(),
-        "",
-        &mut unexplained,
-    );
+    leaves(&serde_json::to_value(&config).unwrap(), "", &mut unexplained);
     assert_eq!(unexplained, Vec::<String>::new());
     for list in [
         config.clients.len(),

@@ -210,7 +210,10 @@ fn log_files_that_are_missing_do_not_stop_it() {
 fn a_lost_catalogue_or_state_is_refused_because_events_wait_behind_it() {
     for (file, words) in [
         ("catalog.redb", "catalog.redb is missing or empty"),
-        ("state.redb", "the state database is not the one it was written with"),
+        (
+            "state.redb",
+            "the state database is not the one it was written with",
+        ),
     ] {
         let stopped = Stopped::new(End::Killed);
         let path = stopped.server.data_dir().join(file);

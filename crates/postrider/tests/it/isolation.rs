@@ -138,6 +138,10 @@ fn running_out_of_file_descriptors_passes() {
     drop(idle);
     server.publish("orders", &[event("e1")]);
     assert_eq!(receiver.next().ids(), ["e1"]);
-    let complaints = server.log().iter().filter(|line| line.contains("cannot accept")).count();
+    let complaints = server
+        .log()
+        .iter()
+        .filter(|line| line.contains("cannot accept"))
+        .count();
     assert!(complaints < 20, "{complaints} lines about one thing");
 }
