@@ -75,19 +75,22 @@ pub async fn answer(server: &Arc<Server>, call: &mut Call, segments: &Segments<'
 fn admit(server: &Server, call: &Call) -> Result<(), Refusal> {
     match &server.config.edge {
         EdgeAccess::Open => {
-            let host = call.host();
-            let name = host_name(host);
-            if server
-                .config
-                .host_names
-                .iter()
-                .any(|known| known.eq_ignore_ascii_case(name))
-            {
-                Ok(())
-            } else {
-                // A page in a browser must not reach this API by giving its own name our address.
-                let message = format!("host {name:?} is not a name of this server; add it to listen.names");
-                Err(Refusal::new(403, "Forbidden", message))
+            let names = &server.config.host_names;
+            let is_ours = |name: &str| names.iter().any(|known| known.eq_ignore_ascii_case(name));
+            // A page in a browser must not reach this API by giving its own name our address …
+            let host = host_name(call.host());
+            if !is_ours(host) {
+                let message = format!("host {host:?} is not a name of this server; add it to listen.names");
+                return Err(Refusal::new(403, "Forbidden", message));
+            }
+            // … nor by addressing us from where it is.
+            match call.header("origin").and_then(page_host) {
+                Some(page) if !is_ours(page) => {
+                    let message =
+                        format!("pages of {page:?} may not use this server; add it to listen.names");
+                    Err(Refusal::new(403, "Forbidden", message))
+                }
+                _ => Ok(()),
             }
         }
         EdgeAccess::Keys(keys) => {
@@ -99,6 +102,15 @@ fn admit(server: &Server, call: &Call) -> Result<(), Refusal> {
             edge_authorize(&presented, [&keys[0], &keys[1]])?;
             Ok(())
         }
+    }
+}
+
+/// The host of the page that made a browser send a request. What has no scheme is not from a browser:
+/// deliveries carry an origin of their own.
+fn page_host(origin: &str) -> Option<&str> {
+    match origin.split_once("://") {
+        Some((_, host)) => Some(host_name(host)),
+        None => (origin == "null").then_some(origin),
     }
 }
 

@@ -30,7 +30,7 @@ pub struct Plan {
     pub endpoint: Arc<endpoint::Endpoint>,
     url: Arc<Uri>,
     /// Headers that are the same for every attempt.
-    headers: HeaderMap,
+    headers: Arc<HeaderMap>,
     dynamic: Vec<(HeaderName, String)>,
     /// `<domain id>/topics/`
     domain_prefix: String,
@@ -127,7 +127,7 @@ impl Plan {
             },
             endpoint: endpoint(&url),
             url: Arc::new(url),
-            headers,
+            headers: Arc::new(headers),
             dynamic,
             domain_prefix: if domain {
                 format!("{}/topics/", topic.full_id)
@@ -197,29 +197,31 @@ impl Plan {
         Request {
             method: Method::POST,
             url: self.url.clone(),
-            headers: self.headers(claims, &how),
+            headers: self.headers.clone(),
+            more: self.more(claims, &how),
             body: Bytes::from(body),
         }
     }
 
-    fn headers(&self, claims: &[Claim], how: &Rendering<'_>) -> HeaderMap {
-        let mut headers = self.headers.clone();
+    /// The headers that tell one attempt from another.
+    fn more(&self, claims: &[Claim], how: &Rendering<'_>) -> Vec<(HeaderName, HeaderValue)> {
+        let mut more = Vec::with_capacity(3 + self.dynamic.len());
         let made = claims.iter().map(|c| c.attempts_made).max().unwrap_or(0);
         let count = match made {
             0 => HeaderValue::from_static("0"),
             n => HeaderValue::from(n),
         };
-        headers.insert(DELIVERY_COUNT, count);
+        more.push((DELIVERY_COUNT, count));
         let Some(first) = claims.first() else {
-            return headers;
+            return more;
         };
         if let Ok(id) = HeaderValue::from_maybe_shared(Bytes::from(system_id(self.log, first.position()))) {
-            headers.insert(OUTPUT_EVENT_ID, id);
+            more.push((OUTPUT_EVENT_ID, id));
         }
         if self.delivery != Schema::CloudEvent {
             let version = render::data_version(&first.entry.batch, first.index as usize, how);
             if let Ok(version) = HeaderValue::from_bytes(version.as_bytes()) {
-                headers.insert(DATA_VERSION, version);
+                more.push((DATA_VERSION, version));
             }
         }
         if !self.dynamic.is_empty() {
@@ -229,11 +231,11 @@ impl Plan {
             for (name, field) in &self.dynamic {
                 let value = render::dynamic_attribute(&envelope, field, self.keys, self.topic_name());
                 if let Some(value) = value.and_then(|v| HeaderValue::from_bytes(v.as_bytes()).ok()) {
-                    headers.insert(name, value);
+                    more.push((name.clone(), value));
                 }
             }
         }
-        headers
+        more
     }
 
     /// What a reply came to.

@@ -2,7 +2,7 @@
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use http::{HeaderMap, Method, Uri};
+use http::{HeaderMap, HeaderName, HeaderValue, Method, Uri};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -12,9 +12,20 @@ pub struct Request {
     pub method: Method,
     /// Absolute: scheme, authority, path and query.
     pub url: Arc<Uri>,
-    /// Complete but for `host` and `content-length`, which the transport adds.
-    pub headers: HeaderMap,
+    /// Headers that are the same for every request of a kind. `host` and `content-length` are the
+    /// transport's to add.
+    pub headers: Arc<HeaderMap>,
+    /// Headers of this request.
+    pub more: Vec<(HeaderName, HeaderValue)>,
     pub body: Bytes,
+}
+
+impl Request {
+    /// The header's value, if it is text.
+    pub fn header(&self, name: &str) -> Option<&str> {
+        let more = self.more.iter().find(|(known, _)| known == name).map(|(_, value)| value);
+        more.or_else(|| self.headers.get(name))?.to_str().ok()
+    }
 }
 
 /// What came back from one attempt. A delivery that fails is a value, not an error.

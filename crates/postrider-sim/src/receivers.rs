@@ -83,15 +83,9 @@ impl Transport for Receivers {
         let body = std::str::from_utf8(&request.body).expect("bodies are JSON");
         let raw = Raw::parse(body).expect("bodies are JSON");
         let ids: Vec<u64> = raw.elements().map(|e| id_of(e)).collect();
-        let count = request.headers["aeg-delivery-count"]
-            .to_str()
-            .expect("a number")
-            .parse()
-            .expect("a number");
-        let name = request.headers["aeg-subscription-name"]
-            .to_str()
-            .expect("text")
-            .to_lowercase();
+        let header = |name| request.header(name).expect("sent with every delivery");
+        let count = header("aeg-delivery-count").parse().expect("a number");
+        let name = header("aeg-subscription-name").to_lowercase();
         let (doing, latency) = self.decide(receiver, now);
         let attempt = self.audit.arrived(Seen {
             subscription: name,

@@ -45,7 +45,7 @@ impl Dialler {
                 Socket::Tls(Box::new(stream))
             }
         };
-        Wire::new(socket).await.map_err(|error| failed(&error))
+        Ok(Wire::new(socket))
     }
 
     /// The addresses the policy lets us dial; at least one.

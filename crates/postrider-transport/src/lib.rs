@@ -19,13 +19,10 @@ pub use wire::SNIPPET_MAX;
 
 use async_trait::async_trait;
 use dial::Dialler;
-use http::header::{CONTENT_LENGTH, HOST, TRANSFER_ENCODING, USER_AGENT};
-use http::{HeaderValue, Method, Uri};
-use http_body_util::Full;
+use http::HeaderValue;
 use pool::Pool;
 use postrider_core::time::Clock;
 use postrider_engine::deliver::{Answer, Failure, FailureKind, Reply, Request, Timings, Transport};
-use std::error::Error as StdError;
 use std::sync::Arc;
 use std::time::Duration;
 use target::Target;
@@ -131,14 +128,20 @@ impl HttpTransport {
 
     async fn attempt(&self, request: Request) -> Result<Answer, Failure> {
         let started = Instant::now();
-        let url = request.url.clone();
-        let target = Target::of(&url)?;
-        let mut message = self.message(&target, request)?;
-
+        let target = Target::of(&request.url)?;
+        let message = Message {
+            method: &request.method,
+            path: request.url.path_and_query().map_or("/", |path| path.as_str()),
+            authority: target.authority,
+            headers: &request.headers,
+            more: &request.more,
+            user_agent: self.user_agent.as_ref(),
+            body: &request.body,
+        };
         if let Some(wire) = self.checkout(&target) {
-            match self.exchange(wire, &target, message, started, started).await {
-                Err(Unanswered::NeverSent(unsent, _)) => message = *unsent,
-                Err(Unanswered::Broken(error)) => return Err(broken(&target, &error)),
+            match self.exchange(wire, &target, &message, started, started).await {
+                Err(Unanswered::NeverSent(_)) => {}
+                Err(Unanswered::Broken(error)) => return Err(target.failed(FailureKind::Socket, error)),
                 Ok(answer) => return Ok(answer),
             }
         }
@@ -146,10 +149,12 @@ impl HttpTransport {
         let wire = Box::pin(self.dialler.dial(&target)).await?;
         let connected = Instant::now();
         match self
-            .exchange(Box::new(wire), &target, message, started, connected)
+            .exchange(Box::new(wire), &target, &message, started, connected)
             .await
         {
-            Err(Unanswered::NeverSent(_, error) | Unanswered::Broken(error)) => Err(broken(&target, &error)),
+            Err(Unanswered::NeverSent(error) | Unanswered::Broken(error)) => {
+                Err(target.failed(FailureKind::Socket, error))
+            }
             Ok(answer) => Ok(answer),
         }
     }
@@ -159,19 +164,19 @@ impl HttpTransport {
         &self,
         mut wire: Box<Wire>,
         target: &Target<'_>,
-        message: Message,
+        message: &Message<'_>,
         started: Instant,
         connected: Instant,
     ) -> Result<Answer, Unanswered> {
-        let (head, body) = wire.request(message).await?.into_parts();
+        let head = wire.request(message).await?;
         let first_byte = connected.elapsed();
-        let body = wire.read(body, self.body_cap, self.body_time, &*self.clock).await;
-        if body.complete && wire.is_idle() {
+        let body = wire.read(&head, self.body_cap, self.body_time, &*self.clock).await;
+        if body.reusable && wire.is_idle() {
             self.pool
                 .put(target.scheme, target.authority, wire, self.clock.now());
         }
         Ok(Answer {
-            status: head.status.as_u16(),
+            status: head.status,
             headers: head.headers,
             body: body.snippet,
             timings: Timings {
@@ -192,35 +197,6 @@ impl HttpTransport {
             }
         }
     }
-
-    fn message(&self, target: &Target<'_>, request: Request) -> Result<Message, Failure> {
-        let Request {
-            method,
-            url,
-            mut headers,
-            body,
-        } = request;
-        let host = HeaderValue::from_str(target.authority)
-            .map_err(|_| target.failed(FailureKind::Socket, "the url's host cannot be sent"))?;
-        headers.insert(HOST, host);
-        // Framing is ours alone: a header that contradicts the body would smuggle a second request.
-        headers.remove(TRANSFER_ENCODING);
-        headers.remove(CONTENT_LENGTH);
-        // hyper writes the length of a body that is there; these methods owe one in any case.
-        if body.is_empty() && [Method::POST, Method::PUT, Method::PATCH].contains(&method) {
-            headers.insert(CONTENT_LENGTH, HeaderValue::from_static("0"));
-        }
-        if let Some(agent) = &self.user_agent
-            && !headers.contains_key(USER_AGENT)
-        {
-            headers.insert(USER_AGENT, agent.clone());
-        }
-        let mut message = http::Request::new(Full::new(body));
-        *message.method_mut() = method;
-        *message.uri_mut() = origin_form(&url);
-        *message.headers_mut() = headers;
-        Ok(message)
-    }
 }
 
 #[async_trait]
@@ -230,19 +206,5 @@ impl Transport for HttpTransport {
             Ok(answer) => Reply::Answered(answer),
             Err(failure) => Reply::Failed(failure),
         }
-    }
-}
-
-/// Path and query only, as origin servers expect.
-fn origin_form(url: &Uri) -> Uri {
-    url.path_and_query()
-        .cloned()
-        .map_or_else(|| Uri::from_static("/"), Uri::from)
-}
-
-fn broken(target: &Target<'_>, error: &hyper::Error) -> Failure {
-    match error.source() {
-        Some(cause) => target.failed(FailureKind::Socket, format_args!("{error}: {cause}")),
-        None => target.failed(FailureKind::Socket, error),
     }
 }

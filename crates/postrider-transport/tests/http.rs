@@ -4,7 +4,7 @@
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use http::{HeaderMap, HeaderName, HeaderValue, Method};
+use http::{HeaderName, HeaderValue, Method};
 use postrider_core::time::{Clock, Sleep, Timestamp};
 use postrider_engine::deliver::{Answer, Failure, FailureKind, Reply, Request, Transport};
 use postrider_transport::{Config, EgressPolicy, HttpTransport, Resolve, SNIPPET_MAX};
@@ -226,7 +226,8 @@ fn post(url: &str, body: impl Into<Bytes>) -> Request {
     Request {
         method: Method::POST,
         url: Arc::new(url.parse().unwrap()),
-        headers: HeaderMap::new(),
+        headers: Arc::default(),
+        more: Vec::new(),
         body: body.into(),
     }
 }
@@ -258,8 +259,7 @@ async fn a_request_is_the_callers_headers_a_host_and_a_length() {
         ("content-length", "99"),
         ("transfer-encoding", "chunked"),
     ] {
-        request
-            .headers
+        Arc::make_mut(&mut request.headers)
             .insert(HeaderName::from_static(name), HeaderValue::from_static(value));
     }
     assert!(matches!(transport.send(request).await, Reply::Answered(_)));
@@ -297,8 +297,8 @@ async fn a_user_agent_is_sent_if_configured_and_not_brought() {
     answered(&transport, &peer.url("/")).await;
     let mut request = post(&peer.url("/"), "");
     request
-        .headers
-        .insert("user-agent", HeaderValue::from_static("mine"));
+        .more
+        .push((http::header::USER_AGENT, HeaderValue::from_static("mine")));
     transport.send(request).await;
     let requests = peer.requests();
     assert!(

@@ -178,17 +178,22 @@ fn an_open_edge_api_answers_only_to_its_own_names() {
         let refusal = get(host).expect(403).json();
         assert_eq!(refusal["error"]["details"]["code"], "Forbidden", "{refusal}");
     }
-    // A page in a browser cannot publish either.
-    let events = json!([event("e1")]).to_string();
+    // A page in a browser cannot publish either, whether it borrows our address or names it.
     server.put_topic("orders");
-    server
-        .send(
-            "POST",
-            "/topics/orders/events",
-            &[JSON, ("host", "evil.example")],
-            &events,
-        )
-        .expect(403);
+    let body = json!([event("e1")]).to_string();
+    let publish = |headers: &[(&str, &str)]| server.send("POST", "/topics/orders/events", headers, &body);
+    publish(&[JSON, ("host", "evil.example")]).expect(403);
+    for origin in ["https://evil.example", "http://localhost.evil.example:80", "null"] {
+        publish(&[("content-type", "text/plain"), ("origin", origin)]).expect(403);
+    }
+    // Its own pages may, and so may deliveries, which have an origin that no page has.
+    for origin in [
+        "http://localhost:5888",
+        "https://grid.example",
+        "eventgrid.azure.net",
+    ] {
+        publish(&[JSON, ("origin", origin)]).expect(200);
+    }
 }
 
 #[test]

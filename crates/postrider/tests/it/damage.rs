@@ -129,6 +129,10 @@ fn a_damaged_record_is_reported_with_its_place_and_not_served() {
         server.logged(&["ERROR", "damaged record", &file]);
         let health = server.send("GET", "/healthz", &[], "").expect(200).json();
         assert_eq!(health["store"]["corruptRecords"], 1, "{health}");
+        if let End::Sealed = end {
+            // The index still knows whose event it was.
+            server.counted("/deliveries/dropped/StoredEventCorrupt", 1);
+        }
         let told = health["store"]["corrupt"][0].as_str().unwrap();
         assert!(told.contains(&file), "{told}");
         // The damaged bytes are within what is reported, or the record that begins before them is.

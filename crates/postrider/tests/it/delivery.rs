@@ -640,3 +640,92 @@ fn deliveries_reach_https_receivers_whose_ca_is_configured() {
     wary.counted("/deliveries/attemptsFailed", 1);
     assert!(receiver.so_far().is_empty());
 }
+
+#[test]
+fn subscriptions_of_a_domain_get_all_of_it_or_one_topic() {
+    let receiver = Receiver::start();
+    let sub = |name: &str| subscription(&receiver, name, "", "");
+    let config = format!(
+        "[[domain]]\nname = \"tenants\"\nkey1 = \"{KEY}\"\n[[domain.subscription]]\n{}\n\
+         [[domain.topic]]\nname = \"acme\"\n[[domain.topic.subscription]]\n{}\n",
+        sub("all"),
+        sub("acme")
+    );
+    let server = Setup::config(config).start();
+    let to = |id: &str, topic: &str| {
+        let mut event = event(id);
+        event["topic"] = json!(topic);
+        event
+    };
+    let domain = IDS.replace("/topics", "/domains/tenants/topics");
+    let events = json!([
+        to("e1", "acme"),
+        to("e2", "other"),
+        to("e3", &format!("{domain}/ACME"))
+    ]);
+    server
+        .send(
+            "POST",
+            "/domains/tenants/api/events",
+            &[JSON, ("aeg-sas-key", KEY)],
+            events.to_string(),
+        )
+        .expect(200);
+    assert_eq!(server.health()["deliveries"]["matched"], 5);
+    let mut got: Vec<(String, Value, Value)> = (0..5)
+        .map(|_| {
+            let delivery = receiver.next();
+            let event = delivery.json()[0].take();
+            (delivery.path, event["id"].clone(), event["topic"].clone())
+        })
+        .collect();
+    got.sort_by_key(|(path, id, _)| (path.clone(), id.to_string()));
+    let row =
+        |path: &str, id: &str, topic: &str| (path.to_owned(), json!(id), json!(format!("{domain}/{topic}")));
+    let expected = [
+        row("/acme", "e1", "acme"),
+        row("/acme", "e3", "ACME"),
+        row("/all", "e1", "acme"),
+        row("/all", "e2", "other"),
+        row("/all", "e3", "ACME"),
+    ];
+    assert_eq!(got, expected);
+}
+
+#[test]
+fn an_edge_topic_forwards_to_a_topic_in_the_cloud() {
+    let receiver = Receiver::start();
+    let cloud = Setup::config(topic("far", "", &[subscription(&receiver, "far", "", "")])).start();
+    let edge = Setup {
+        env: vec![
+            ("outbound__eventgrid__httpsOnly", "false".into()),
+            ("outbound__eventgrid__allowInvalidHostnames", "true".into()),
+        ],
+        ..Setup::default()
+    };
+    let edge = edge.start();
+    edge.put_topic("near");
+    let properties = json!({
+        "endpointUrl": format!("http://{}/topics/far/api/events?api-version=2018-01-01", cloud.http),
+        "sasKey": KEY,
+    });
+    let forward = |properties: &Value| {
+        let body =
+            json!({"properties": {"destination": {"endpointType": "eventGrid", "properties": properties}}});
+        edge.edge("PUT", "/topics/near/eventSubscriptions/up", &body)
+            .expect(200)
+    };
+    assert!(!forward(&properties).text().contains(KEY), "the key is not shown");
+    edge.publish("near", &[event("e1")]);
+    let event1 = receiver.next().json()[0].take();
+    assert_eq!(
+        (&event1["id"], &event1["topic"]),
+        (&json!("e1"), &json!(format!("{IDS}/far")))
+    );
+
+    let mut named = properties;
+    named["topicName"] = json!(format!("{IDS}/far"));
+    forward(&named);
+    edge.publish("near", &[event("e2")]);
+    assert_eq!(receiver.next().json()[0]["topic"], format!("{IDS}/far"));
+}
