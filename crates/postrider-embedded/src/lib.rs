@@ -13,7 +13,7 @@ mod catalog;
 pub use catalog::EmbeddedCatalog;
 
 use async_trait::async_trait;
-use disk::Disk;
+use disk::{Disk, DiskFile};
 use postrider_core::event::Batch;
 use postrider_core::ids::{Position, SubscriptionId};
 use postrider_core::retry::Next;
@@ -59,6 +59,8 @@ struct Shared {
     /// The position of the next event.
     next: AtomicU64,
     segments: RwLock<BTreeMap<u64, Arc<Segment>>>,
+    /// An empty file for the next segment.
+    spare: Mutex<Option<Arc<dyn DiskFile>>>,
     references: Mutex<FxHashMap<u64, u64>>,
     subs: RwLock<FxHashMap<SubscriptionId, Arc<Sub>>>,
     /// When each subscription's next retry comes due.
@@ -137,6 +139,8 @@ impl EmbeddedLog {
                 .spawn(work)
                 .map_err(|e| Error::Unavailable(format!("starting the {name} thread: {e}")))
         };
+        // Its first work: a spare segment.
+        let _ = to_settler.send(ToSettler::Checkpoint);
         let threads = vec![
             thread("log-writer", Box::new(move || writer.run()))?,
             thread("settler", Box::new(move || settler.run()))?,

@@ -4,7 +4,7 @@ use crate::disk::Disk;
 use crate::queue::Queue;
 use crate::record::{self, Kind, Progress, Reader};
 use crate::segment::{
-    FIRST_RECORD, Head, Segment, base_of, index_base_of, index_name, log_name, scan_is_empty,
+    FIRST_RECORD, Head, SPARE_NAME, Segment, base_of, index_base_of, index_name, log_name, scan_is_empty,
 };
 use crate::state::{Recovered, State, Write};
 use crate::writer::ToWriter;
@@ -46,6 +46,7 @@ pub fn recover(
         identity: known.identity,
         next: AtomicU64::new(next),
         segments: RwLock::new(BTreeMap::new()),
+        spare: Mutex::new(None),
         references: Mutex::new(known.references),
         subs: RwLock::new(FxHashMap::default()),
         heads: Mutex::new(BTreeSet::new()),
@@ -113,6 +114,7 @@ impl Found {
         progress: &mut FxHashMap<SubscriptionId, Progress>,
     ) -> Result<(), Error> {
         let unreadable = |e: io::Error| Error::Unavailable(format!("reading the log: {e}"));
+        settle_spare(disk, known.identity).map_err(unreadable)?;
         let names = disk.names().map_err(unreadable)?;
         let bases: Vec<Position> = names.iter().filter_map(|n| base_of(n)).collect();
         for orphan in names
@@ -246,6 +248,18 @@ impl Found {
             tracing::warn!(?segment, error = %e, "cannot write a segment's index");
         }
         Ok(segment)
+    }
+}
+
+/// The spare file is a segment if it has a head: its new name was lost. Otherwise it is nothing.
+fn settle_spare(disk: &dyn Disk, identity: u64) -> io::Result<()> {
+    let file = match disk.open(SPARE_NAME) {
+        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(()),
+        file => file?,
+    };
+    match Head::read(&*file)? {
+        Some(head) if head.identity == identity => disk.rename(SPARE_NAME, &log_name(head.base)),
+        _ => Ok(()),
     }
 }
 

@@ -24,6 +24,9 @@ const SCAN_BYTES: usize = 1 << 20;
 /// Records that are no farther apart are read with one call.
 const NEAR_BYTES: u64 = 32 << 10;
 
+/// An empty file made ahead of time, so that beginning a segment need not wait for the directory.
+pub const SPARE_NAME: &str = "spare";
+
 pub fn log_name(base: Position) -> String {
     format!("{:020}.log", base.0)
 }
@@ -154,7 +157,18 @@ impl Head {
 impl Segment {
     /// Makes a new, empty segment. It becomes durable with the directory's sync.
     pub fn create(disk: &dyn Disk, head: Head) -> io::Result<Segment> {
-        let file = disk.create(&log_name(head.base))?;
+        Segment::begin(disk.create(&log_name(head.base))?, head)
+    }
+
+    /// Makes a new segment of the spare file, whose name is durable already. Should the new name be lost,
+    /// its head tells whose it is.
+    pub fn of_spare(disk: &dyn Disk, spare: Arc<dyn DiskFile>, head: Head) -> io::Result<Segment> {
+        let segment = Segment::begin(spare, head)?;
+        disk.rename(SPARE_NAME, &log_name(head.base))?;
+        Ok(segment)
+    }
+
+    fn begin(file: Arc<dyn DiskFile>, head: Head) -> io::Result<Segment> {
         file.write_at(&mut [IoSlice::new(&head.encode())], 0)?;
         // On disk before any record: what is damaged later can be told from what was cut short.
         file.sync()?;
@@ -264,6 +278,8 @@ impl Segment {
 
     /// Writes the index to its file and lets go of the memory. Called once the segment is complete.
     pub fn seal(&self, disk: &dyn Disk) -> io::Result<()> {
+        // What is behind the last good record is cut off; if that fails it is only wasted space.
+        let _ = self.file.truncate(self.bytes());
         let bytes = {
             let index = self.index.lock().expect("no panic holds it");
             let Index::Open { entries, .. } = &*index else {

@@ -206,6 +206,9 @@ impl Settler {
         if sweep {
             self.shared.sweep();
         }
+        if checkpoint && !close {
+            self.shared.prepare_spare();
+        }
         for reply in replies {
             let _ = reply.send(());
         }

@@ -3,7 +3,7 @@
 use crate::Shared;
 use crate::disk::Disk;
 use crate::record::{HEADER_LEN, Header, Kind};
-use crate::segment::{FIRST_RECORD, Head, Segment, index_name, log_name};
+use crate::segment::{FIRST_RECORD, Head, SPARE_NAME, Segment, index_name, log_name};
 use crate::settler::ToSettler;
 use postrider_core::event::Batch;
 use postrider_core::ids::Position;
@@ -323,8 +323,6 @@ impl Writer {
     fn roll(&mut self) -> io::Result<()> {
         let disk = self.shared.disk.clone();
         let segment = Arc::new(self.shared.create_segment(&*disk, self.next, self.commit + 1)?);
-        // What is behind the last good record is cut off; if that fails it is only wasted space.
-        let _ = self.segment.file.truncate(self.offset);
         let complete = self.segment.clone();
         self.shared.add_segment(segment.clone());
         let _ = self.settler.send(ToSettler::Seal(complete));
@@ -366,8 +364,21 @@ impl Writer {
 }
 
 impl Shared {
-    /// Makes a segment file and its directory entry durable.
+    /// Begins a segment: of the spare file if there is one, which takes one flush; otherwise of a new
+    /// file, which takes the directory's too.
     pub fn create_segment(&self, disk: &dyn Disk, base: Position, commit: u64) -> io::Result<Segment> {
+        let head = Head {
+            base,
+            identity: self.identity,
+            commit,
+        };
+        let spare = self.spare.lock().expect("no panic holds it").take();
+        if let Some(spare) = spare {
+            match disk.remove(&index_name(base)) {
+                Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e),
+                _ => return Segment::of_spare(disk, spare, head),
+            }
+        }
         // Files of these names can only be what a failed attempt left behind.
         let names = disk.names()?;
         for name in [log_name(base), index_name(base)] {
@@ -375,13 +386,30 @@ impl Shared {
                 disk.remove(&name)?;
             }
         }
-        let head = Head {
-            base,
-            identity: self.identity,
-            commit,
-        };
         let segment = Segment::create(disk, head)?;
         disk.sync()?;
         Ok(segment)
+    }
+
+    /// Sees to it that there is a spare file, if the disk lets us.
+    pub fn prepare_spare(&self) {
+        if self.spare.lock().expect("no panic holds it").is_some() {
+            return;
+        }
+        let make = || {
+            match self.disk.remove(SPARE_NAME) {
+                Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e),
+                _ => {}
+            }
+            // The last spare's new name must not be lost while its old name goes to another file.
+            self.disk.sync()?;
+            let file = self.disk.create(SPARE_NAME)?;
+            self.disk.sync()?;
+            Ok(file)
+        };
+        match make() {
+            Ok(file) => *self.spare.lock().expect("no panic holds it") = Some(file),
+            Err(e) => tracing::debug!(error = %e, "no spare segment"),
+        }
     }
 }

@@ -23,7 +23,11 @@ pub struct Request {
 impl Request {
     /// The header's value, if it is text.
     pub fn header(&self, name: &str) -> Option<&str> {
-        let more = self.more.iter().find(|(known, _)| known == name).map(|(_, value)| value);
+        let more = self
+            .more
+            .iter()
+            .find(|(known, _)| known == name)
+            .map(|(_, value)| value);
         more.or_else(|| self.headers.get(name))?.to_str().ok()
     }
 }

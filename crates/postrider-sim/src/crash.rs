@@ -77,7 +77,11 @@ impl EventLog for CrashLog {
         self.point()?;
         self.audit.settled(of, &settled);
         self.inner.settle(of, settled).await?;
-        if self.settles.fetch_add(1, SeqCst).is_multiple_of(self.checkpoint_every) {
+        if self
+            .settles
+            .fetch_add(1, SeqCst)
+            .is_multiple_of(self.checkpoint_every)
+        {
             self.inner.checkpoint();
             self.audit.checkpoint();
         }

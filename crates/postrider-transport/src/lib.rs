@@ -170,7 +170,9 @@ impl HttpTransport {
     ) -> Result<Answer, Unanswered> {
         let head = wire.request(message).await?;
         let first_byte = connected.elapsed();
-        let body = wire.read(&head, self.body_cap, self.body_time, &*self.clock).await;
+        let body = wire
+            .read(&head, self.body_cap, self.body_time, &*self.clock)
+            .await;
         if body.reusable && wire.is_idle() {
             self.pool
                 .put(target.scheme, target.authority, wire, self.clock.now());

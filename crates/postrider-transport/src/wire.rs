@@ -245,7 +245,8 @@ impl Wire {
     /// Whether the connection could take a request now, as far as is known: looks at what the peer
     /// has sent in the meantime, a goodbye for one. Forgets the task that used the connection last.
     pub fn is_idle(&mut self) -> bool {
-        self.poll_fill(&mut Context::from_waker(Waker::noop())).is_pending()
+        self.poll_fill(&mut Context::from_waker(Waker::noop()))
+            .is_pending()
     }
 }
 
@@ -327,7 +328,11 @@ fn head(response: &httparse::Response<'_, '_>, method: &Method) -> io::Result<He
         })
     };
     let new = response.version == Some(1);
-    let mut keep = if new { !says(CONNECTION, "close") } else { says(CONNECTION, "keep-alive") };
+    let mut keep = if new {
+        !says(CONNECTION, "close")
+    } else {
+        says(CONNECTION, "keep-alive")
+    };
     let length = length(&headers)?;
     let bodiless = method == Method::HEAD || matches!(status, 100..200 | 204 | 304);
     let framing = if bodiless {
@@ -335,7 +340,11 @@ fn head(response: &httparse::Response<'_, '_>, method: &Method) -> io::Result<He
     } else if headers.contains_key(TRANSFER_ENCODING) {
         // With both, one of the two is lying.
         keep &= length.is_none();
-        if says(TRANSFER_ENCODING, "chunked") { Framing::Chunked } else { Framing::UntilClosed }
+        if says(TRANSFER_ENCODING, "chunked") {
+            Framing::Chunked
+        } else {
+            Framing::UntilClosed
+        }
     } else {
         length.map_or(Framing::UntilClosed, Framing::Length)
     };
@@ -390,7 +399,10 @@ struct Decoder {
 
 enum State {
     /// So many bytes of data are left; then comes what the flag says.
-    Data { left: u64, chunked: bool },
+    Data {
+        left: u64,
+        chunked: bool,
+    },
     ChunkSize,
     ChunkEnd,
     Trailers,
@@ -587,16 +599,35 @@ mod tests {
     #[test]
     fn answers_are_read_the_same_however_they_are_cut() {
         let check = |answer: &str, status: u16, body: &str, reusable: bool| {
-            assert_eq!(decode(answer), [(status, body.to_owned(), reusable)], "{answer:?}");
+            assert_eq!(
+                decode(answer),
+                [(status, body.to_owned(), reusable)],
+                "{answer:?}"
+            );
         };
-        check("HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nhello", 200, "hello", true);
+        check(
+            "HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nhello",
+            200,
+            "hello",
+            true,
+        );
         check("HTTP/1.1 204 No Content\r\n\r\n", 204, "", true);
         check("HTTP/1.1 200 OK\r\n\r\nhello", 200, "hello", false);
         check("HTTP/1.0 200 OK\r\ncontent-length: 2\r\n\r\nhi", 200, "hi", false);
-        check("HTTP/1.1 200 OK\r\nconnection: Close\r\ncontent-length: 2\r\n\r\nhi", 200, "hi", false);
+        check(
+            "HTTP/1.1 200 OK\r\nconnection: Close\r\ncontent-length: 2\r\n\r\nhi",
+            200,
+            "hi",
+            false,
+        );
         let chunked = "HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n3\r\nabc\r\nA;x=y\r\n0123456789\r\n0\r\nt: v\r\n\r\n";
         check(chunked, 200, "abc0123456789", true);
-        check(&chunked.replace("\r\n\r\n3", "\r\ncontent-length: 3\r\n\r\n3"), 200, "abc0123456789", false);
+        check(
+            &chunked.replace("\r\n\r\n3", "\r\ncontent-length: 3\r\n\r\n3"),
+            200,
+            "abc0123456789",
+            false,
+        );
         // More than the answer: what is left over belongs to nobody.
         check("HTTP/1.1 200 OK\r\ncontent-length: 1\r\n\r\nab", 200, "a", false);
     }
@@ -609,7 +640,10 @@ mod tests {
             "HTTP/1.1 200 OK\r\ncontent-length: 99999999999999999999999\r\n\r\n",
             "SMTP ready\r\n\r\n",
         ] {
-            assert!(parse_head(answer.as_bytes(), &Method::POST).is_err(), "{answer:?}");
+            assert!(
+                parse_head(answer.as_bytes(), &Method::POST).is_err(),
+                "{answer:?}"
+            );
         }
         for line in ["", "x", "-1", "+1", "1 1", "1000000000000000"] {
             assert_eq!(chunk_size(line.as_bytes()), None, "{line:?}");
