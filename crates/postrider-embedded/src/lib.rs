@@ -60,7 +60,9 @@ struct Shared {
     next: AtomicU64,
     segments: RwLock<BTreeMap<u64, Arc<Segment>>>,
     /// An empty file for the next segment.
-    spare: Mutex<Option<Arc<dyn DiskFile>>>,
+    spare: Mutex<Option<(&'static str, Arc<dyn DiskFile>)>>,
+    /// How many there have been.
+    spares: AtomicUsize,
     references: Mutex<FxHashMap<u64, u64>>,
     subs: RwLock<FxHashMap<SubscriptionId, Arc<Sub>>>,
     /// When each subscription's next retry comes due.

@@ -4,7 +4,7 @@ use crate::disk::Disk;
 use crate::queue::Queue;
 use crate::record::{self, Kind, Progress, Reader};
 use crate::segment::{
-    FIRST_RECORD, Head, SPARE_NAME, Segment, base_of, index_base_of, index_name, log_name, scan_is_empty,
+    FIRST_RECORD, Head, SPARE_NAMES, Segment, base_of, index_base_of, index_name, log_name, scan_is_empty,
 };
 use crate::state::{Recovered, State, Write};
 use crate::writer::ToWriter;
@@ -47,6 +47,7 @@ pub fn recover(
         next: AtomicU64::new(next),
         segments: RwLock::new(BTreeMap::new()),
         spare: Mutex::new(None),
+        spares: AtomicUsize::new(0),
         references: Mutex::new(known.references),
         subs: RwLock::new(FxHashMap::default()),
         heads: Mutex::new(BTreeSet::new()),
@@ -114,7 +115,7 @@ impl Found {
         progress: &mut FxHashMap<SubscriptionId, Progress>,
     ) -> Result<(), Error> {
         let unreadable = |e: io::Error| Error::Unavailable(format!("reading the log: {e}"));
-        settle_spare(disk, known.identity).map_err(unreadable)?;
+        settle_spares(disk, known.identity).map_err(unreadable)?;
         let names = disk.names().map_err(unreadable)?;
         let bases: Vec<Position> = names.iter().filter_map(|n| base_of(n)).collect();
         for orphan in names
@@ -184,9 +185,8 @@ impl Found {
         let segment = Segment::open_sealed(disk, base)?;
         let name = index_name(base);
         if segment.is_none() && names.contains(&name) {
-            // It was complete before it got this name.
-            self.corrupt
-                .push(format!("{name} at byte 0: an index, made anew from its segment"));
+            // A power cut may have taken it: it is not flushed. Nothing but time is lost.
+            tracing::warn!(%name, "an index is damaged and is made anew from its segment");
         }
         Ok(segment)
     }
@@ -243,6 +243,7 @@ impl Found {
         }
         // What is behind the last record is of no use to anyone.
         segment.file.truncate(scan.end)?;
+        segment.has_tail();
         if let Err(e) = segment.seal(disk) {
             // A full disk, most likely. The index stays in memory; the next start reads the segment again.
             tracing::warn!(?segment, error = %e, "cannot write a segment's index");
@@ -251,16 +252,22 @@ impl Found {
     }
 }
 
-/// The spare file is a segment if it has a head: its new name was lost. Otherwise it is nothing.
-fn settle_spare(disk: &dyn Disk, identity: u64) -> io::Result<()> {
-    let file = match disk.open(SPARE_NAME) {
-        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(()),
-        file => file?,
-    };
-    match Head::read(&*file)? {
-        Some(head) if head.identity == identity => disk.rename(SPARE_NAME, &log_name(head.base)),
-        _ => Ok(()),
+/// A spare file is a segment if it has a head: its new name was lost. Otherwise it is nothing.
+fn settle_spares(disk: &dyn Disk, identity: u64) -> io::Result<()> {
+    for name in SPARE_NAMES {
+        let file = match disk.open(name) {
+            Err(e) if e.kind() == io::ErrorKind::NotFound => continue,
+            file => file?,
+        };
+        if let Some(head) = Head::read(&*file)?
+            && head.identity == identity
+            // A segment that has its name was begun after the spare had failed.
+            && disk.open(&log_name(head.base)).is_err_and(|e| e.kind() == io::ErrorKind::NotFound)
+        {
+            disk.rename(name, &log_name(head.base))?;
+        }
     }
+    Ok(())
 }
 
 /// What is settled stays settled: a position is open only if neither of the two knows better.

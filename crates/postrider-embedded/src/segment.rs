@@ -8,7 +8,7 @@ use postrider_core::ids::{Position, SubscriptionId};
 use rustc_hash::FxHashMap;
 use std::fmt;
 use std::io::{self, IoSlice};
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 
 /// A segment is closed when it would grow beyond this.
@@ -24,8 +24,9 @@ const SCAN_BYTES: usize = 1 << 20;
 /// Records that are no farther apart are read with one call.
 const NEAR_BYTES: u64 = 32 << 10;
 
-/// An empty file made ahead of time, so that beginning a segment need not wait for the directory.
-pub const SPARE_NAME: &str = "spare";
+/// Empty files made ahead of time, so that beginning a segment need not wait for the directory. Two
+/// names take turns: a new spare must not take the name of one whose own new name may still be lost.
+pub const SPARE_NAMES: [&str; 2] = ["spare.0", "spare.1"];
 
 pub fn log_name(base: Position) -> String {
     format!("{:020}.log", base.0)
@@ -88,6 +89,8 @@ pub struct Segment {
     end: AtomicU64,
     /// The bytes in use.
     bytes: AtomicU64,
+    /// There may be something behind the last good record that must not be found again.
+    tail: AtomicBool,
     index: Mutex<Index>,
 }
 
@@ -162,9 +165,14 @@ impl Segment {
 
     /// Makes a new segment of the spare file, whose name is durable already. Should the new name be lost,
     /// its head tells whose it is.
-    pub fn of_spare(disk: &dyn Disk, spare: Arc<dyn DiskFile>, head: Head) -> io::Result<Segment> {
+    pub fn of_spare(
+        disk: &dyn Disk,
+        name: &str,
+        spare: Arc<dyn DiskFile>,
+        head: Head,
+    ) -> io::Result<Segment> {
         let segment = Segment::begin(spare, head)?;
-        disk.rename(SPARE_NAME, &log_name(head.base))?;
+        disk.rename(name, &log_name(head.base))?;
         Ok(segment)
     }
 
@@ -181,6 +189,7 @@ impl Segment {
             file,
             end: AtomicU64::new(base.0),
             bytes: AtomicU64::new(FIRST_RECORD),
+            tail: AtomicBool::new(false),
             index: Mutex::new(Index::Open {
                 entries: FxHashMap::default(),
                 total: 0,
@@ -236,6 +245,11 @@ impl Segment {
         self.bytes.load(Relaxed)
     }
 
+    /// Notes that a write failed half-way, or that a crash cut one short.
+    pub fn has_tail(&self) {
+        self.tail.store(true, Relaxed);
+    }
+
     /// Notes what the writer has appended so far.
     pub fn grown(&self, end: Position, bytes: u64) {
         self.end.store(end.0, Relaxed);
@@ -278,8 +292,12 @@ impl Segment {
 
     /// Writes the index to its file and lets go of the memory. Called once the segment is complete.
     pub fn seal(&self, disk: &dyn Disk) -> io::Result<()> {
-        // What is behind the last good record is cut off; if that fails it is only wasted space.
-        let _ = self.file.truncate(self.bytes());
+        // Reserved space goes back; if that fails it is only wasted.
+        let cut = self.file.truncate(self.bytes());
+        let tail = self.tail.load(Relaxed);
+        if tail {
+            cut.and_then(|()| self.file.sync())?;
+        }
         let bytes = {
             let index = self.index.lock().expect("no panic holds it");
             let Index::Open { entries, .. } = &*index else {
@@ -293,7 +311,10 @@ impl Segment {
         let _ = disk.remove(&temporary);
         let file = disk.create(&temporary)?;
         file.write_at(&mut [IoSlice::new(&bytes)], 0)?;
-        file.sync()?;
+        // Otherwise not flushed: that would hold up the log, and an index that is lost is made anew.
+        if tail {
+            file.sync()?;
+        }
         disk.rename(&temporary, &name)?;
         let (lines, entries_at, _, _) = read_index(&bytes).expect("just written");
         *self.index.lock().expect("no panic holds it") = Index::Sealed {

@@ -3,7 +3,7 @@
 use crate::Shared;
 use crate::disk::Disk;
 use crate::record::{HEADER_LEN, Header, Kind};
-use crate::segment::{FIRST_RECORD, Head, SPARE_NAME, Segment, index_name, log_name};
+use crate::segment::{FIRST_RECORD, Head, SPARE_NAMES, Segment, index_name, log_name};
 use crate::settler::ToSettler;
 use postrider_core::event::Batch;
 use postrider_core::ids::Position;
@@ -248,6 +248,7 @@ impl Writer {
         let file = &self.segment.file;
         if let Err(e) = file.write_at(&mut slices, self.offset).and_then(|()| file.sync()) {
             self.spoiled = true;
+            self.segment.has_tail();
             return Err((e, group));
         }
         let mut committed = Vec::with_capacity(group.len());
@@ -372,18 +373,25 @@ impl Shared {
             identity: self.identity,
             commit,
         };
-        let spare = self.spare.lock().expect("no panic holds it").take();
-        if let Some(spare) = spare {
-            match disk.remove(&index_name(base)) {
-                Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e),
-                _ => return Segment::of_spare(disk, spare, head),
+        // Held to the end: a spare that is being made must not be taken for one left behind.
+        let mut spare = self.spare.lock().expect("no panic holds it");
+        if let Some((name, file)) = spare.take() {
+            // A file of that name can only be what a failed attempt left behind. Then the slow way makes
+            // sure that it is gone: of two files of one base, the named one counts.
+            let fresh = [log_name(base), index_name(base)].iter().all(|name| {
+                let found = disk.open(name);
+                found.is_err_and(|e| e.kind() == io::ErrorKind::NotFound)
+            });
+            if fresh {
+                return Segment::of_spare(disk, name, file, head);
             }
         }
-        // Files of these names can only be what a failed attempt left behind.
         let names = disk.names()?;
-        for name in [log_name(base), index_name(base)] {
-            if names.contains(&name) {
-                disk.remove(&name)?;
+        let left_behind = [log_name(base), index_name(base)];
+        let left_behind = left_behind.iter().map(String::as_str).chain(SPARE_NAMES);
+        for name in left_behind {
+            if names.iter().any(|known| known == name) {
+                disk.remove(name)?;
             }
         }
         let segment = Segment::create(disk, head)?;
@@ -393,22 +401,23 @@ impl Shared {
 
     /// Sees to it that there is a spare file, if the disk lets us.
     pub fn prepare_spare(&self) {
-        if self.spare.lock().expect("no panic holds it").is_some() {
+        let mut spare = self.spare.lock().expect("no panic holds it");
+        if spare.is_some() {
             return;
         }
+        let name = SPARE_NAMES[self.spares.fetch_add(1, Relaxed) % SPARE_NAMES.len()];
         let make = || {
-            match self.disk.remove(SPARE_NAME) {
+            match self.disk.remove(name) {
                 Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e),
                 _ => {}
             }
-            // The last spare's new name must not be lost while its old name goes to another file.
-            self.disk.sync()?;
-            let file = self.disk.create(SPARE_NAME)?;
+            let file = self.disk.create(name)?;
+            // The last spare's new name becomes durable with this one.
             self.disk.sync()?;
             Ok(file)
         };
         match make() {
-            Ok(file) => *self.spare.lock().expect("no panic holds it") = Some(file),
+            Ok(file) => *spare = Some((name, file)),
             Err(e) => tracing::debug!(error = %e, "no spare segment"),
         }
     }

@@ -359,12 +359,14 @@ async fn a_damaged_head_or_index_costs_no_event() {
             health.corrupt
         );
     };
-    for name in image.keys() {
-        let segment_is_empty = name.ends_with(".log") && image[name].len() <= 64;
+    let written = image.keys().filter(|name| !name.starts_with("spare"));
+    for name in written {
+        // An index is made anew; only what cannot be had again is reported.
+        let reported = name.ends_with(".log") && image[name].len() > 64;
         for byte in [0, 9, 17, 26, 33] {
             let mut image = image.clone();
             image.get_mut(name).unwrap()[byte] ^= 4;
-            check(image, !segment_is_empty, &format!("{name} at {byte}")).await;
+            check(image, reported, &format!("{name} at {byte}")).await;
         }
         if name.ends_with(".idx") {
             let mut without = image.clone();
@@ -372,7 +374,7 @@ async fn a_damaged_head_or_index_costs_no_event() {
             check(without, false, &format!("without {name}")).await;
             let mut emptied = image.clone();
             emptied.get_mut(name).unwrap().clear();
-            check(emptied, true, &format!("{name} is empty")).await;
+            check(emptied, false, &format!("{name} is empty")).await;
         }
     }
     let without = image.iter().filter(|(name, _)| name.ends_with(".log"));

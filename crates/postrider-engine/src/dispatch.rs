@@ -276,7 +276,9 @@ impl Dispatcher {
             let claims = self.claim(&plan, &outlet).await;
             if claims.is_empty() {
                 outlet.ready.store(0, Relaxed);
-                let left = plan.endpoint.leave(None, Duration::ZERO, self.clock.now());
+                let left = plan
+                    .endpoint
+                    .leave(&outlet, None, Duration::ZERO, self.clock.now());
                 self.after_leaving(&plan, left);
                 if self.park(&outlet, signals).await {
                     continue;
@@ -355,7 +357,7 @@ impl Dispatcher {
             settled = expire(plan, late, now);
         }
         if in_time.is_empty() {
-            let left = plan.endpoint.leave(None, Duration::ZERO, now);
+            let left = plan.endpoint.leave(outlet, None, Duration::ZERO, now);
             self.after_leaving(plan, left);
         } else {
             let Some(attempted) = self.attempt(plan, &in_time).await else {
@@ -367,7 +369,7 @@ impl Dispatcher {
             let ended = self.clock.now();
             let left = plan
                 .endpoint
-                .leave(Some(attempted.outcome), ended.since(now), ended);
+                .leave(outlet, Some(attempted.outcome), ended.since(now), ended);
             self.after_leaving(plan, left);
             self.count_attempt(outlet, attempted.outcome);
             for claim in in_time {

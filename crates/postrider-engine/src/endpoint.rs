@@ -265,8 +265,14 @@ impl Endpoint {
         self.inner.lock().expect("no panic holds it").health.room()
     }
 
-    /// A request has ended; places that are free now go to those who have waited longest.
-    pub fn leave(&self, outcome: Option<Outcome>, took: Duration, now: Timestamp) -> Left {
+    /// A request of `leaving` has ended; places that are free now go to those who have waited longest.
+    pub fn leave(
+        &self,
+        leaving: &Arc<Outlet>,
+        outcome: Option<Outcome>,
+        took: Duration,
+        now: Timestamp,
+    ) -> Left {
         let mut inner = self.inner.lock().expect("no panic holds it");
         let before = inner.health.delay.map(|d| d.until);
         inner.health.leave(outcome, took, now);
@@ -280,6 +286,12 @@ impl Endpoint {
                 inner.waiting.pop_front();
                 continue;
             };
+            if Arc::ptr_eq(&outlet, leaving) {
+                // The lane that leaves asks again by itself.
+                inner.waiting.pop_front();
+                outlet.waiting.store(false, Relaxed);
+                continue;
+            }
             if inner.health.enter(now) != Admission::Go {
                 break;
             }
