@@ -167,6 +167,11 @@ impl Call {
             .map(|(_, value)| value)
     }
 
+    /// How long the body will be, if the client has said so.
+    pub fn announced_bytes(&self) -> Option<usize> {
+        self.body.size_hint().exact().map(|bytes| bytes as usize)
+    }
+
     /// The whole body, or none if it is longer than `max`.
     pub async fn read_body(&mut self, max: usize) -> Result<Option<Bytes>, CutShort> {
         let read = timeout(BODY_TIMEOUT, read_body(&mut self.body, max)).await;

@@ -10,7 +10,7 @@ use postrider_core::ids::Secret;
 use postrider_engine::Engine;
 use postrider_wire::{publish::Limits, resources};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 
 /// What the roads need to know.
 #[derive(Clone, Debug)]
@@ -29,7 +29,12 @@ pub struct Config {
     pub module_path: String,
     pub profile: String,
     pub version: &'static str,
+    /// Publish requests under way at once; beyond it publishers are told to come back.
+    pub publishing_max: usize,
 }
+
+/// Bodies of publish requests under way, in bytes; beyond it publishers are told to come back.
+const PUBLISHING_BYTES_MAX: usize = 128 << 20;
 
 /// Who may use the edge module's API.
 #[derive(Clone, Debug)]
@@ -46,6 +51,8 @@ pub struct Server {
     pub config: Config,
     request_base: u64,
     requests: AtomicU64,
+    publishing: AtomicUsize,
+    publishing_bytes: AtomicUsize,
     /// Resources are made and changed one at a time, so that no two read the same earlier state.
     declaring: tokio::sync::Mutex<()>,
 }
@@ -58,6 +65,8 @@ impl Server {
             config,
             request_base,
             requests: AtomicU64::new(0),
+            publishing: AtomicUsize::new(0),
+            publishing_bytes: AtomicUsize::new(0),
             declaring: tokio::sync::Mutex::new(()),
         }
     }
@@ -65,6 +74,15 @@ impl Server {
     fn request_id(&self) -> String {
         let number = self.requests.fetch_add(1, Relaxed);
         postrider_core::event::system_id(self.request_base, postrider_core::ids::Position(number))
+    }
+
+    /// Takes a place for a publish request whose body may have this many bytes; none if there is none.
+    fn admit_publish(&self, bytes: usize) -> Option<Publishing<'_>> {
+        let place = Publishing { server: self, bytes };
+        let count = self.publishing.fetch_add(1, Relaxed) + 1;
+        let total = self.publishing_bytes.fetch_add(bytes, Relaxed) + bytes;
+        // The place is given back when it is dropped, here too.
+        (count <= self.config.publishing_max && total <= PUBLISHING_BYTES_MAX).then_some(place)
     }
 
     /// Whether a bearer token is the secret of a client.
@@ -80,4 +98,17 @@ impl Server {
 fn same(a: &str, b: &str) -> bool {
     let differing = a.bytes().zip(b.bytes()).fold(0, |acc, (x, y)| acc | (x ^ y));
     a.len() == b.len() && std::hint::black_box(differing) == 0
+}
+
+/// A publish request's place among those under way.
+struct Publishing<'a> {
+    server: &'a Server,
+    bytes: usize,
+}
+
+impl Drop for Publishing<'_> {
+    fn drop(&mut self) {
+        self.server.publishing.fetch_sub(1, Relaxed);
+        self.server.publishing_bytes.fetch_sub(self.bytes, Relaxed);
+    }
 }

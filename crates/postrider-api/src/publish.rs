@@ -162,6 +162,10 @@ pub async fn accept(
     publisher: &str,
 ) -> Result<(), PublishError> {
     let limits = server.config.limits;
+    let announced = call.announced_bytes().unwrap_or(limits.request_bytes);
+    let Some(_place) = server.admit_publish(announced.min(limits.request_bytes)) else {
+        return Err(PublishError::too_many_requests());
+    };
     let body = match call.read_body(limits.request_bytes).await {
         Ok(Some(body)) => body,
         Ok(None) => return Err(PublishError::request_too_large(limits.request_bytes)),

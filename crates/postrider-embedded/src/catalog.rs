@@ -1,5 +1,6 @@
 //! The catalogue in redb, in a file of its own: it changes seldom and is read whole.
 
+use crate::disk::open_database;
 use async_trait::async_trait;
 use postrider_core::ids::TopicId;
 use postrider_core::subscription::{DomainTopic, Subscription, Topic};
@@ -33,8 +34,7 @@ impl EmbeddedCatalog {
     pub fn open(path: &Path) -> Result<EmbeddedCatalog, Error> {
         let named =
             |e: &dyn std::fmt::Display| Error::Unavailable(format!("opening {}: {e}", path.display()));
-        let builder = Database::builder().set_cache_size(CACHE_BYTES).create(path);
-        let database = builder.map_err(|e| named(&e))?;
+        let database = open_database(path, CACHE_BYTES).map_err(Error::Unavailable)?;
         let prepare = || -> Result<u64, redb::Error> {
             let txn = database.begin_write()?;
             txn.open_table(TOPICS)?;

@@ -3,7 +3,7 @@
 use std::fs::{File, OpenOptions};
 use std::io::{self, IoSlice};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 /// One directory of files.
@@ -150,5 +150,28 @@ impl DiskFile for RealFile {
 
     fn size(&self) -> io::Result<u64> {
         Ok(self.0.metadata()?.len())
+    }
+}
+
+/// Opens a redb database that only its owner can read. A damaged file makes redb panic: that is said
+/// with the file's name instead.
+pub fn open_database(path: &Path, cache_bytes: usize) -> Result<redb::Database, String> {
+    let open = || {
+        let file = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .mode(0o600)
+            .open(path)
+            .map_err(|e| e.to_string())?;
+        let mut builder = redb::Database::builder();
+        builder.set_cache_size(cache_bytes);
+        builder.create_file(file).map_err(|e| e.to_string())
+    };
+    let named = |why: &str| format!("opening {}: {why}", path.display());
+    match std::panic::catch_unwind(open) {
+        Ok(opened) => opened.map_err(|e| named(&e)),
+        Err(_) => Err(named("the file is damaged")),
     }
 }

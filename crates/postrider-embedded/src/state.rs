@@ -1,6 +1,7 @@
 //! The small, ordered part of the store, in redb: retries by due time, pending dead letters, and how
 //! far subscriptions have come.
 
+use crate::disk::open_database;
 use crate::record::{Progress, Reader};
 use postrider_core::ids::{Position, SubscriptionId};
 use postrider_core::outcome::Outcome;
@@ -121,7 +122,7 @@ fn opened(database: &Option<Database>) -> Result<&Database, redb::Error> {
 
 impl State {
     pub fn open(path: &Path, fresh_identity: u64) -> Result<State, Error> {
-        let database = open_database(path)?;
+        let database = open_database(path, CACHE_BYTES).map_err(Error::Unavailable)?;
         let state = State {
             path: path.to_owned(),
             database: RwLock::new(Some(database)),
@@ -160,7 +161,7 @@ impl State {
         let mut database = self.database.write().expect("no panic holds it");
         // The old one must be closed first: it holds the file's lock.
         *database = None;
-        *database = Some(open_database(&self.path)?);
+        *database = Some(open_database(&self.path, CACHE_BYTES).map_err(Error::Unavailable)?);
         Ok(())
     }
 
@@ -324,11 +325,4 @@ impl State {
         };
         read().map_err(failed)
     }
-}
-
-fn open_database(path: &Path) -> Result<Database, Error> {
-    Database::builder()
-        .set_cache_size(CACHE_BYTES)
-        .create(path)
-        .map_err(|e| Error::Unavailable(format!("opening {}: {e}", path.display())))
 }

@@ -3,7 +3,7 @@
 use crate::directory::TopicEntry;
 use crate::{Engine, Error};
 use postrider_core::ids::{SubscriptionId, TopicId};
-use postrider_core::profile::{CLOUD_2021, Profile};
+use postrider_core::profile;
 use postrider_core::retry::Reason;
 use postrider_core::subscription::{Subscription, Topic};
 use postrider_store::Change;
@@ -39,10 +39,12 @@ impl Engine {
         changes.push(Change::DeleteTopic(id));
         self.catalog.commit(changes).await?;
         self.directory.delete_topic(id);
+        let mut result = Ok(());
         for subscription in subscriptions {
-            self.retire(subscription.id).await?;
+            // One that cannot be closed must not keep the others going.
+            result = result.and(self.retire(subscription.id).await);
         }
-        Ok(())
+        result
     }
 
     /// Makes a subscription or replaces one of the same id. A new one gets the events that are
@@ -72,7 +74,11 @@ impl Engine {
 
     pub(crate) fn take_up(&self, subscription: Arc<Subscription>, topic: Arc<TopicEntry>) {
         let named = subscription.profile.as_deref().or(topic.topic.profile.as_deref());
-        let profile = named.map_or(self.profile, profile_named);
+        // A name that is the default's means the default, with what the operator changed about it.
+        let profile = named
+            .filter(|name| *name != self.profile.name)
+            .and_then(profile::named)
+            .unwrap_or(self.profile);
         self.dispatcher.put(subscription, topic, profile);
     }
 
@@ -90,9 +96,4 @@ impl Engine {
         }
         Ok(())
     }
-}
-
-/// The profile of this name; the default for one that is not known.
-pub fn profile_named(_name: &str) -> &'static Profile {
-    &CLOUD_2021
 }

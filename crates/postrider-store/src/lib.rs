@@ -15,8 +15,8 @@ pub enum Error {
     /// More is waiting to be written than the bound allows; try again shortly.
     #[error("the log cannot keep up: {0}")]
     Busy(String),
-    /// Nothing can be written now: the disk is full, or a write or flush failed.
-    #[error("the log cannot be written: {0}")]
+    /// Nothing can be read or written now: the disk is full, or a write or flush failed.
+    #[error("the store is unavailable: {0}")]
     Unavailable(String),
     /// What is stored cannot be understood.
     #[error("{0}")]

@@ -7,11 +7,11 @@ use postrider_api::http::Wire;
 use postrider_api::{EdgeAccess, Server, declare};
 use postrider_core::ids::Secret;
 use postrider_core::json::Raw;
+use postrider_core::profile::{self, Profile};
 use postrider_core::time::Clock;
 use postrider_embedded::{EmbeddedCatalog, EmbeddedLog};
 use postrider_engine::attempt::BatchDefaults;
 use postrider_engine::clock::SystemClock;
-use postrider_engine::manage::profile_named;
 use postrider_engine::{Engine, Parts, dispatch};
 use postrider_store::EventLog;
 use postrider_transport::{CertificateDer, HttpTransport};
@@ -23,6 +23,7 @@ use std::io::IsTerminal;
 use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_rustls::TlsAcceptor;
@@ -42,6 +43,7 @@ pub fn run(flags: &ServeFlags) -> Result<()> {
     for warning in &loaded.warnings {
         tracing::warn!("{warning}");
     }
+    raise_file_limit();
     runtime(loaded.config.threads)?.block_on(async {
         let mut stop = signal(SignalKind::terminate()).context("listening for SIGTERM")?;
         let mut interrupt = signal(SignalKind::interrupt()).context("listening for SIGINT")?;
@@ -55,6 +57,19 @@ pub fn run(flags: &ServeFlags) -> Result<()> {
         tracing::info!("shutting down");
         running.stop(grace).await
     })
+}
+
+/// Every connection is a file, and the usual soft limit of 1024 is soon reached.
+fn raise_file_limit() {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
+    let raised = Rlimit {
+        current: maximum,
+        maximum,
+    };
+    if let Err(e) = setrlimit(Resource::Nofile, raised) {
+        tracing::debug!(error = %e, "the limit of open files stays as it is");
+    }
 }
 
 pub fn runtime(threads: Option<usize>) -> Result<tokio::runtime::Runtime> {
@@ -111,7 +126,7 @@ impl Running {
             catalog: Arc::new(catalog),
             transport: Arc::new(transport),
             clock,
-            profile: profile_named(&config.profile),
+            profile: profile(loaded)?,
             id_prefix: format!("/subscriptions/{}", config.azure.subscription),
             dispatch: dispatch::Config {
                 in_flight_per_endpoint_max: config.limits.in_flight_per_endpoint_max,
@@ -218,6 +233,25 @@ async fn listen(address: Option<SocketAddr>) -> Result<Option<TcpListener>> {
     Ok(Some(listener.with_context(|| format!("listening on {address}"))?))
 }
 
+/// The default profile. The edge module's own variables change what it assumes where a subscription is
+/// silent.
+fn profile(loaded: &Loaded) -> Result<&'static Profile> {
+    let name = &loaded.config.profile;
+    let Some(profile) = profile::named(name) else {
+        bail!("profile: {name:?} is not available in this version");
+    };
+    if profile.name != profile::EDGE.name {
+        return Ok(profile);
+    }
+    let broker = &loaded.edge.broker;
+    // Lives as long as the process, like every other profile.
+    Ok(Box::leak(Box::new(Profile {
+        attempts_max: broker.default_max_delivery_attempts,
+        time_to_live: Duration::from_secs(u64::from(broker.default_event_time_to_live_in_seconds)),
+        ..profile.clone()
+    })))
+}
+
 fn random() -> u64 {
     uuid::Uuid::new_v4().as_u64_pair().0 ^ uuid::Uuid::new_v4().as_u64_pair().1
 }
@@ -290,6 +324,7 @@ fn api_config(loaded: &Loaded, material: &Material) -> postrider_api::Config {
         module_path: "/iotHubs/postrider/devices/local/modules/eventgridmodule".to_owned(),
         profile: config.profile.clone(),
         version: env!("CARGO_PKG_VERSION"),
+        publishing_max: config.limits.publish_queue_max,
     }
 }
 
