@@ -827,7 +827,8 @@ impl EventLog for EmbeddedLog {
     }
 
     async fn close_subscription(&self, of: SubscriptionId) -> Result<u64, Error> {
-        let Some(sub) = self.shared.subs.write().expect("no panic holds it").remove(&of) else {
+        // The settler takes it off the list, after what was settled before: until then it is needed.
+        let Some(sub) = self.shared.sub(of) else {
             return Ok(0);
         };
         let (reply, done) = oneshot::channel();
