@@ -224,7 +224,11 @@ impl Settler {
         let mut replies = Vec::new();
         for (sub, reply) in forgotten {
             let (dropped, bytes) = self.shared.change(&sub, Queue::close);
-            self.shared.subs.write().expect("no panic holds it").remove(&sub.of);
+            self.shared
+                .subs
+                .write()
+                .expect("no panic holds it")
+                .remove(&sub.of);
             self.shared.hot_bytes.fetch_sub(bytes, Relaxed);
             writes.push(Write::Forget(sub.of));
             replies.push((reply, dropped));
