@@ -2,9 +2,9 @@
 //!
 //! Written by hand because delivering is most of what the server does: a request goes out in one write,
 //! head and body from where they lie, and its answer is read in the same task. A general client builds
-//! message objects and hands them between tasks; measured beside it, this halves the time that an
-//! exchange takes in this process. Only what a delivery needs is here, and anything odd that a peer does
-//! ends the connection.
+//! message objects and hands them between tasks: with hyper's in its place the server took 52 instead of
+//! 45 µs of CPU per delivered event (one event per request). Only what a delivery needs is here, and
+//! anything odd that a peer does ends the connection.
 
 use bytes::{Buf, Bytes, BytesMut};
 use http::header::{CONNECTION, CONTENT_LENGTH, HOST, TRANSFER_ENCODING};
