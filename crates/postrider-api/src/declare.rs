@@ -70,6 +70,7 @@ async fn put(
     } else {
         parse_topic(body, road, name, previous)?
     };
+    check_profile(server, spec.profile.as_deref())?;
     if spec.location.is_empty() {
         spec.location = server.config.location.clone();
     }
@@ -161,6 +162,7 @@ async fn put_subscription(
     };
     let spec = parse_subscription(body, &context)?;
     check_deliverable(&spec.destination)?;
+    check_profile(server, spec.profile.as_deref())?;
     let (id, created) = match &previous {
         Some(known) => (known.id, known.created),
         None => (SubscriptionId(engine.next_id().await?), now),
@@ -171,6 +173,17 @@ async fn put_subscription(
         return Ok(known);
     }
     Ok(engine.put_subscription(subscription).await?)
+}
+
+/// A profile that is made by the configuration may be missing there.
+fn check_profile(server: &Server, name: Option<&str>) -> Result<(), FieldError> {
+    match name {
+        Some(name) if server.engine.profiles.named(name).is_none() => Err(FieldError::new(
+            "properties.postrider.profile",
+            format!("{name} needs a [profile_{name}] section in the server's configuration"),
+        )),
+        _ => Ok(()),
+    }
 }
 
 /// Events must not pile up for a destination that nobody can send to.

@@ -74,25 +74,8 @@ pub async fn answer(server: &Arc<Server>, call: &mut Call, segments: &Segments<'
 
 fn admit(server: &Server, call: &Call) -> Result<(), Refusal> {
     match &server.config.edge {
-        EdgeAccess::Open => {
-            let names = &server.config.host_names;
-            let is_ours = |name: &str| names.iter().any(|known| known.eq_ignore_ascii_case(name));
-            // A page in a browser must not reach this API by giving its own name our address …
-            let host = host_name(call.host());
-            if !is_ours(host) {
-                let message = format!("host {host:?} is not a name of this server; add it to listen.names");
-                return Err(Refusal::new(403, "Forbidden", message));
-            }
-            // … nor by addressing us from where it is.
-            match call.header("origin").and_then(page_host) {
-                Some(page) if !is_ours(page) => {
-                    let message =
-                        format!("pages of {page:?} may not use this server; add it to listen.names");
-                    Err(Refusal::new(403, "Forbidden", message))
-                }
-                _ => Ok(()),
-            }
-        }
+        EdgeAccess::Open => crate::ours::addressed_by_name(server, call)
+            .map_err(|message| Refusal::new(403, "Forbidden", message)),
         EdgeAccess::Keys(keys) => {
             let presented = publish::presented(call);
             let bearer = presented.authorization.and_then(|a| a.strip_prefix("Bearer "));
@@ -102,23 +85,6 @@ fn admit(server: &Server, call: &Call) -> Result<(), Refusal> {
             edge_authorize(&presented, [&keys[0], &keys[1]])?;
             Ok(())
         }
-    }
-}
-
-/// The host of the page that made a browser send a request. What has no scheme is not from a browser:
-/// deliveries carry an origin of their own.
-fn page_host(origin: &str) -> Option<&str> {
-    match origin.split_once("://") {
-        Some((_, host)) => Some(host_name(host)),
-        None => (origin == "null").then_some(origin),
-    }
-}
-
-/// The host without its port.
-fn host_name(host: &str) -> &str {
-    match host.strip_prefix('[') {
-        Some(rest) => rest.split(']').next().unwrap_or(rest),
-        None => host.split(':').next().unwrap_or(host),
     }
 }
 

@@ -37,6 +37,7 @@ pub fn answer(server: &Server, call: &Call) -> Answer {
         "deliveries": {
             "matched": counters.matched.load(Relaxed),
             "delivered": counters.delivered.load(Relaxed),
+            "deliveredLate": counters.delivered_late.load(Relaxed),
             "attempts": counters.attempts.load(Relaxed),
             "attemptsFailed": counters.attempts_failed.load(Relaxed),
             "deadLettered": total(&counters.dead_lettered),
@@ -45,6 +46,12 @@ pub fn answer(server: &Server, call: &Call) -> Answer {
     });
     if store.corrupt_deliveries > 0 {
         body["deliveries"]["dropped"][Reason::Corrupt.name()] = json!(store.corrupt_deliveries);
+    }
+    if let Some(time) = &server.virtual_time {
+        body["testClock"] = json!({
+            "now": time.now().to_string(),
+            "warning": "time stands still until POST /postrider/v1/clock/advance moves it; for tests only",
+        });
     }
     let code = match reason {
         None => StatusCode::OK,

@@ -79,7 +79,7 @@ pub async fn serve(server: Arc<Server>, listener: TcpListener, wire: Wire, stop:
                     tracing::warn!(error = %e, "cannot accept connections");
                 }
                 // Out of file descriptors, most likely: some must close first.
-                let clock = &server.engine.clock;
+                let clock = &server.wall;
                 clock.sleep_until(clock.now() + ACCEPT_PAUSE).await;
                 continue;
             }
@@ -256,6 +256,7 @@ async fn answer(server: &Arc<Server>, request: Request<Incoming>, scheme: &'stat
         }
         2 if is(0, "api") && is(1, "events") => crate::publish::by_host(server, &mut call).await,
         1 if is(0, "healthz") => crate::health::answer(server, &call),
+        _ if is(0, "postrider") => crate::ours::answer(server, &mut call, &segments).await,
         _ if is(0, "topics") => crate::edge::answer(server, &mut call, &segments).await,
         _ => crate::publish::unknown(server, &call),
     };

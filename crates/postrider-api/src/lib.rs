@@ -5,9 +5,12 @@ pub mod publish;
 pub mod edge;
 pub mod declare;
 pub mod health;
+pub mod ours;
 
 use postrider_core::ids::Secret;
+use postrider_core::time::Clock;
 use postrider_engine::Engine;
+use postrider_engine::virtual_time::VirtualTime;
 use postrider_wire::{publish::Limits, resources};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
@@ -29,6 +32,8 @@ pub struct Config {
     pub module_path: String,
     pub profile: String,
     pub version: &'static str,
+    /// Only this machine can reach the server.
+    pub loopback_only: bool,
     /// Publish requests under way at once; beyond it publishers are told to come back.
     pub publishing_max: usize,
 }
@@ -49,6 +54,10 @@ pub enum EdgeAccess {
 pub struct Server {
     pub engine: Arc<Engine>,
     pub config: Config,
+    /// The machine's clock, for what is agreed upon with others: tokens are judged by it.
+    wall: Arc<dyn Clock>,
+    /// Set while the engine runs on a clock that a test moves.
+    pub virtual_time: Option<VirtualTime>,
     request_base: u64,
     requests: AtomicU64,
     publishing: AtomicUsize,
@@ -59,10 +68,12 @@ pub struct Server {
 
 impl Server {
     /// `request_base` makes this server's request ids differ from another's.
-    pub fn new(engine: Arc<Engine>, config: Config, request_base: u64) -> Server {
+    pub fn new(engine: Arc<Engine>, config: Config, wall: Arc<dyn Clock>, request_base: u64) -> Server {
         Server {
             engine,
             config,
+            wall,
+            virtual_time: None,
             request_base,
             requests: AtomicU64::new(0),
             publishing: AtomicUsize::new(0),

@@ -2,6 +2,7 @@
 
 pub mod ids;
 pub mod time;
+pub mod duration;
 pub mod json;
 pub mod decimal;
 pub mod event;
@@ -10,5 +11,6 @@ pub mod filter;
 pub mod render;
 pub mod subscription;
 pub mod outcome;
+pub mod probation;
 pub mod profile;
 pub mod retry;

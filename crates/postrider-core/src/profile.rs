@@ -1,5 +1,6 @@
 //! Profiles: what each document says about delivery and retry, as data. One engine reads them.
 
+use crate::probation::Probation;
 use std::time::Duration;
 
 /// What kind of place a destination is; documents treat webhooks and Azure resources differently.
@@ -30,21 +31,47 @@ pub struct StatusLine {
     pub azure_resource: StatusRule,
 }
 
+/// When an event's time to live is looked at. It counts from publishing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TimeToLiveRule {
+    /// Only when the next attempt comes due: an event may outlive its time until then.
+    WhenDue,
+    /// Also after a failed attempt: an event whose next attempt would come too late is given up at once.
+    BeforeWaiting,
+}
+
+/// How dead letters are written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DeadLetterTiming {
+    /// From the last attempt to the writing, so that many go into one blob.
+    pub delay: Duration,
+    /// Dropped when the store could not be reached for this long.
+    pub give_up_after: Duration,
+}
+
 /// Everything in which the documents differ.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Profile {
     pub name: &'static str,
+    /// Where it comes from, for people.
+    pub about: &'static str,
     /// Waits after the first failure, the second, and so on; the last one repeats.
     pub schedule: &'static [Duration],
     pub response_timeout: Duration,
+    /// A timed-out attempt may still succeed until this long after it was sent; none: it may not.
+    pub late_window: Option<Duration>,
     pub success: &'static [u16],
     pub statuses: &'static [StatusLine],
     /// The least wait after any other failure, a timed-out or broken attempt included.
     pub other_floor: Duration,
-    /// Each wait is lengthened or shortened by at most this share of itself.
+    /// Each wait is lengthened by at most this share of itself, so that many events do not come at once.
     pub jitter_percent: u32,
     pub attempts_max: u32,
     pub time_to_live: Duration,
+    pub time_to_live_rule: TimeToLiveRule,
+    /// Delayed delivery to sick endpoints; none: it is not known.
+    pub probation: Option<Probation>,
+    pub dead_letter: DeadLetterTiming,
 }
 
 const fn secs(n: u64) -> Duration {
@@ -96,17 +123,31 @@ const STATUSES_2021: &[StatusLine] = &[
     both(503, StatusRule::RetryAfter(secs(30))),
 ];
 
+/// "Small" is all that the documents say. Thirty hourly attempts leave thirteen minutes of a day: more than
+/// this, added up, could cost an event its last attempt.
+const JITTER_PERCENT: u32 = 1;
+
+const DEAD_LETTER: DeadLetterTiming = DeadLetterTiming {
+    delay: mins(5),
+    give_up_after: hours(4),
+};
+
 /// The newest cloud document, 2021-07: the default.
 pub static CLOUD_2021: Profile = Profile {
     name: "cloud-2021",
+    about: "the cloud service as documented in July 2021",
     schedule: SCHEDULE_2021,
     response_timeout: secs(30),
+    late_window: Some(mins(3)),
     success: &[200, 201, 202, 203, 204],
     statuses: STATUSES_2021,
     other_floor: secs(10),
-    jitter_percent: 10,
+    jitter_percent: JITTER_PERCENT,
     attempts_max: 30,
     time_to_live: hours(24),
+    time_to_live_rule: TimeToLiveRule::WhenDue,
+    probation: Some(Probation::DOCUMENTED),
+    dead_letter: DEAD_LETTER,
 };
 
 const HOURLY: &[Duration] = &[secs(10), secs(30), mins(1), mins(5), mins(10), mins(30), hours(1)];
@@ -120,20 +161,28 @@ const STATUSES_2018: &[StatusLine] = &[
 /// 2018-09: a minute for an answer, 200 and 202 only.
 pub static CLOUD_2018: Profile = Profile {
     name: "cloud-2018",
+    about: "the cloud service as documented in September 2018",
     schedule: HOURLY,
     response_timeout: secs(60),
+    late_window: None,
     success: &[200, 202],
     statuses: STATUSES_2018,
     other_floor: Duration::ZERO,
-    jitter_percent: 10,
+    jitter_percent: JITTER_PERCENT,
     attempts_max: 30,
     time_to_live: hours(24),
+    time_to_live_rule: TimeToLiveRule::WhenDue,
+    probation: None,
+    dead_letter: DEAD_LETTER,
 };
 
-/// 2019-05: half a minute for an answer.
+/// 2019-05: half a minute for an answer, three for a late one. The document lets retries be skipped, which
+/// is not the same as delaying first deliveries; nothing is skipped here.
 pub static CLOUD_2019: Profile = Profile {
     name: "cloud-2019",
+    about: "the cloud service as documented in May 2019",
     response_timeout: secs(30),
+    late_window: Some(mins(3)),
     ..CLOUD_2018
 };
 
@@ -147,12 +196,14 @@ const STATUSES_2020: &[StatusLine] = &[
     both(503, StatusRule::RetryAfter(secs(30))),
 ];
 
-/// 2020-10: floors by status, 200 to 204.
+/// 2020-10: floors by status, 200 to 204, delayed delivery.
 pub static CLOUD_2020: Profile = Profile {
     name: "cloud-2020",
+    about: "the cloud service as documented in October 2020",
     success: &[200, 201, 202, 203, 204],
     statuses: STATUSES_2020,
     other_floor: secs(10),
+    probation: Some(Probation::DOCUMENTED),
     ..CLOUD_2019
 };
 
@@ -177,6 +228,7 @@ const STATUSES_CURRENT: &[StatusLine] = &[
 /// As 2021, but a webhook's 404 is retried.
 pub static CLOUD_CURRENT: Profile = Profile {
     name: "cloud-current",
+    about: "as cloud-2021, but a webhook's 404 is retried",
     statuses: STATUSES_CURRENT,
     ..CLOUD_2021
 };
@@ -184,17 +236,22 @@ pub static CLOUD_CURRENT: Profile = Profile {
 /// The module for IoT Edge: once through the one-minute queue, then the ten-minute queue.
 pub static EDGE: Profile = Profile {
     name: "edge",
+    about: "the Event Grid module for IoT Edge",
     schedule: &[mins(1), mins(10)],
     response_timeout: secs(60),
+    late_window: None,
     success: &[200, 201, 202, 203, 204],
     statuses: &[],
     other_floor: Duration::ZERO,
     jitter_percent: 0,
     attempts_max: 30,
     time_to_live: secs(7200),
+    time_to_live_rule: TimeToLiveRule::WhenDue,
+    probation: None,
+    dead_letter: DEAD_LETTER,
 };
 
-static ALL: [&Profile; 6] = [
+static STANDARD: [&Profile; 6] = [
     &CLOUD_2018,
     &CLOUD_2019,
     &CLOUD_2020,
@@ -203,9 +260,56 @@ static ALL: [&Profile; 6] = [
     &EDGE,
 ];
 
-/// The profile of this name.
-pub fn named(name: &str) -> Option<&'static Profile> {
-    ALL.into_iter().find(|profile| profile.name == name)
+/// The profiles that a server knows, and the one that holds where none is named.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Profiles {
+    all: Vec<&'static Profile>,
+    default: &'static Profile,
+}
+
+impl Default for Profiles {
+    /// Those of the documents.
+    fn default() -> Profiles {
+        Profiles {
+            all: STANDARD.to_vec(),
+            default: &CLOUD_2021,
+        }
+    }
+}
+
+impl Profiles {
+    /// Adds a profile, or puts it in the place of the one of the same name. It lives as long as the process.
+    pub fn put(&mut self, profile: Profile) {
+        let profile: &'static Profile = Box::leak(Box::new(profile));
+        match self.all.iter_mut().find(|known| known.name == profile.name) {
+            Some(known) => *known = profile,
+            None => self.all.push(profile),
+        }
+        if self.default.name == profile.name {
+            self.default = profile;
+        }
+    }
+
+    /// Makes the profile of this name the one that holds where none is named. False if there is none.
+    #[must_use]
+    pub fn set_default(&mut self, name: &str) -> bool {
+        let found = self.named(name);
+        self.default = found.unwrap_or(self.default);
+        found.is_some()
+    }
+
+    pub fn named(&self, name: &str) -> Option<&'static Profile> {
+        self.all.iter().copied().find(|profile| profile.name == name)
+    }
+
+    /// The one that holds where none is named.
+    pub fn fallback(&self) -> &'static Profile {
+        self.default
+    }
+
+    pub fn iter(&self) -> impl Iterator<Item = &'static Profile> {
+        self.all.iter().copied()
+    }
 }
 
 impl Profile {
@@ -223,6 +327,17 @@ impl Profile {
         }
     }
 
+    /// When attempts fall, counted from the first, if each is answered at once with a failure of no special
+    /// kind and chance is left out. Does not end by itself.
+    pub fn offsets(&self) -> impl Iterator<Item = Duration> {
+        let mut at = Duration::ZERO;
+        (1..).map(move |attempt| {
+            let this = at;
+            at = at.saturating_add(self.step(attempt).max(self.other_floor));
+            this
+        })
+    }
+
     /// The wait after the failure of attempt number `attempt` (the first is 1), before floors.
     pub fn step(&self, attempt: u32) -> Duration {
         let index = (attempt.max(1) as usize - 1).min(self.schedule.len() - 1);
@@ -234,15 +349,8 @@ impl Profile {
 mod tests {
     use super::*;
 
-    /// When attempts fall, from the first, if each is answered at once with a failure of no special kind.
-    fn offsets(profile: &Profile, count: u32) -> Vec<u64> {
-        let mut at = 0;
-        let mut offsets = vec![0];
-        for attempt in 1..count {
-            at += profile.step(attempt).max(profile.other_floor).as_secs();
-            offsets.push(at);
-        }
-        offsets
+    fn offsets(profile: &Profile, count: usize) -> Vec<u64> {
+        profile.offsets().take(count).map(|at| at.as_secs()).collect()
     }
 
     #[test]
@@ -267,9 +375,19 @@ mod tests {
 
     #[test]
     fn every_profile_is_found_by_its_name() {
-        for profile in ALL {
-            assert_eq!(named(profile.name), Some(profile));
+        let mut profiles = Profiles::default();
+        for profile in STANDARD {
+            assert_eq!(profiles.named(profile.name), Some(profile));
         }
-        assert_eq!(named("cloud-1999"), None);
+        assert_eq!(profiles.named("cloud-1999"), None);
+        assert!(!profiles.set_default("cloud-1999"));
+        assert_eq!(profiles.fallback().name, "cloud-2021");
+        assert!(profiles.set_default("edge"));
+        profiles.put(Profile {
+            attempts_max: 3,
+            ..EDGE
+        });
+        assert_eq!(profiles.fallback().attempts_max, 3);
+        assert_eq!(profiles.iter().count(), STANDARD.len());
     }
 }

@@ -3,6 +3,7 @@
 use crate::disk::open_database;
 use async_trait::async_trait;
 use postrider_core::ids::TopicId;
+use postrider_core::probation::EndpointDelay;
 use postrider_core::subscription::{DomainTopic, Subscription, Topic};
 use postrider_store::record::Record;
 use postrider_store::{Catalog, Change, Error, Loaded};
@@ -14,6 +15,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 const TOPICS: TableDefinition<u64, &[u8]> = TableDefinition::new("topics");
 const DOMAIN_TOPICS: TableDefinition<(u64, &str), &[u8]> = TableDefinition::new("domain_topics");
 const SUBSCRIPTIONS: TableDefinition<u64, &[u8]> = TableDefinition::new("subscriptions");
+const ENDPOINT_DELAYS: TableDefinition<&str, &[u8]> = TableDefinition::new("endpoint_delays");
 const FACTS: TableDefinition<&str, u64> = TableDefinition::new("facts");
 
 /// Ids are reserved in blocks, so that giving one out rarely costs a commit.
@@ -40,6 +42,8 @@ impl EmbeddedCatalog {
             txn.open_table(TOPICS)?;
             txn.open_table(DOMAIN_TOPICS)?;
             txn.open_table(SUBSCRIPTIONS)?;
+            // An older program did not make this one.
+            txn.open_table(ENDPOINT_DELAYS)?;
             let reserved = txn
                 .open_table(FACTS)?
                 .get("reserved_ids")?
@@ -105,6 +109,16 @@ impl Catalog for EmbeddedCatalog {
                     .subscriptions
                     .push(read::<Subscription>(row.map_err(failed)?.1.value())?);
             }
+            for row in txn
+                .open_table(ENDPOINT_DELAYS)
+                .map_err(failed)?
+                .iter()
+                .map_err(failed)?
+            {
+                loaded
+                    .endpoint_delays
+                    .push(read::<EndpointDelay>(row.map_err(failed)?.1.value())?);
+            }
             Ok(loaded)
         };
         tokio::task::spawn_blocking(load).await.map_err(failed)?
@@ -115,6 +129,7 @@ impl Catalog for EmbeddedCatalog {
             let mut topics = txn.open_table(TOPICS)?;
             let mut domain_topics = txn.open_table(DOMAIN_TOPICS)?;
             let mut subscriptions = txn.open_table(SUBSCRIPTIONS)?;
+            let mut endpoint_delays = txn.open_table(ENDPOINT_DELAYS)?;
             for change in &changes {
                 match change {
                     Change::PutTopic(topic) => {
@@ -136,6 +151,12 @@ impl Catalog for EmbeddedCatalog {
                     Change::DeleteSubscription(id) => {
                         subscriptions.remove(id.0)?;
                     }
+                    Change::PutEndpointDelay(one) => {
+                        endpoint_delays.insert(one.endpoint.as_str(), one.encode().as_slice())?;
+                    }
+                    Change::DeleteEndpointDelay(endpoint) => {
+                        endpoint_delays.remove(endpoint.as_str())?;
+                    }
                 }
             }
             Ok(())
@@ -155,5 +176,53 @@ impl Catalog for EmbeddedCatalog {
             *reserved = upto;
         }
         Ok(self.next_id.fetch_add(1, Relaxed))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use postrider_core::outcome::Outcome;
+    use postrider_core::probation::Probation;
+    use postrider_store::conformance::at;
+
+    // A file as the first version left it: without the table of endpoint delays.
+    #[tokio::test]
+    async fn a_file_from_before_endpoint_delays_opens() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("catalog.redb");
+        let domain_topic = DomainTopic {
+            domain: TopicId(1),
+            name: "a".into(),
+            created: at(0),
+        };
+        {
+            let database = open_database(&path, CACHE_BYTES).unwrap();
+            let txn = database.begin_write().unwrap();
+            txn.open_table(TOPICS).unwrap();
+            let key = (1, "a");
+            let mut domain_topics = txn.open_table(DOMAIN_TOPICS).unwrap();
+            domain_topics
+                .insert(key, domain_topic.encode().as_slice())
+                .unwrap();
+            drop(domain_topics);
+            txn.open_table(SUBSCRIPTIONS).unwrap();
+            txn.open_table(FACTS).unwrap().insert("reserved_ids", 9).unwrap();
+            txn.commit().unwrap();
+        }
+        let mut expected = Loaded {
+            domain_topics: vec![domain_topic],
+            ..Loaded::default()
+        };
+        let catalog = EmbeddedCatalog::open(&path).unwrap();
+        assert_eq!(catalog.load().await.unwrap(), expected);
+        assert_eq!(catalog.next_id().await.unwrap(), 9);
+        expected.endpoint_delays = vec![EndpointDelay {
+            endpoint: "https://a/b".into(),
+            delay: Probation::DOCUMENTED.begin(Outcome::Busy, at(1)),
+        }];
+        let put = Change::PutEndpointDelay(expected.endpoint_delays[0].clone());
+        catalog.commit(vec![put]).await.unwrap();
+        assert_eq!(catalog.load().await.unwrap(), expected);
     }
 }

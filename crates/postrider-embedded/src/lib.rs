@@ -23,7 +23,7 @@ use queue::{DueRetry, HOT_BYTES_MAX, Queue, Ready};
 use record::Kind;
 use rustc_hash::FxHashMap;
 use segment::Segment;
-use settler::{Settler, ToSettler};
+use settler::{Settler, ToSettler, Withdrawal};
 use state::State;
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -533,6 +533,26 @@ impl Shared {
         Ok(loaded)
     }
 
+    /// Reads when a subscription's next retry comes due, if what is known of it is outdated.
+    fn read_head(&self, sub: &Sub) {
+        loop {
+            let changes = sub.queue.lock().expect("no panic holds it").must_read_head();
+            let Some(changes) = changes else { return };
+            let held = |due, position| {
+                let queue = sub.queue.lock().expect("no panic holds it");
+                queue.is_held(due, position)
+            };
+            match self.state.due(sub.of, Timestamp::MIN, 0, held) {
+                Ok((_, head)) => self.change(sub, |queue| queue.head_read(head, changes)),
+                Err(e) => {
+                    // It is too early at worst, and put right when the time comes.
+                    tracing::debug!(error = %e, "cannot read when the next retry comes due");
+                    return;
+                }
+            }
+        }
+    }
+
     /// The entry of a retry; none if it can no longer be read.
     fn read_entry(&self, retry: &state::RetryEntry) -> io::Result<Option<Arc<Entry>>> {
         let segment = self
@@ -607,14 +627,15 @@ impl EmbeddedLog {
             let mut count = 0;
             let mut result = Ok(());
             if due {
-                let loaded = shared.load_due(&sub, now);
-                shared.change(&sub, |queue| match &loaded {
+                let mut loaded = shared.load_due(&sub, now);
+                shared.change(&sub, |queue| match &mut loaded {
                     Ok(loaded) if !queue.closed => {
+                        queue.loaded_due(&mut loaded.retries, &mut loaded.lost, loaded.head);
                         count += loaded.retries.len();
-                        queue.loaded_due(&loaded.retries, &loaded.lost, loaded.head);
                     }
                     _ => queue.loading_due_ended(),
                 });
+                shared.read_head(&sub);
                 match loaded {
                     Ok(loaded) if !loaded.lost.is_empty() => {
                         shared
@@ -736,6 +757,39 @@ impl EventLog for EmbeddedLog {
         let permit = permit.map_err(|_| Error::Closed)?;
         let message = ToSettler::Settle(sub, recorded, permit);
         self.settler.send(message).map_err(|_| Error::Closed)
+    }
+
+    async fn withdraw(
+        &self,
+        of: SubscriptionId,
+        waiting: Vec<(Timestamp, Position)>,
+    ) -> Result<Vec<Position>, Error> {
+        let sub = self.shared.sub(of).filter(|_| !waiting.is_empty());
+        let Some(sub) = sub else {
+            return Ok(Vec::new());
+        };
+        let count = waiting.len().min(SETTLING_MAX) as u32;
+        let permit = self.settling.clone().acquire_many_owned(count).await;
+        let permit = permit.map_err(|_| Error::Closed)?;
+        let (reply, done) = oneshot::channel();
+        let withdrawal = Withdrawal {
+            sub,
+            waiting,
+            reply,
+            permit,
+        };
+        self.settler
+            .send(ToSettler::Withdraw(withdrawal))
+            .map_err(|_| Error::Closed)?;
+        done.await.map_err(|_| Error::Closed)
+    }
+
+    async fn flush(&self) -> Result<(), Error> {
+        let (reply, done) = oneshot::channel();
+        self.settler
+            .send(ToSettler::Flush(reply))
+            .map_err(|_| Error::Closed)?;
+        done.await.map_err(|_| Error::Closed)
     }
 
     fn release(&self, of: SubscriptionId, claims: Vec<Claim>) {
@@ -903,7 +957,7 @@ impl EventLog for EmbeddedLog {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use postrider_store::conformance::{WANT, at, events, sub};
+    use postrider_store::conformance::{WANT, at, claim_all, events, eventually, settled, sub};
 
     // Events are in the log a moment before they are handed out; a reader that is ahead of that would
     // offer them twice.
@@ -927,5 +981,36 @@ mod tests {
         assert_eq!(log.claim(sub(1), at(0), WANT).await.unwrap().len(), 6);
         assert_eq!(read(0, 5), (vec![], 6), "all are claimed");
         log.close().await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn a_withdrawn_retry_lets_its_segment_go() {
+        let directory = tempfile::tempdir().unwrap();
+        let disk = Arc::new(disk::Directory::open(directory.path().join("log")).unwrap());
+        let state = directory.path().join("state.redb");
+        let log = EmbeddedLog::open_on(disk, &state, 7, 8 << 10).await.unwrap();
+        log.open_subscription(sub(1)).await.unwrap();
+        let text = "p".repeat(1_000);
+        for _ in 0..50 {
+            log.append(events(&[(&text, &[1])])).await.unwrap();
+        }
+        let claims = claim_all(&log, sub(1), at(0)).await;
+        let (retries, done) = claims.split_at(2);
+        let settle_all = async |claims: &[Claim], next| {
+            let all = claims.iter().map(|claim| settled(claim, next));
+            log.settle(sub(1), all.collect()).await.unwrap();
+        };
+        settle_all(retries, Next::RetryAt(at(5))).await;
+        settle_all(done, Next::Done).await;
+        eventually("the other segments are gone", || log.health().segments == 2).await;
+        let waiting = retries.iter().map(|claim| (at(5), claim.position()));
+        let ended = log.withdraw(sub(1), waiting.collect()).await.unwrap();
+        assert_eq!(ended.len(), 2);
+        assert!(log.shared.references.lock().unwrap().is_empty());
+        eventually("the last segment is gone", || log.health().segments == 1).await;
+        log.close().await.unwrap();
+        drop(log);
+        let known = State::open(&state, 7).unwrap().recover().unwrap();
+        assert!(known.references.is_empty() && known.retries.is_empty());
     }
 }

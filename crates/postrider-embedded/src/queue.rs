@@ -31,11 +31,20 @@ impl Ready {
     }
 }
 
+/// What names a retry of a subscription: when it comes due, and its event.
+pub type RetryKey = (Timestamp, Position);
+
 /// A retry that is due, with its event.
 #[derive(Clone, Debug)]
 pub struct DueRetry {
     pub ready: Ready,
     pub retry: RetryEntry,
+}
+
+impl DueRetry {
+    fn key(&self) -> RetryKey {
+        (self.retry.due, self.ready.position())
+    }
 }
 
 #[derive(Debug)]
@@ -62,15 +71,21 @@ pub struct Queue {
     /// Retries that are due and loaded, ordered by due time.
     due: VecDeque<DueRetry>,
     /// Retries loaded or claimed, so that they are not loaded twice.
-    held: FxHashSet<(Timestamp, Position)>,
+    held: FxHashSet<RetryKey>,
+    /// Retries that are about to be removed from the disk: neither loaded nor claimed any more.
+    withdrawing: FxHashSet<RetryKey>,
     /// Of `held`, those let go while retries are being loaded: the load may still come across them.
-    let_go_late: Vec<(Timestamp, Position)>,
+    let_go_late: FxHashSet<RetryKey>,
     /// The earliest retry added while retries are being loaded: the load may have missed it.
     added_late: Option<Timestamp>,
     /// All retries, the claimed ones too.
     retrying: u64,
     /// When the earliest retry that is not held comes due.
     pub retry_head: Option<Timestamp>,
+    /// The retry that `retry_head` was about may be held or withdrawn: it is to be read from the disk again.
+    head_outdated: bool,
+    /// How often something has changed that reading `retry_head` from the disk depends on.
+    head_changes: u64,
     /// It is on the list of those whose progress goes into the log with the next commit.
     pub listed: bool,
     /// … and of those whose progress goes into the state database with the next checkpoint.
@@ -97,10 +112,13 @@ impl Queue {
             closed: false,
             due: VecDeque::new(),
             held: FxHashSet::default(),
-            let_go_late: Vec::new(),
+            withdrawing: FxHashSet::default(),
+            let_go_late: FxHashSet::default(),
             added_late: None,
             retrying: 0,
             retry_head: None,
+            head_outdated: false,
+            head_changes: 0,
             listed: false,
             listed_row: false,
             loading_due: false,
@@ -304,8 +322,9 @@ impl Queue {
         }
     }
 
+    /// Whether a retry is not to be loaded: it is loaded already, claimed, or being withdrawn.
     pub fn is_held(&self, due: Timestamp, position: Position) -> bool {
-        self.held.contains(&(due, position))
+        self.held.contains(&(due, position)) || self.withdrawing.contains(&(due, position))
     }
 
     /// Whether something can be claimed, at once or after reading the log, or will be due.
@@ -321,17 +340,26 @@ impl Queue {
     pub fn load_due(&mut self) {
         self.loading_due = true;
         self.added_late = None;
+        // What is withdrawn from now on sets it again.
+        self.head_outdated = false;
+        self.head_changes += 1;
     }
 
-    /// Takes the retries that were loaded and those that cannot be read; `head` is when the next of the
-    /// others is due.
-    pub fn loaded_due(&mut self, due: &[DueRetry], lost: &[RetryEntry], head: Option<Timestamp>) {
-        self.held
-            .extend(lost.iter().map(|retry| (retry.due, retry.position)));
-        for one in due {
-            self.held.insert((one.retry.due, one.ready.position()));
-            self.due.push_back(one.clone());
-        }
+    /// Takes the retries that were loaded and those that cannot be read, but for what was withdrawn
+    /// meanwhile; `head` is when the next of the others is due. Leaves in both lists what was taken.
+    pub fn loaded_due(
+        &mut self,
+        due: &mut Vec<DueRetry>,
+        lost: &mut Vec<RetryEntry>,
+        head: Option<Timestamp>,
+    ) {
+        let Queue {
+            held, withdrawing, ..
+        } = self;
+        let mut take = |key: RetryKey| !withdrawing.contains(&key) && held.insert(key);
+        lost.retain(|retry| take((retry.due, retry.position)));
+        due.retain(|one| take(one.key()));
+        self.due.extend(due.iter().cloned());
         self.retry_head = head;
         self.loading_due_ended();
     }
@@ -339,40 +367,106 @@ impl Queue {
     /// Also called when loading failed.
     pub fn loading_due_ended(&mut self) {
         self.loading_due = false;
+        self.head_changes += 1;
         for key in std::mem::take(&mut self.let_go_late) {
             self.held.remove(&key);
         }
-        if let Some(due) = self.added_late.take() {
-            self.retry_head = Some(self.retry_head.map_or(due, |head| head.min(due)));
+        if let Some(due) = self.added_late.take()
+            && self.retry_head.is_none_or(|head| due < head)
+        {
+            self.retry_head = Some(due);
+            // Or the load has come across it after all, and it is held now.
+            self.head_outdated = true;
         }
     }
 
     /// Puts a retry back that was claimed but not attempted.
     pub fn release_due(&mut self, due: DueRetry) {
-        let key = |one: &DueRetry| (one.retry.due, one.ready.position());
-        let (before, here) = (
-            self.due.partition_point(|other| key(other) < key(&due)),
-            key(&due),
-        );
-        if self.held.contains(&here) && self.due.get(before).is_none_or(|other| key(other) != here) {
+        let here = due.key();
+        let before = self.due.partition_point(|other| other.key() < here);
+        if self.held.contains(&here) && self.due.get(before).is_none_or(|other| other.key() != here) {
             self.due.insert(before, due);
+        }
+    }
+
+    /// Begins to withdraw those of these retries that nobody has claimed: from now on they are not
+    /// offered. Returns them; whether they are on disk at all is not known here.
+    pub fn withdraw(&mut self, waiting: &[RetryKey]) -> Vec<RetryKey> {
+        if self.closed {
+            return Vec::new();
+        }
+        let loaded: FxHashSet<RetryKey> = self.due.iter().map(DueRetry::key).collect();
+        let mut begun = Vec::new();
+        for &key in waiting {
+            // One that was let go late can be on disk again, when it failed and is due at the same time.
+            let claimed =
+                self.held.contains(&key) && !loaded.contains(&key) && !self.let_go_late.contains(&key);
+            if !claimed && self.withdrawing.insert(key) {
+                begun.push(key);
+            }
+            if loaded.contains(&key) {
+                self.held.remove(&key);
+            }
+        }
+        let Queue { due, withdrawing, .. } = self;
+        due.retain(|one| !withdrawing.contains(&one.key()));
+        self.head_changes += 1;
+        begun
+    }
+
+    /// A withdrawal has ended; `removed` if the retry was on disk and is gone from there.
+    pub fn withdrawn(&mut self, key: RetryKey, removed: bool) {
+        self.withdrawing.remove(&key);
+        self.head_changes += 1;
+        if !removed || self.closed {
+            return;
+        }
+        self.retrying = self.retrying.saturating_sub(1);
+        if self.loading_due {
+            // The load may have come across it, and taken it for the next one that is due.
+            self.held.insert(key);
+            self.let_go_late.insert(key);
+            self.head_outdated = true;
+        } else {
+            self.head_outdated |= self.retry_head == Some(key.0);
+        }
+    }
+
+    /// What `retry_head` depends on, as a number, if it must be read from the disk again. While retries
+    /// are being loaded it need not: whoever loads them looks here afterwards.
+    pub fn must_read_head(&self) -> Option<u64> {
+        (self.head_outdated && !self.loading_due && !self.closed).then_some(self.head_changes)
+    }
+
+    /// Takes what was read, unless something has changed since `must_read_head` gave this number.
+    pub fn head_read(&mut self, head: Option<Timestamp>, changes: u64) {
+        if self.must_read_head() == Some(changes) {
+            self.retry_head = head;
+            self.head_outdated = false;
         }
     }
 
     /// A retry is settled and its entry is gone from the disk.
     pub fn let_go(&mut self, due: Timestamp, position: Position) {
         self.retrying = self.retrying.saturating_sub(1);
+        self.head_changes += 1;
         if self.loading_due {
-            self.let_go_late.push((due, position));
+            self.let_go_late.insert((due, position));
         } else {
             self.held.remove(&(due, position));
         }
     }
 
     /// A retry is on disk.
-    pub fn retry_added(&mut self, due: Timestamp) {
+    pub fn retry_added(&mut self, due: Timestamp, position: Position) {
         let earlier = |than: Option<Timestamp>| Some(than.map_or(due, |other| other.min(due)));
+        let key = (due, position);
         self.retrying += 1;
+        self.head_changes += 1;
+        if self.held.contains(&key) && !self.let_go_late.contains(&key) {
+            // It was loaded since it is on disk.
+            return;
+        }
         self.retry_head = earlier(self.retry_head);
         if self.loading_due {
             self.added_late = earlier(self.added_late);
@@ -403,7 +497,8 @@ impl Queue {
         self.hot_bytes = 0;
         self.due = VecDeque::new();
         self.held = FxHashSet::default();
-        self.let_go_late = Vec::new();
+        self.withdrawing = FxHashSet::default();
+        self.let_go_late = FxHashSet::default();
         self.lag = None;
         self.waiting = 0;
         self.retrying = 0;
@@ -522,21 +617,109 @@ mod tests {
     #[test]
     fn retries_may_come_and_go_while_they_are_loaded() {
         let mut queue = queue(0, &[]);
-        queue.retry_added(at(0));
+        queue.retry_added(at(0), Position(1));
         queue.load_due();
-        queue.loaded_due(&[due(0, 1)], &[], None);
+        queue.loaded_due(&mut vec![due(0, 1)], &mut vec![], None);
         assert_eq!(queue.claim(at(0), WANT).0.len(), 1);
-        queue.retry_added(at(0));
+        queue.retry_added(at(0), Position(2));
         queue.load_due();
         queue.let_go(at(0), Position(1));
-        queue.retry_added(at(5));
+        queue.retry_added(at(5), Position(3));
         assert!(
             queue.is_held(at(0), Position(1)),
             "the load may see it in an older state of the database"
         );
-        queue.loaded_due(&[due(0, 2)], &[], None);
+        queue.loaded_due(&mut vec![due(0, 2)], &mut vec![], None);
         assert!(!queue.is_held(at(0), Position(1)));
         assert_eq!(queue.retry_head, Some(at(5)));
         assert_eq!(queue.backlog().retrying, 2);
+    }
+
+    // A load reads the database without the queue's lock: it may come across what is being withdrawn.
+    #[test]
+    fn retries_may_be_withdrawn_while_they_are_loaded() {
+        let mut queue = queue(0, &[]);
+        for n in [0, 1, 2, 3] {
+            queue.retry_added(at(n), Position(1 + n as u64));
+        }
+        queue.load_due();
+        let keys = [(at(0), Position(1)), (at(1), Position(2)), (at(2), Position(3))];
+        assert_eq!(queue.withdraw(&keys), keys);
+        assert_eq!(queue.withdraw(&keys), [], "that has begun already");
+        queue.withdrawn(keys[0], true);
+        assert!(queue.is_held(at(0), Position(1)), "the load may have seen it");
+        // It has seen all of them, the second with a record that is damaged, the third as the next one.
+        let (mut loaded, mut lost) = (vec![due(0, 1)], vec![due(1, 2).retry]);
+        queue.loaded_due(&mut loaded, &mut lost, Some(at(2)));
+        assert!(loaded.is_empty() && lost.is_empty());
+        assert_eq!(queue.claim(at(9), WANT).0.len(), 0);
+        assert!(!queue.is_held(at(0), Position(1)));
+        let backlog = |retrying| Backlog {
+            retrying,
+            ..Backlog::default()
+        };
+        assert_eq!(queue.backlog(), backlog(3));
+        queue.withdrawn(keys[1], true);
+        queue.withdrawn(keys[2], true);
+        assert_eq!(queue.backlog(), backlog(1));
+
+        // What was read before something changed is read again.
+        let changes = queue.must_read_head().unwrap();
+        queue.retry_added(at(1), Position(9));
+        queue.head_read(Some(at(3)), changes);
+        assert_eq!(queue.retry_head, Some(at(1)));
+        let changes = queue.must_read_head().unwrap();
+        queue.head_read(Some(at(1)), changes);
+        assert_eq!((queue.retry_head, queue.must_read_head()), (Some(at(1)), None));
+    }
+
+    // It failed and is due at the same time as before: the same name for a new retry, while a load may still
+    // come across the old one.
+    #[test]
+    fn a_retry_of_the_same_name_can_be_withdrawn_while_retries_are_loaded() {
+        let mut queue = queue(0, &[]);
+        let key = (at(0), Position(1));
+        queue.retry_added(at(0), Position(1));
+        queue.load_due();
+        queue.loaded_due(&mut vec![due(0, 1)], &mut vec![], None);
+        assert_eq!(queue.claim(at(0), WANT).0.len(), 1);
+        assert_eq!(queue.withdraw(&[key]), [], "it is claimed");
+        queue.retry_added(at(0), Position(2));
+        queue.load_due();
+        queue.let_go(at(0), Position(1));
+        queue.retry_added(at(0), Position(1));
+        assert_eq!(queue.backlog().retrying, 2);
+        assert_eq!(queue.withdraw(&[key]), [key]);
+        queue.loaded_due(&mut vec![due(0, 2)], &mut vec![], None);
+        assert!(queue.is_held(at(0), Position(1)), "the disk still has it");
+        queue.withdrawn(key, true);
+        assert!(!queue.is_held(at(0), Position(1)));
+        let backlog = Backlog {
+            retrying: 1,
+            ..Backlog::default()
+        };
+        assert_eq!(queue.backlog(), backlog);
+    }
+
+    // A retry is on disk a moment before the queue is told of it, and may have been loaded by then.
+    #[test]
+    fn a_retry_that_is_held_is_not_the_next_to_come_due() {
+        let mut queue = queue(0, &[]);
+        queue.retry_added(at(0), Position(1));
+        queue.load_due();
+        queue.loaded_due(&mut vec![due(0, 1), due(1, 2)], &mut vec![], Some(at(7)));
+        queue.retry_added(at(1), Position(2));
+        assert_eq!(queue.retry_head, Some(at(7)));
+        assert_eq!(queue.backlog().retrying, 2);
+
+        // Told of it while the load is under way, nobody knows whether that comes across it.
+        queue.retry_added(at(2), Position(3));
+        assert_eq!(queue.claim(at(1), WANT).0.len(), 2);
+        queue.load_due();
+        queue.retry_added(at(2), Position(4));
+        queue.loaded_due(&mut vec![due(2, 3), due(2, 4)], &mut vec![], Some(at(7)));
+        let changes = queue.must_read_head().unwrap();
+        queue.head_read(Some(at(7)), changes);
+        assert_eq!(queue.retry_head, Some(at(7)));
     }
 }

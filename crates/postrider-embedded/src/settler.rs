@@ -1,6 +1,6 @@
 //! The one writer of the state database: what failed, what is due when, how far everyone has come.
 
-use crate::queue::Queue;
+use crate::queue::{Queue, RetryKey};
 use crate::segment::Segment;
 use crate::state::{RetryEntry, Write};
 use crate::{Shared, Sub};
@@ -24,6 +24,7 @@ const RETRY_EVERY: Duration = Duration::from_millis(250);
 
 pub enum ToSettler {
     Settle(Arc<Sub>, Vec<Settled>, OwnedSemaphorePermit),
+    Withdraw(Withdrawal),
     Open(Arc<Sub>, oneshot::Sender<()>),
     /// Closes a subscription; the answer is how many deliveries that drops.
     Forget(Arc<Sub>, oneshot::Sender<u64>),
@@ -31,7 +32,17 @@ pub enum ToSettler {
     Lost(Arc<Sub>, Vec<RetryEntry>),
     Seal(Arc<Segment>),
     Checkpoint,
+    /// Commits at once, the progress of first attempts included.
+    Flush(oneshot::Sender<()>),
     Close(oneshot::Sender<()>),
+}
+
+/// Retries to be ended if they still wait; the answer is which ones did.
+pub struct Withdrawal {
+    pub sub: Arc<Sub>,
+    pub waiting: Vec<RetryKey>,
+    pub reply: oneshot::Sender<Vec<Position>>,
+    pub permit: OwnedSemaphorePermit,
 }
 
 pub struct Settler {
@@ -45,7 +56,7 @@ enum After {
     Complete(Position),
     /// A retry entry is gone.
     LetGo(Timestamp, Position),
-    RetryAdded(Timestamp),
+    RetryAdded(Timestamp, Position),
 }
 
 /// A subscription that this commit concerns.
@@ -91,12 +102,18 @@ impl Settler {
             };
             let Some(first) = first else { return };
             let started = instant();
+            let mut until_commit = COMMIT_EVERY;
             let mut batch = vec![first];
-            let closing = |batch: &[ToSettler]| matches!(batch.last(), Some(ToSettler::Close(_)));
-            while batch.len() < COMMIT_REQUESTS_MAX && !closing(&batch) {
+            while batch.len() < COMMIT_REQUESTS_MAX {
+                match batch.last() {
+                    Some(ToSettler::Close(_)) => break,
+                    // What is there already still comes along: others may want a flush too.
+                    Some(ToSettler::Flush(_)) => until_commit = Duration::ZERO,
+                    _ => {}
+                }
                 match self
                     .requests
-                    .recv_timeout(COMMIT_EVERY.saturating_sub(started.elapsed()))
+                    .recv_timeout(until_commit.saturating_sub(started.elapsed()))
                 {
                     Ok(message) => batch.push(message),
                     Err(_) => break,
@@ -114,8 +131,10 @@ impl Settler {
         let mut touched: FxHashMap<SubscriptionId, Touched> = FxHashMap::default();
         let mut permits = Vec::new();
         let mut replies = Vec::new();
+        let mut withdrawals = Vec::new();
         let mut forgotten = Vec::new();
         let mut checkpoint = false;
+        let mut flush = false;
         let mut close = false;
         for message in batch {
             match message {
@@ -140,6 +159,7 @@ impl Settler {
                         }
                     }
                 }
+                ToSettler::Withdraw(withdrawal) => withdrawals.push(withdrawal),
                 ToSettler::Open(sub, reply) => {
                     let progress = sub
                         .queue
@@ -157,6 +177,10 @@ impl Settler {
                     checkpoint = true;
                 }
                 ToSettler::Checkpoint => checkpoint = true,
+                ToSettler::Flush(reply) => {
+                    replies.push(reply);
+                    flush = true;
+                }
                 ToSettler::Close(reply) => {
                     replies.push(reply);
                     checkpoint = true;
@@ -164,8 +188,8 @@ impl Settler {
                 }
             }
         }
-        if checkpoint {
-            self.checkpoint(&mut writes);
+        if checkpoint || flush {
+            self.write_progress(&mut writes);
         }
         for touched in touched.values() {
             // In the same commit as what follows from the attempts, or a crash would offer them twice.
@@ -184,13 +208,16 @@ impl Settler {
                     match one {
                         After::Complete(position) => freed += queue.complete(position),
                         After::LetGo(due, position) => queue.let_go(due, position),
-                        After::RetryAdded(due) => queue.retry_added(due),
+                        After::RetryAdded(due, position) => queue.retry_added(due, position),
                     }
                 }
             });
             self.shared.hot_bytes.fetch_sub(freed, Relaxed);
         }
         drop(permits);
+        if !self.withdraw(withdrawals, close) {
+            return close;
+        }
         let sweep = checkpoint || !forgotten.is_empty();
         if !self.forget(forgotten, close) {
             return close;
@@ -213,6 +240,46 @@ impl Settler {
             let _ = reply.send(());
         }
         close
+    }
+
+    /// Ends retries that wait, after what was settled before: a retry that it brought is seen.
+    fn withdraw(&self, withdrawals: Vec<Withdrawal>, closing: bool) -> bool {
+        let mut writes = Vec::new();
+        let mut found = Vec::new();
+        for Withdrawal {
+            sub,
+            waiting,
+            reply,
+            permit,
+        } in withdrawals
+        {
+            let begun = sub.queue.lock().expect("no panic holds it").withdraw(&waiting);
+            // Looked up before they are removed: after a commit that failed it may be unclear whether it did.
+            let Some(retries) = self.until_done(closing, || self.shared.state.retries(sub.of, &begun)) else {
+                return false;
+            };
+            for one in &retries {
+                writes.push(Write::RemoveRetry(sub.of, one.due, one.position, one.segment));
+            }
+            found.push((sub, begun, retries, reply, permit));
+        }
+        if !writes.is_empty() && !self.write_until_done(&writes, closing) {
+            return false;
+        }
+        for (sub, begun, retries, reply, _permit) in found {
+            let removed: FxHashSet<RetryKey> = retries.iter().map(|one| (one.due, one.position)).collect();
+            if !begun.is_empty() {
+                self.shared.settled(&sub, |queue| {
+                    for key in begun {
+                        queue.withdrawn(key, removed.contains(&key));
+                    }
+                });
+                self.shared.read_head(&sub);
+            }
+            // Whoever asked may have gone away; they are withdrawn all the same.
+            let _ = reply.send(retries.iter().map(|one| one.position).collect());
+        }
+        true
     }
 
     /// Closes subscriptions, after what was settled before: retries that it brought are counted too.
@@ -272,14 +339,14 @@ impl Settler {
         match settled.next {
             Next::RetryAt(due) => {
                 writes.push(Write::PutRetry(sub.of, RetryEntry { due, ..entry }));
-                after.push(After::RetryAdded(due));
+                after.push(After::RetryAdded(due, position));
             }
             Next::DeadLetter(reason) => writes.push(Write::PutDeadLetter(sub.of, entry, reason)),
             Next::Done | Next::Drop(_) => {}
         }
     }
 
-    fn checkpoint(&self, writes: &mut Vec<Write>) {
+    fn write_progress(&self, writes: &mut Vec<Write>) {
         // First where reading must begin, then the progress: what is settled in between is in both.
         let replay_from = self.shared.last_segment_base();
         let next = Position(self.shared.next.load(Relaxed));
@@ -292,17 +359,24 @@ impl Settler {
         writes.push(Write::Facts { next, replay_from });
     }
 
-    /// Nothing that was settled may be forgotten while the process lives: tries until it is written.
     fn write_until_done(&self, writes: &[Write], closing: bool) -> bool {
+        let written = self.until_done(closing, || self.shared.state.write(writes));
+        written
+            .map(|references| self.shared.note_references(references))
+            .is_some()
+    }
+
+    /// Nothing that was settled may be forgotten while the process lives: tries until it is done. None
+    /// when the store is being closed and it cannot be done.
+    fn until_done<T>(&self, closing: bool, work: impl Fn() -> Result<T, Error>) -> Option<T> {
         let mut reported = false;
         loop {
-            match self.shared.state.write(writes) {
-                Ok(references) => {
-                    self.shared.note_references(references);
+            match work() {
+                Ok(done) => {
                     if reported {
-                        tracing::info!("the state database can be written again");
+                        tracing::info!("the state database can be used again");
                     }
-                    return true;
+                    return Some(done);
                 }
                 Err(e) => {
                     if !reported {
@@ -310,7 +384,7 @@ impl Settler {
                         reported = true;
                     }
                     if closing || self.shared.closing.load(Relaxed) {
-                        return false;
+                        return None;
                     }
                     self.shared.sweep();
                     if let Err(Error::Unavailable(e)) = self.shared.state.reopen() {

@@ -2,6 +2,7 @@
 //! far subscriptions have come.
 
 use crate::disk::open_database;
+use crate::queue::RetryKey;
 use crate::record::{Progress, Reader};
 use postrider_core::ids::{Position, SubscriptionId};
 use postrider_core::outcome::Outcome;
@@ -234,6 +235,23 @@ impl State {
                 found.extend(RetryEntry::decode(due, position, value.value()));
             }
             Ok((found, None))
+        };
+        read().map_err(failed)
+    }
+
+    /// Those of these retries of one subscription that are there, in the order in which they are named.
+    pub fn retries(&self, of: SubscriptionId, keys: &[RetryKey]) -> Result<Vec<RetryEntry>, Error> {
+        let database = self.database.read().expect("no panic holds it");
+        let read = || -> Result<_, redb::Error> {
+            let table = opened(&database)?.begin_read()?.open_table(RETRIES)?;
+            let mut found = Vec::new();
+            for (due, position) in keys {
+                let due = due.nanos() as u64;
+                if let Some(value) = table.get((of.0, due, position.0))? {
+                    found.extend(RetryEntry::decode(due, position.0, value.value()));
+                }
+            }
+            Ok(found)
         };
         read().map_err(failed)
     }

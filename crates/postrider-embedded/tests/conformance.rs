@@ -5,6 +5,8 @@ use postrider_embedded::disk::Directory;
 use postrider_embedded::{EmbeddedCatalog, EmbeddedLog};
 use postrider_store::conformance::{self, CatalogSubject, Subject};
 use postrider_store::{Catalog, EventLog};
+use std::collections::BTreeMap;
+use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use tempfile::TempDir;
@@ -45,6 +47,31 @@ impl Embedded {
     }
 }
 
+/// Copies the log's files, again until nothing was written meanwhile.
+fn copy_of_a_moment(from: &Path, to: &Path) {
+    let state = || std::fs::read(from.join("state.redb")).unwrap();
+    let segments = || -> BTreeMap<OsString, Option<Vec<u8>>> {
+        let files = std::fs::read_dir(from.join("log")).unwrap().map(Result::unwrap);
+        // One that has just been deleted or renamed makes the next look differ.
+        files
+            .map(|file| (file.file_name(), std::fs::read(file.path()).ok()))
+            .collect()
+    };
+    let mut moment = (state(), segments());
+    loop {
+        let next = (state(), segments());
+        if next == moment {
+            break;
+        }
+        moment = next;
+    }
+    std::fs::write(to.join("state.redb"), moment.0).unwrap();
+    std::fs::create_dir(to.join("log")).unwrap();
+    for (name, bytes) in moment.1 {
+        std::fs::write(to.join("log").join(name), bytes.unwrap_or_default()).unwrap();
+    }
+}
+
 #[async_trait]
 impl Subject for Embedded {
     async fn open(&self) -> Arc<dyn EventLog> {
@@ -55,6 +82,14 @@ impl Subject for Embedded {
         log.close().await.unwrap();
         drop(log);
         self.log(&self.newest()).await
+    }
+
+    // The files as they are, from under the running log: what a killed process leaves behind.
+    async fn crash(&self, log: Arc<dyn EventLog>) -> Arc<dyn EventLog> {
+        let (before, after) = (self.newest(), self.fresh());
+        copy_of_a_moment(&before, &after);
+        drop(log);
+        self.log(&after).await
     }
 }
 

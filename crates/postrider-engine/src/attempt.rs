@@ -143,6 +143,11 @@ impl Plan {
         })
     }
 
+    /// Whether a delayed endpoint holds its deliveries back.
+    pub fn obeys(&self) -> bool {
+        self.profile.probation.is_some()
+    }
+
     /// The value of `topic` that the subscriber sees.
     fn topic_value(&self) -> TopicValue<'_> {
         match &self.subscription.destination {

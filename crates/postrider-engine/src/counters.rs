@@ -10,9 +10,24 @@ pub struct Counters {
     pub attempts: AtomicU64,
     pub attempts_failed: AtomicU64,
     pub delivered: AtomicU64,
+    /// Those of the delivered whose answer came after the time for it.
+    pub delivered_late: AtomicU64,
     pub retried: AtomicU64,
     pub dead_lettered: [AtomicU64; Reason::ALL.len()],
     pub dropped: [AtomicU64; Reason::ALL.len()],
+}
+
+impl Counters {
+    /// A number that changes with every attempt and every end.
+    pub(crate) fn pulse(&self) -> u64 {
+        let ends = [&self.attempts, &self.delivered, &self.retried];
+        let counts = ends
+            .into_iter()
+            .chain(&self.dead_lettered)
+            .chain(&self.dropped)
+            .map(|n| n.load(Relaxed));
+        counts.fold(0, u64::wrapping_add)
+    }
 }
 
 /// Counts of what was published.

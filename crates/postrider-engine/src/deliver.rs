@@ -80,9 +80,9 @@ pub struct Timings {
 ///
 /// Never follows redirects, never retries an attempt whose bytes may have reached the peer, has no
 /// response timeout of its own: the caller drops the future when it has waited long enough, which
-/// closes the connection. Once the response head has arrived the body is read up to a cap in bytes
+/// closes the connection. The future is the caller's to keep: it may be waited for elsewhere. Once the response head has arrived the body is read up to a cap in bytes
 /// and in time, then the answer is returned whatever the body does.
 #[async_trait]
 pub trait Transport: Send + Sync {
-    async fn send(&self, request: Request) -> Reply;
+    async fn send(self: Arc<Self>, request: Request) -> Reply;
 }

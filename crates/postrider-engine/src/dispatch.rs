@@ -3,27 +3,33 @@
 //! A lane is a task that claims, attempts, settles, and claims again. A subscription has lanes only
 //! while it has work; an idle one costs nothing.
 
+use crate::Error;
 use crate::attempt::{Attempted, BatchDefaults, Plan};
 use crate::counters::{Counters, add, by_reason};
+use crate::delays::Delays;
 use crate::deliver::{Reply, Transport};
 use crate::directory::TopicEntry;
-use crate::endpoint::{Admission, Endpoint, Left};
+use crate::endpoint::{self, Admission, Ended, Endpoint, Left, Pass};
+use crate::late::LateBook;
 use http::Uri;
-use postrider_core::ids::SubscriptionId;
+use postrider_core::ids::{Position, SubscriptionId};
 use postrider_core::outcome::Outcome;
+use postrider_core::probation::{Delay, EndpointDelay};
 use postrider_core::profile::Profile;
-use postrider_core::retry::Next;
+use postrider_core::retry::{Next, chance};
 use postrider_core::subscription::Subscription;
 use postrider_core::time::{Clock, Timestamp};
 use postrider_store::log::LastAttempt;
-use postrider_store::{Claim, EventLog, Listener, Settled};
+use postrider_store::{Catalog, Claim, EventLog, Listener, Settled};
 use rustc_hash::FxHashMap;
 use std::collections::BTreeMap;
+use std::future::Future;
+use std::pin::Pin;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, AtomicUsize};
 use std::sync::{Arc, Mutex, RwLock, Weak};
 use std::time::Duration;
-use tokio::sync::Notify;
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
@@ -32,6 +38,11 @@ use tokio_util::task::TaskTracker;
 const LINGER: Duration = Duration::from_secs(5);
 /// A subscription whose log could not be read is tried again this much later.
 const TROUBLE_PAUSE: Duration = Duration::from_secs(1);
+/// Attempts that have timed out and whose connections are kept for a late answer. Beyond it they are closed.
+const LATE_ANSWERS_MAX: usize = 1024;
+
+/// An attempt under way.
+type Sending = Pin<Box<dyn Future<Output = Reply> + Send>>;
 
 /// How the engine delivers.
 #[derive(Clone, Debug)]
@@ -70,10 +81,36 @@ pub struct Outlet {
     reaping: AtomicBool,
     /// About how many deliveries can be claimed; too high at times, put right when none are found.
     ready: AtomicI64,
+    /// Lanes that wait for an answer.
+    sending: AtomicUsize,
+    late: LateBook,
     pub counters: Counters,
 }
 
 impl Outlet {
+    fn new(id: SubscriptionId) -> Outlet {
+        Outlet {
+            id,
+            plan: RwLock::new(None),
+            lanes: AtomicUsize::new(0),
+            signals: AtomicU64::new(0),
+            waiting: AtomicBool::new(false),
+            parked: AtomicUsize::new(0),
+            unpark: Notify::new(),
+            busy: AtomicBool::new(false),
+            reaping: AtomicBool::new(false),
+            ready: AtomicI64::new(0),
+            sending: AtomicUsize::new(0),
+            late: LateBook::default(),
+            counters: Counters::default(),
+        }
+    }
+
+    /// Whether a delayed endpoint holds it back.
+    pub(crate) fn obeys(&self) -> bool {
+        self.plan().is_some_and(|plan| plan.obeys())
+    }
+
     /// Wakes a parked lane, if there is one.
     fn unpark(&self) -> bool {
         let take = |parked: usize| parked.checked_sub(1);
@@ -105,10 +142,13 @@ pub struct Dispatcher {
     alarms: Mutex<BTreeMap<(Timestamp, u64), Alarm>>,
     alarm_number: AtomicU64,
     changed: Notify,
-    chance: AtomicU64,
-    tasks: TaskTracker,
+    delays: Delays,
+    late_room: Arc<Semaphore>,
+    /// Late answers that are being seen to.
+    late_busy: AtomicUsize,
+    pub(crate) tasks: TaskTracker,
     /// No further claims.
-    stop: CancellationToken,
+    pub(crate) stop: CancellationToken,
     /// Attempts under way are given up.
     abort: CancellationToken,
     pub counters: Counters,
@@ -124,12 +164,15 @@ enum Alarm {
 impl Dispatcher {
     pub fn new(
         log: Arc<dyn EventLog>,
+        catalog: Arc<dyn Catalog>,
         transport: Arc<dyn Transport>,
         clock: Arc<dyn Clock>,
         config: Config,
     ) -> Arc<Dispatcher> {
         let dispatcher = Arc::new(Dispatcher {
-            chance: AtomicU64::new(config.seed),
+            delays: Delays::new(catalog),
+            late_room: Arc::new(Semaphore::new(LATE_ANSWERS_MAX)),
+            late_busy: AtomicUsize::new(0),
             log,
             transport,
             clock,
@@ -146,7 +189,18 @@ impl Dispatcher {
         });
         dispatcher.log.listen(Arc::new(Ears(Arc::downgrade(&dispatcher))));
         dispatcher.tasks.spawn(dispatcher.clone().keep_time());
+        dispatcher.tasks.spawn(dispatcher.clone().keep_delays());
         dispatcher
+    }
+
+    /// What an earlier life knew about sick endpoints. To be said before subscriptions are put.
+    pub fn restore(&self, delays: Vec<EndpointDelay>) {
+        self.delays.restore(delays);
+    }
+
+    /// All subscriptions of the earlier life have been put.
+    pub fn restored(&self) {
+        self.delays.forget_restored();
     }
 
     /// Takes up a subscription, or what has changed about it.
@@ -162,21 +216,7 @@ impl Dispatcher {
         let plan = Plan::new(subscription, topic, profile, defaults, self.log.identity(), find);
         let outlet = {
             let mut outlets = self.outlets.write().expect("no panic holds it");
-            let outlet = outlets.entry(id).or_insert_with(|| {
-                Arc::new(Outlet {
-                    id,
-                    plan: RwLock::new(None),
-                    lanes: AtomicUsize::new(0),
-                    signals: AtomicU64::new(0),
-                    waiting: AtomicBool::new(false),
-                    parked: AtomicUsize::new(0),
-                    unpark: Notify::new(),
-                    busy: AtomicBool::new(false),
-                    reaping: AtomicBool::new(false),
-                    ready: AtomicI64::new(0),
-                    counters: Counters::default(),
-                })
-            });
+            let outlet = outlets.entry(id).or_insert_with(|| Arc::new(Outlet::new(id)));
             outlet.clone()
         };
         *outlet.plan.write().expect("no panic holds it") = plan.map(Arc::new);
@@ -191,6 +231,7 @@ impl Dispatcher {
             *outlet.plan.write().expect("no panic holds it") = None;
             outlet.unpark_all();
         }
+        self.forget_unused(&mut self.endpoints.lock().expect("no panic holds it"));
     }
 
     pub fn outlet(&self, id: SubscriptionId) -> Option<Arc<Outlet>> {
@@ -198,20 +239,89 @@ impl Dispatcher {
     }
 
     fn endpoint(&self, url: &Uri) -> Arc<Endpoint> {
-        let scheme = url.scheme_str().unwrap_or("http");
-        let authority = url.authority().map_or("", |a| a.as_str()).to_lowercase();
-        let name = format!("{scheme}://{authority}{}", url.path());
+        let name = endpoint::name(url);
         let mut endpoints = self.endpoints.lock().expect("no panic holds it");
         if let Some(known) = endpoints.get(&name).and_then(Weak::upgrade) {
             return known;
         }
-        endpoints.retain(|_, weak| weak.strong_count() > 0);
+        self.forget_unused(&mut endpoints);
         let endpoint = Arc::new(Endpoint::new(
             name.clone(),
             self.config.in_flight_per_endpoint_max,
+            self.delays.take_restored(&name),
         ));
         endpoints.insert(name, Arc::downgrade(&endpoint));
         endpoint
+    }
+
+    /// Endpoints that nobody sends to any more are not remembered, nor is their delay.
+    fn forget_unused(&self, endpoints: &mut FxHashMap<String, Weak<Endpoint>>) {
+        endpoints.retain(|name, weak| {
+            let used = weak.strong_count() > 0;
+            if !used {
+                self.delays.note(name, None);
+            }
+            used
+        });
+    }
+
+    /// Every endpoint that subscriptions point to, by name.
+    pub fn endpoints(&self) -> Vec<EndpointStatus> {
+        let mut found: BTreeMap<String, EndpointStatus> = BTreeMap::new();
+        for outlet in self.outlets.read().expect("no panic holds it").values() {
+            let Some(plan) = outlet.plan() else {
+                continue;
+            };
+            let backlog = self.log.backlog(outlet.id);
+            let status = found
+                .entry(plan.endpoint.name.clone())
+                .or_insert_with(|| EndpointStatus {
+                    name: plan.endpoint.name.clone(),
+                    state: plan.endpoint.state(),
+                    waiting: 0,
+                    subscriptions: Vec::new(),
+                });
+            status.waiting += backlog.waiting + backlog.retrying;
+            status.subscriptions.push(outlet.id);
+        }
+        for status in found.values_mut() {
+            status.subscriptions.sort();
+        }
+        found.into_values().collect()
+    }
+
+    /// Ends the delay of an endpoint by hand. Whether there was one.
+    pub fn admit_again(self: &Arc<Self>, endpoint: &str) -> bool {
+        let known = {
+            let endpoints = self.endpoints.lock().expect("no panic holds it");
+            endpoints.get(endpoint).and_then(Weak::upgrade)
+        };
+        known.is_some_and(|endpoint| self.recover(&endpoint))
+    }
+
+    /// An endpoint has shown that it is well, or someone says so. Whether that ended a delay.
+    fn recover(self: &Arc<Self>, endpoint: &Endpoint) -> bool {
+        let ended = endpoint.recover();
+        if ended {
+            self.note_delay(endpoint, None);
+            for outlet in endpoint.take_waiting() {
+                self.wake(&outlet, self.config.in_flight_per_endpoint_max);
+            }
+        }
+        ended
+    }
+
+    fn note_delay(&self, endpoint: &Endpoint, delay: Option<Delay>) {
+        match delay {
+            Some(delay) => tracing::warn!(
+                endpoint = %endpoint.name,
+                cause = %delay.cause,
+                until = %delay.until,
+                "endpoint keeps failing: its deliveries are delayed"
+            ),
+            None => tracing::info!(endpoint = %endpoint.name, "endpoint is well again: deliveries go on"),
+        }
+        self.delays.note(&endpoint.name, delay);
     }
 
     /// Says that about `count` deliveries more can be claimed: starts lanes for them.
@@ -247,7 +357,7 @@ impl Dispatcher {
         let add = |lanes: usize| (lanes < max).then_some(lanes + 1);
         let added = outlet.lanes.fetch_update(AcqRel, Acquire, add).is_ok();
         if added {
-            self.tasks.spawn(self.clone().lane(outlet.clone(), false));
+            self.tasks.spawn(self.clone().lane(outlet.clone(), None));
         }
         added
     }
@@ -262,23 +372,21 @@ impl Dispatcher {
 
     /// Claims, attempts and settles until there is nothing to claim or no place to send it.
     /// `admitted`: the endpoint has given a place already.
-    async fn lane(self: Arc<Self>, outlet: Arc<Outlet>, mut admitted: bool) {
+    async fn lane(self: Arc<Self>, outlet: Arc<Outlet>, mut admitted: Option<Pass>) {
         loop {
             let signals = outlet.signals.load(Acquire);
             let Some(plan) = outlet.plan() else {
                 outlet.lanes.fetch_sub(1, AcqRel);
                 return;
             };
-            if !std::mem::take(&mut admitted) && !self.admit(&plan, &outlet) {
+            let Some(pass) = admitted.take().or_else(|| self.admit(&plan, &outlet)) else {
                 outlet.lanes.fetch_sub(1, AcqRel);
                 return;
-            }
+            };
             let claims = self.claim(&plan, &outlet).await;
             if claims.is_empty() {
                 outlet.ready.store(0, Relaxed);
-                let left = plan
-                    .endpoint
-                    .leave(&outlet, None, Duration::ZERO, self.clock.now());
+                let left = plan.endpoint.leave(&outlet, pass, None, self.clock.now());
                 self.after_leaving(&plan, left);
                 if self.park(&outlet, signals).await {
                     continue;
@@ -287,7 +395,7 @@ impl Dispatcher {
                 return;
             }
             self.wake_sibling(&outlet, &plan, claims.len());
-            if !self.deliver(&plan, &outlet, claims).await {
+            if !self.deliver(&plan, &outlet, pass, claims).await {
                 outlet.lanes.fetch_sub(1, AcqRel);
                 return;
             }
@@ -313,14 +421,14 @@ impl Dispatcher {
         more || outlet.signals.load(Acquire) != before || outlet.ready.load(Relaxed) > 0
     }
 
-    fn admit(self: &Arc<Self>, plan: &Arc<Plan>, outlet: &Arc<Outlet>) -> bool {
-        match plan.endpoint.enter(outlet, self.clock.now()) {
-            Admission::Go => true,
-            Admission::Full => false,
+    fn admit(self: &Arc<Self>, plan: &Arc<Plan>, outlet: &Arc<Outlet>) -> Option<Pass> {
+        match plan.endpoint.enter(outlet, plan.obeys(), self.clock.now()) {
+            Admission::Go(pass) => Some(pass),
+            Admission::Full => None,
             Admission::Delayed(until) => {
                 self.log.rest(outlet.id);
                 self.alarm(until, Alarm::Endpoint(Arc::downgrade(&plan.endpoint)));
-                false
+                None
             }
         }
     }
@@ -342,76 +450,199 @@ impl Dispatcher {
 
     /// Makes one attempt for the claims that are still in time, and settles all of them.
     /// False when the engine is being torn down.
-    async fn deliver(self: &Arc<Self>, plan: &Arc<Plan>, outlet: &Arc<Outlet>, claims: Vec<Claim>) -> bool {
+    async fn deliver(
+        self: &Arc<Self>,
+        plan: &Arc<Plan>,
+        outlet: &Arc<Outlet>,
+        pass: Pass,
+        claims: Vec<Claim>,
+    ) -> bool {
         let now = self.clock.now();
-        let mut settled = Vec::with_capacity(claims.len());
-        let mut in_time = claims;
-        if in_time
-            .iter()
-            .any(|c| plan.policy.expired(c.received(), now).is_some())
-        {
-            let (late, timely) = in_time
-                .into_iter()
-                .partition(|c| plan.policy.expired(c.received(), now).is_some());
-            in_time = timely;
-            settled = expire(plan, late, now);
-        }
-        if in_time.is_empty() {
-            let left = plan.endpoint.leave(outlet, None, Duration::ZERO, now);
-            self.after_leaving(plan, left);
+        let expired = |c: &Claim| plan.policy.expired(c.received(), now).is_some();
+        let (mut settled, claims) = if outlet.late.is_empty() && !claims.iter().any(expired) {
+            (Vec::with_capacity(claims.len()), claims)
         } else {
-            let Some(attempted) = self.attempt(plan, &in_time).await else {
-                plan.endpoint.give_back(self.clock.now());
-                self.log.release(outlet.id, in_time);
+            set_aside(plan, outlet, claims, now)
+        };
+        let Some(first) = claims.first().map(Claim::position) else {
+            let left = plan.endpoint.leave(outlet, pass, None, now);
+            self.after_leaving(plan, left);
+            self.settle(outlet, settled).await;
+            return true;
+        };
+        let mut sending: Sending = self.transport.clone().send(plan.request(&claims));
+        let attempted = match self.wait(plan, outlet, &claims, &mut sending, now).await {
+            Waited::Answered(attempted) => attempted,
+            Waited::TimedOut => Attempted::TIMED_OUT,
+            Waited::TornDown => {
+                plan.endpoint.give_back(pass, self.clock.now());
+                self.log.release(outlet.id, claims);
                 self.settle(outlet, settled).await;
                 return false;
-            };
-            let ended = self.clock.now();
-            let left = plan
-                .endpoint
-                .leave(outlet, Some(attempted.outcome), ended.since(now), ended);
-            self.after_leaving(plan, left);
-            self.count_attempt(outlet, attempted.outcome);
-            for claim in in_time {
-                settled.push(self.follow_up(plan, claim, attempted, ended));
             }
+        };
+        let ended_at = self.clock.now();
+        let ended = Ended {
+            outcome: attempted.outcome,
+            took: ended_at.since(now),
+            delivery: (outlet.id, first),
+            rules: plan.profile.probation.as_ref(),
+        };
+        let left = plan.endpoint.leave(outlet, pass, Some(ended), ended_at);
+        self.after_leaving(plan, left);
+        self.count_attempt(outlet, attempted.outcome);
+        for claim in claims {
+            settled.push(self.follow_up(plan, outlet, claim, attempted, ended_at));
         }
+        let listening = if attempted == Attempted::TIMED_OUT {
+            self.listen(plan, outlet, sending, now, &settled)
+        } else {
+            None
+        };
         self.settle(outlet, settled).await;
+        if let Some(listening) = listening {
+            self.tasks.spawn(self.clone().hear_late(listening));
+        }
         true
     }
 
-    /// One HTTP request; none if the engine gives up waiting because it is torn down.
-    async fn attempt(&self, plan: &Plan, claims: &[Claim]) -> Option<Attempted> {
-        let deadline = self.clock.now() + plan.profile.response_timeout;
-        let request = plan.request(claims);
-        tokio::select! {
+    /// Waits for the answer as long as the profile allows.
+    async fn wait(
+        &self,
+        plan: &Plan,
+        outlet: &Outlet,
+        claims: &[Claim],
+        sending: &mut Sending,
+        sent: Timestamp,
+    ) -> Waited {
+        let mut deadline = self.clock.sleep_until(sent + plan.profile.response_timeout);
+        outlet.sending.fetch_add(1, AcqRel);
+        let waited = tokio::select! {
             biased;
-            reply = self.transport.send(request) => {
-                let now = self.clock.now();
-                let attempted = plan.outcome(&reply, now);
+            reply = sending => {
+                let attempted = plan.outcome(&reply, self.clock.now());
                 if attempted.outcome != Outcome::Success {
                     report(plan, claims, attempted, &reply);
                 }
-                Some(attempted)
+                Waited::Answered(attempted)
             }
-            () = self.abort.cancelled() => None,
-            () = self.clock.sleep_until(deadline) => {
+            () = self.abort.cancelled() => Waited::TornDown,
+            () = &mut deadline => {
                 tracing::debug!(subscription = %plan.subscription.name, endpoint = %plan.endpoint.name, "no answer in time");
-                Some(Attempted::TIMED_OUT)
+                Waited::TimedOut
             }
-        }
+        };
+        outlet.sending.fetch_sub(1, AcqRel);
+        // Not before: whoever moves a test's clock must see this lane as either asleep or at work.
+        drop(deadline);
+        waited
     }
 
-    fn follow_up(&self, plan: &Plan, claim: Claim, attempted: Attempted, now: Timestamp) -> Settled {
+    /// Keeps the connection of a timed-out attempt for a late answer, if the profile allows for one and
+    /// something is left that it could change.
+    fn listen(
+        &self,
+        plan: &Arc<Plan>,
+        outlet: &Arc<Outlet>,
+        sending: Sending,
+        sent: Timestamp,
+        settled: &[Settled],
+    ) -> Option<Listening> {
+        let until = sent + plan.profile.late_window?;
+        let waiting: Vec<(Timestamp, Position)> = settled
+            .iter()
+            .filter_map(|one| match one.next {
+                Next::RetryAt(due) => Some((due, one.claim.position())),
+                _ => None,
+            })
+            .collect();
+        if waiting.is_empty() {
+            return None;
+        }
+        let place = self.late_room.clone().try_acquire_owned().ok()?;
+        outlet.late.listen(&waiting);
+        Some(Listening {
+            plan: plan.clone(),
+            outlet: outlet.clone(),
+            sending,
+            until,
+            waiting,
+            _place: place,
+        })
+    }
+
+    /// A success that comes late takes the deliveries out of the retry queue; a failure changes nothing.
+    async fn hear_late(self: Arc<Self>, listening: Listening) {
+        let Listening {
+            plan,
+            outlet,
+            mut sending,
+            until,
+            waiting,
+            _place,
+        } = listening;
+        let mut window = self.clock.sleep_until(until);
+        let reply = tokio::select! {
+            biased;
+            reply = &mut sending => Some(reply),
+            () = self.stop.cancelled() => None,
+            () = &mut window => None,
+        };
+        let now = self.clock.now();
+        // Nobody may have looked for a while: the disk was full, or the clock was set.
+        let in_time = now <= until;
+        let success = reply.is_some_and(|r| in_time && plan.outcome(&r, now).outcome == Outcome::Success);
+        if !success {
+            outlet.late.unheard(&waiting);
+            return;
+        }
+        self.late_busy.fetch_add(1, AcqRel);
+        self.recover(&plan.endpoint);
+        match self.log.withdraw(outlet.id, outlet.late.heard(&waiting)).await {
+            Ok(ended) => {
+                outlet.late.forget(&ended);
+                for counters in [&self.counters, &outlet.counters] {
+                    add(&counters.delivered, ended.len());
+                    add(&counters.delivered_late, ended.len());
+                }
+            }
+            Err(e) => {
+                tracing::error!(error = %e, "cannot record a late answer; the events will be sent again")
+            }
+        }
+        self.late_busy.fetch_sub(1, AcqRel);
+    }
+
+    fn follow_up(
+        &self,
+        plan: &Plan,
+        outlet: &Outlet,
+        claim: Claim,
+        attempted: Attempted,
+        now: Timestamp,
+    ) -> Settled {
         let number = claim.attempts_made + 1;
+        let position = claim.position();
         let chance = if attempted.outcome == Outcome::Success {
             0.0
         } else {
-            self.next_chance()
+            chance(self.config.seed, outlet.id.0, position.0, number)
         };
-        let next = plan
+        let attempt = attempted.number(number);
+        let mut next = plan
             .policy
-            .next(plan.profile, plan.kind, attempted.number(number), now, chance);
+            .next(plan.profile, plan.kind, attempt, claim.received(), now, chance);
+        if !outlet.late.is_empty() {
+            // An earlier attempt may have been answered with success while this one was under way.
+            if next != Next::Done && outlet.late.take_answered(position) {
+                next = Next::Done;
+                for counters in [&self.counters, &outlet.counters] {
+                    add(&counters.delivered_late, 1);
+                }
+            } else {
+                outlet.late.decided(position, next);
+            }
+        }
         Settled {
             claim,
             attempts_made: number,
@@ -422,16 +653,6 @@ impl Dispatcher {
             }),
             next,
         }
-    }
-
-    /// Uniform in 0..1, the same sequence for the same seed.
-    fn next_chance(&self) -> f64 {
-        // SplitMix64: small, and good enough to spread retries.
-        let mut z = self.chance.fetch_add(0x9E37_79B9_7F4A_7C15, Relaxed);
-        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        z ^= z >> 31;
-        (z >> 11) as f64 / (1u64 << 53) as f64
     }
 
     fn count_attempt(&self, outlet: &Outlet, outcome: Outcome) {
@@ -469,18 +690,21 @@ impl Dispatcher {
     }
 
     fn after_leaving(self: &Arc<Self>, plan: &Arc<Plan>, left: Left) {
-        if let Some(until) = left.delayed_until {
-            self.alarm(until, Alarm::Endpoint(Arc::downgrade(&plan.endpoint)));
+        if let Some(changed) = left.changed {
+            self.note_delay(&plan.endpoint, changed);
+            if let Some(delay) = changed {
+                self.alarm(delay.until, Alarm::Endpoint(Arc::downgrade(&plan.endpoint)));
+            }
         }
-        for next in left.admitted {
+        for (next, pass) in left.admitted {
             let same = next
                 .plan()
                 .is_some_and(|p| Arc::ptr_eq(&p.endpoint, &plan.endpoint));
             if same && !self.stop.is_cancelled() {
                 next.lanes.fetch_add(1, AcqRel);
-                self.tasks.spawn(self.clone().lane(next, true));
+                self.tasks.spawn(self.clone().lane(next, Some(pass)));
             } else {
-                plan.endpoint.give_back(self.clock.now());
+                plan.endpoint.give_back(pass, self.clock.now());
                 // It points elsewhere now: it asks there.
                 self.wake(&next, 1);
             }
@@ -505,28 +729,18 @@ impl Dispatcher {
 
     /// Wakes subscriptions when their retries come due and endpoints when their delays are over.
     async fn keep_time(self: Arc<Self>) {
-        let mut looked = Timestamp::MIN;
         loop {
+            // What is due by now and still waits is held back by its endpoint, which sees to it. The clock may
+            // have been set back since the last time: what is due counts from what it shows now.
             let now = self.clock.now();
-            for id in self.log.due(now) {
-                if let Some(outlet) = self.outlet(id) {
-                    self.wake(&outlet, self.config.in_flight_per_endpoint_max);
-                }
-            }
-            for alarm in self.take_alarms(now) {
-                self.ring(&alarm);
-            }
-            looked = looked.max(now);
+            self.look(now);
             let alarm = self
                 .alarms
                 .lock()
                 .expect("no panic holds it")
                 .first_key_value()
                 .map(|(key, _)| key.0);
-            let next = [self.log.next_due_after(looked), alarm]
-                .into_iter()
-                .flatten()
-                .min();
+            let next = [self.log.next_due_after(now), alarm].into_iter().flatten().min();
             tokio::select! {
                 biased;
                 () = self.stop.cancelled() => return,
@@ -534,6 +748,67 @@ impl Dispatcher {
                 () = self.clock.sleep_until(next.unwrap_or(Timestamp::MAX)), if next.is_some() => {}
             }
         }
+    }
+
+    /// Sets everything going that is due by `now`.
+    pub(crate) fn look(self: &Arc<Self>, now: Timestamp) {
+        for id in self.log.due(now) {
+            if let Some(outlet) = self.outlet(id) {
+                self.wake(&outlet, self.config.in_flight_per_endpoint_max);
+            }
+        }
+        for alarm in self.take_alarms(now) {
+            self.ring(&alarm);
+        }
+    }
+
+    /// When something is due next that is not due by `now`, as far as the log and the alarms know.
+    pub(crate) fn next_instant(&self, now: Timestamp) -> Option<Timestamp> {
+        let alarms = self.alarms.lock().expect("no panic holds it");
+        let alarm = alarms
+            .iter()
+            .find(|(key, alarm)| key.0 > now && !matches!(alarm, Alarm::Parked(_)));
+        let alarm = alarm.map(|(key, _)| key.0);
+        [self.log.next_due_after(now), alarm].into_iter().flatten().min()
+    }
+
+    /// Whether any lane does something other than wait for work or for an answer.
+    pub(crate) fn is_busy(&self) -> bool {
+        let busy = |outlet: &Arc<Outlet>| {
+            let resting = outlet.parked.load(Acquire) + outlet.sending.load(Acquire);
+            outlet.lanes.load(Acquire) > resting
+        };
+        self.late_busy.load(Acquire) > 0 || self.outlets.read().expect("no panic holds it").values().any(busy)
+    }
+
+    /// A number that changes whenever something has been set going or has come to an end.
+    pub(crate) fn pulse(&self) -> u64 {
+        let outlets = self.outlets.read().expect("no panic holds it");
+        let signals = outlets.values().map(|outlet| outlet.signals.load(Acquire));
+        signals.fold(self.counters.pulse(), u64::wrapping_add)
+    }
+
+    /// Keeps the delays of endpoints as they change.
+    async fn keep_delays(self: Arc<Self>) {
+        loop {
+            tokio::select! {
+                biased;
+                () = self.stop.cancelled() => return,
+                () = self.delays.changed.notified() => self.save_delays().await,
+            }
+        }
+    }
+
+    async fn save_delays(&self) {
+        if let Err(e) = self.delays.save().await {
+            tracing::error!(error = %e, "cannot keep the delays of endpoints");
+        }
+    }
+
+    /// Makes everything durable that has happened so far.
+    pub async fn flush(&self) -> Result<(), Error> {
+        self.delays.save().await?;
+        Ok(self.log.flush().await?)
     }
 
     fn take_alarms(&self, now: Timestamp) -> Vec<Alarm> {
@@ -569,22 +844,52 @@ impl Dispatcher {
         }
     }
 
-    /// Claims nothing more, waits for attempts under way until `grace` is over, gives up the rest.
-    pub async fn stop(&self, grace: Duration) {
+    /// Claims nothing more, waits for attempts under way until `patience` is over, gives up the rest.
+    pub async fn stop(&self, patience: impl Future<Output = ()>) {
         self.stop.cancel();
         self.tasks.close();
         for outlet in self.outlets.read().expect("no panic holds it").values() {
             outlet.unpark_all();
         }
-        let deadline = self.clock.now() + grace;
         tokio::select! {
             biased;
-            () = self.tasks.wait() => return,
-            () = self.clock.sleep_until(deadline) => {}
+            () = self.tasks.wait() => {}
+            () = patience => {
+                self.abort.cancel();
+                self.tasks.wait().await;
+            }
         }
-        self.abort.cancel();
-        self.tasks.wait().await;
+        self.save_delays().await;
     }
+}
+
+/// An endpoint and who sends there.
+#[derive(Clone, Debug)]
+pub struct EndpointStatus {
+    /// Scheme, host, port and path.
+    pub name: String,
+    pub state: endpoint::State,
+    /// Events that wait for their first attempt or for the next one.
+    pub waiting: u64,
+    pub subscriptions: Vec<SubscriptionId>,
+}
+
+/// How waiting for an answer ended.
+enum Waited {
+    Answered(Attempted),
+    TimedOut,
+    TornDown,
+}
+
+/// A timed-out attempt whose answer may still come.
+struct Listening {
+    plan: Arc<Plan>,
+    outlet: Arc<Outlet>,
+    sending: Sending,
+    until: Timestamp,
+    /// Its deliveries, with the times at which they were to be retried.
+    waiting: Vec<(Timestamp, Position)>,
+    _place: OwnedSemaphorePermit,
 }
 
 impl Alarm {
@@ -597,15 +902,31 @@ impl Alarm {
     }
 }
 
-/// Too late to be attempted again.
-fn expire(plan: &Plan, late: Vec<Claim>, now: Timestamp) -> Vec<Settled> {
-    let settle = |claim: Claim| Settled {
-        attempts_made: claim.attempts_made,
-        last_attempt: claim.last_attempt,
-        next: plan.policy.expired(claim.received(), now).unwrap_or(Next::Done),
-        claim,
-    };
-    late.into_iter().map(settle).collect()
+/// Takes out the claims that are not to be attempted: too late, or delivered by an attempt whose answer
+/// came late. Returns what follows those, and the others.
+fn set_aside(plan: &Plan, outlet: &Outlet, claims: Vec<Claim>, now: Timestamp) -> (Vec<Settled>, Vec<Claim>) {
+    let mut settled = Vec::new();
+    let mut timely = Vec::with_capacity(claims.len());
+    for claim in claims {
+        let position = claim.position();
+        let next = if outlet.late.take_answered(position) {
+            Some(Next::Done)
+        } else {
+            plan.policy.expired(claim.received(), now)
+        };
+        let Some(next) = next else {
+            timely.push(claim);
+            continue;
+        };
+        outlet.late.decided(position, next);
+        settled.push(Settled {
+            attempts_made: claim.attempts_made,
+            last_attempt: claim.last_attempt,
+            next,
+            claim,
+        });
+    }
+    (settled, timely)
 }
 
 fn report(plan: &Plan, claims: &[Claim], attempted: Attempted, reply: &Reply) {

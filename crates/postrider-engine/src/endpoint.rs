@@ -1,15 +1,19 @@
 //! One endpoint's health: how much may be in flight there, and when to leave it alone.
 
 use crate::dispatch::Outlet;
+use http::Uri;
+use postrider_core::ids::{Position, SubscriptionId};
 use postrider_core::outcome::Outcome;
+use postrider_core::probation::{Delay, Probation};
 use postrider_core::time::Timestamp;
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
-/// An endpoint that has not answered yet gets this many requests at once.
-const WINDOW_FIRST: usize = 8;
+/// An endpoint that has not answered yet gets this many requests at once, and no fewer unless it says that
+/// it is busy.
+const WINDOW_FIRST: usize = 16;
 /// One that answers gets as many as this: enough to catch up after a pause, on either side.
 const WINDOW_ANSWERING: usize = 32;
 /// Beyond that the window is wide enough for this many requests a second at the endpoint's own pace. More at
@@ -17,10 +21,6 @@ const WINDOW_ANSWERING: usize = 32;
 const REQUESTS_PER_SECOND: f64 = 16_000.0;
 /// After this many answers the quickest one is measured anew: endpoints change.
 const QUICKEST_OF: u32 = 2048;
-/// After this many failures in a row, with no success between, the endpoint is left alone for a while.
-pub const FAILURES_BEFORE_DELAY: u32 = 10;
-/// The longest that an endpoint is left alone between two probes.
-pub const DELAY_MAX: Duration = Duration::from_secs(4 * 3600);
 
 /// A value that changes only by what is said to it; the time comes in as an argument.
 #[derive(Clone, Debug)]
@@ -28,9 +28,34 @@ pub struct Health {
     window: usize,
     window_max: usize,
     in_flight: usize,
-    failures: u32,
+    /// Different deliveries that have failed since the last success. One that fails again and again says
+    /// something about itself rather than about the endpoint.
+    failing: Vec<Delivery>,
     delay: Option<Delay>,
+    /// The delay is over and a probe is under way.
+    probing: bool,
     pace: Pace,
+}
+
+/// One event for one subscription.
+pub type Delivery = (SubscriptionId, Position);
+
+/// The permission to send one request, to be brought back when the request has ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use]
+pub struct Pass {
+    probe: bool,
+}
+
+/// How a request ended.
+#[derive(Clone, Copy, Debug)]
+pub struct Ended<'a> {
+    pub outcome: Outcome,
+    pub took: Duration,
+    /// The request's first delivery stands for all of them.
+    pub delivery: Delivery,
+    /// The rules of the subscription that sent it; without any its failures do not count.
+    pub rules: Option<&'a Probation>,
 }
 
 /// How quickly an endpoint answers.
@@ -74,19 +99,9 @@ impl Pace {
     }
 }
 
-/// Deliveries are held back until `until`; then one probe goes out.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Delay {
-    pub cause: Outcome,
-    pub since: Timestamp,
-    pub until: Timestamp,
-    pub step: Duration,
-    pub probing: bool,
-}
-
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Admission {
-    Go,
+    Go(Pass),
     /// As many as allowed are in flight; one of them will make room.
     Full,
     /// Left alone until then.
@@ -94,13 +109,15 @@ pub enum Admission {
 }
 
 impl Health {
-    pub fn new(window_max: usize) -> Health {
+    /// `delay`: what is known from an earlier life.
+    pub fn new(window_max: usize, delay: Option<Delay>) -> Health {
         Health {
             window: WINDOW_FIRST.min(window_max),
             window_max,
             in_flight: 0,
-            failures: 0,
-            delay: None,
+            failing: Vec::new(),
+            delay,
+            probing: false,
             pace: Pace::default(),
         }
     }
@@ -117,42 +134,41 @@ impl Health {
         self.delay
     }
 
-    pub fn in_flight(&self) -> usize {
-        self.in_flight
-    }
-
-    /// Asks to send one request.
-    pub fn enter(&mut self, now: Timestamp) -> Admission {
-        if let Some(delay) = &mut self.delay {
+    /// Asks to send one request. Only a sender whose rules know delayed delivery (`obeys`) is held back by it.
+    pub fn enter(&mut self, obeys: bool, now: Timestamp) -> Admission {
+        let held = self.delay.filter(|_| obeys);
+        if let Some(delay) = held {
             if now < delay.until {
                 return Admission::Delayed(delay.until);
             }
-            if delay.probing {
+            if self.probing {
                 return Admission::Full;
             }
-            delay.probing = true;
+            self.probing = true;
         } else if self.in_flight >= self.window {
             return Admission::Full;
         }
         self.in_flight += 1;
         self.pace.was_full |= self.in_flight >= self.window;
-        Admission::Go
+        Admission::Go(Pass {
+            probe: held.is_some(),
+        })
     }
 
-    /// A request that was admitted has ended after `took`, or was not sent after all (none).
-    pub fn leave(&mut self, outcome: Option<Outcome>, took: Duration, now: Timestamp) {
+    /// A request that was admitted has ended, or was not sent after all (none).
+    pub fn leave(&mut self, pass: Pass, ended: Option<Ended<'_>>, now: Timestamp) {
         self.in_flight -= 1;
-        match outcome {
-            None => {
-                if let Some(delay) = &mut self.delay {
-                    delay.probing = false;
-                }
-            }
+        if pass.probe {
+            self.probing = false;
+        }
+        let Some(ended) = ended else {
+            return;
+        };
+        match ended.outcome {
             // What is wrong with these is the event: the endpoint is well enough to say so.
-            Some(Outcome::Success | Outcome::BadRequest | Outcome::PayloadTooLarge) => {
-                self.failures = 0;
-                self.delay = None;
-                self.pace.answered(took);
+            Outcome::Success | Outcome::BadRequest | Outcome::PayloadTooLarge => {
+                self.recover();
+                self.pace.answered(ended.took);
                 // Looked at once for every window's worth of answers, so that each change can show.
                 if self.pace.since_look >= self.window {
                     self.pace.since_look = 0;
@@ -165,56 +181,42 @@ impl Health {
                     }
                 }
             }
-            Some(cause) => {
-                self.failures = self.failures.saturating_add(1);
-                self.window = (self.window / 2).max(1);
-                self.delay = self.delayed(cause, now);
+            cause => {
+                let least = if cause == Outcome::Busy {
+                    1
+                } else {
+                    WINDOW_FIRST.min(self.window)
+                };
+                self.window = (self.window / 2).max(least);
+                if let Some(rules) = ended.rules {
+                    self.fail(pass, cause, ended.delivery, rules, now);
+                }
             }
         }
     }
 
-    fn delayed(&self, cause: Outcome, now: Timestamp) -> Option<Delay> {
-        let first = delay_after(cause);
+    fn fail(&mut self, pass: Pass, cause: Outcome, of: Delivery, rules: &Probation, now: Timestamp) {
         match self.delay {
-            // A failed probe: leave it alone for twice as long.
-            Some(delay) if delay.probing => {
-                let step = (delay.step * 2).max(first).min(DELAY_MAX);
-                Some(Delay {
-                    cause,
-                    since: delay.since,
-                    until: now + step,
-                    step,
-                    probing: false,
-                })
-            }
+            Some(delay) if pass.probe => self.delay = Some(rules.prolong(delay, cause, now)),
             // One that was still under way when the delay began.
-            Some(delay) => Some(delay),
-            None if self.failures >= FAILURES_BEFORE_DELAY => Some(Delay {
-                cause,
-                since: now,
-                until: now + first,
-                step: first,
-                probing: false,
-            }),
-            None => None,
+            Some(_) => {}
+            None => {
+                if !self.failing.contains(&of) {
+                    self.failing.push(of);
+                }
+                if self.failing.len() >= rules.failures as usize {
+                    self.failing.clear();
+                    self.delay = Some(rules.begin(cause, now));
+                }
+            }
         }
     }
-}
 
-/// How long an endpoint is left alone at first, by what went wrong.
-fn delay_after(cause: Outcome) -> Duration {
-    Duration::from_secs(match cause {
-        Outcome::Busy | Outcome::TimedOut => 10,
-        Outcome::SocketError => 30,
-        Outcome::NotFound
-        | Outcome::ResolutionError
-        | Outcome::Disabled
-        | Outcome::Full
-        | Outcome::Unauthorized
-        | Outcome::Forbidden => 300,
-        Outcome::InvalidAzureFunctionDestination => 600,
-        _ => 10,
-    })
+    /// The endpoint has shown that it is well, or someone says so.
+    pub fn recover(&mut self) {
+        self.failing.clear();
+        self.delay = None;
+    }
 }
 
 /// An endpoint that subscriptions share: scheme, host, port and path.
@@ -230,31 +232,55 @@ struct Inner {
     waiting: VecDeque<Weak<Outlet>>,
 }
 
+/// What is the same for all subscriptions that point to one endpoint: scheme, host, port and path. A port that
+/// goes without saying is left out.
+pub fn name(url: &Uri) -> String {
+    let scheme = url.scheme_str().unwrap_or("http");
+    let host = url.host().unwrap_or("").to_lowercase();
+    let port = match (scheme, url.port_u16()) {
+        ("http", Some(80)) | ("https", Some(443)) | (_, None) => String::new(),
+        (_, Some(port)) => format!(":{port}"),
+    };
+    format!("{scheme}://{host}{port}{}", url.path())
+}
+
 /// What a lane that has left the endpoint must see to.
 #[derive(Default)]
 pub struct Left {
     /// These may send now; a place is kept for each.
-    pub admitted: Vec<Arc<Outlet>>,
-    /// Everyone is to be woken at this time.
-    pub delayed_until: Option<Timestamp>,
+    pub admitted: Vec<(Arc<Outlet>, Pass)>,
+    /// The delay of the endpoint, if it is another one than before.
+    pub changed: Option<Option<Delay>>,
+}
+
+/// How an endpoint is, for whoever looks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct State {
+    pub in_flight: usize,
+    pub delay: Option<Delay>,
+    pub probing: bool,
 }
 
 impl Endpoint {
-    pub fn new(name: String, window_max: usize) -> Endpoint {
+    pub fn new(name: String, window_max: usize, delay: Option<Delay>) -> Endpoint {
         Endpoint {
             name,
             inner: Mutex::new(Inner {
-                health: Health::new(window_max),
+                health: Health::new(window_max, delay),
                 waiting: VecDeque::new(),
             }),
         }
     }
 
+    fn inner(&self) -> std::sync::MutexGuard<'_, Inner> {
+        self.inner.lock().expect("no panic holds it")
+    }
+
     /// Asks to send one request for an outlet. If it may not, it will be woken when it may.
-    pub fn enter(&self, outlet: &Arc<Outlet>, now: Timestamp) -> Admission {
-        let mut inner = self.inner.lock().expect("no panic holds it");
-        let admission = inner.health.enter(now);
-        if admission != Admission::Go && !outlet.waiting.swap(true, Relaxed) {
+    pub fn enter(&self, outlet: &Arc<Outlet>, obeys: bool, now: Timestamp) -> Admission {
+        let mut inner = self.inner();
+        let admission = inner.health.enter(obeys, now);
+        if !matches!(admission, Admission::Go(_)) && !outlet.waiting.swap(true, Relaxed) {
             inner.waiting.push_back(Arc::downgrade(outlet));
         }
         admission
@@ -262,24 +288,18 @@ impl Endpoint {
 
     /// How many more requests would be admitted now.
     pub fn room(&self) -> usize {
-        self.inner.lock().expect("no panic holds it").health.room()
+        self.inner().health.room()
     }
 
     /// A request of `leaving` has ended; places that are free now go to those who have waited longest.
-    pub fn leave(
-        &self,
-        leaving: &Arc<Outlet>,
-        outcome: Option<Outcome>,
-        took: Duration,
-        now: Timestamp,
-    ) -> Left {
-        let mut inner = self.inner.lock().expect("no panic holds it");
-        let before = inner.health.delay.map(|d| d.until);
-        inner.health.leave(outcome, took, now);
-        let after = inner.health.delay.map(|d| d.until);
+    pub fn leave(&self, leaving: &Arc<Outlet>, pass: Pass, ended: Option<Ended<'_>>, now: Timestamp) -> Left {
+        let mut inner = self.inner();
+        let before = inner.health.delay;
+        inner.health.leave(pass, ended, now);
+        let after = inner.health.delay;
         let mut left = Left {
             admitted: Vec::new(),
-            delayed_until: after.filter(|until| before != Some(*until)),
+            changed: (before != after).then_some(after),
         };
         while let Some(first) = inner.waiting.front() {
             let Some(outlet) = first.upgrade() else {
@@ -292,25 +312,32 @@ impl Endpoint {
                 outlet.waiting.store(false, Relaxed);
                 continue;
             }
-            if inner.health.enter(now) != Admission::Go {
+            let Admission::Go(pass) = inner.health.enter(outlet.obeys(), now) else {
                 break;
-            }
+            };
             inner.waiting.pop_front();
             outlet.waiting.store(false, Relaxed);
-            left.admitted.push(outlet);
+            left.admitted.push((outlet, pass));
         }
         left
     }
 
     /// Lets go of a place that was kept for an outlet which no longer sends here.
-    pub fn give_back(&self, now: Timestamp) {
-        let mut inner = self.inner.lock().expect("no panic holds it");
-        inner.health.leave(None, Duration::ZERO, now);
+    pub fn give_back(&self, pass: Pass, now: Timestamp) {
+        self.inner().health.leave(pass, None, now);
+    }
+
+    /// The endpoint has shown that it is well, or someone says so. Whether that ended a delay.
+    pub fn recover(&self) -> bool {
+        let mut inner = self.inner();
+        let delayed = inner.health.delay.is_some();
+        inner.health.recover();
+        delayed
     }
 
     /// Everyone who waits, to be woken: the delay is over, or something else has changed.
     pub fn take_waiting(&self) -> Vec<Arc<Outlet>> {
-        let mut inner = self.inner.lock().expect("no panic holds it");
+        let mut inner = self.inner();
         let waiting = std::mem::take(&mut inner.waiting);
         let outlets: Vec<Arc<Outlet>> = waiting.iter().filter_map(Weak::upgrade).collect();
         for outlet in &outlets {
@@ -319,12 +346,13 @@ impl Endpoint {
         outlets
     }
 
-    pub fn delay(&self) -> Option<Delay> {
-        self.inner.lock().expect("no panic holds it").health.delay
-    }
-
-    pub fn in_flight(&self) -> usize {
-        self.inner.lock().expect("no panic holds it").health.in_flight
+    pub fn state(&self) -> State {
+        let health = &self.inner().health;
+        State {
+            in_flight: health.in_flight,
+            delay: health.delay,
+            probing: health.probing,
+        }
     }
 }
 
@@ -336,66 +364,160 @@ mod tests {
         Timestamp::from_secs(secs)
     }
 
-    fn fail(health: &mut Health, now: Timestamp, cause: Outcome) {
-        assert_eq!(health.enter(now), Admission::Go);
-        health.leave(Some(cause), Duration::from_millis(5), now);
+    const RULES: Probation = Probation::DOCUMENTED;
+
+    /// Makes one request, for an event of its own.
+    fn send(health: &mut Health, event: u64, now: Timestamp, outcome: Outcome) {
+        let Admission::Go(pass) = health.enter(true, now) else {
+            panic!("not admitted");
+        };
+        health.leave(pass, Some(ended(event, outcome)), now);
+    }
+
+    fn ended(event: u64, outcome: Outcome) -> Ended<'static> {
+        Ended {
+            outcome,
+            took: Duration::from_millis(5),
+            delivery: (SubscriptionId(1), Position(event)),
+            rules: Some(&RULES),
+        }
+    }
+
+    fn go(admission: Admission) -> Pass {
+        match admission {
+            Admission::Go(pass) => pass,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn an_endpoint_is_known_by_scheme_host_port_and_path() {
+        let check = |url: &str, expected: &str| {
+            assert_eq!(name(&url.parse().unwrap()), expected, "{url}");
+        };
+        check("https://Hooks.Example/a/B?key=1", "https://hooks.example/a/B");
+        check("https://hooks.example:443/a/B?key=2", "https://hooks.example/a/B");
+        check("http://hooks.example:443/", "http://hooks.example:443/");
+        check("http://[::1]:80", "http://[::1]/");
+        check("http://user:pass@127.0.0.1:9000/x", "http://127.0.0.1:9000/x");
     }
 
     #[test]
     fn ten_failures_in_a_row_delay_everything_and_probes_double_it() {
-        let mut health = Health::new(64);
-        for _ in 0..9 {
-            fail(&mut health, at(0), Outcome::SocketError);
+        let mut health = Health::new(64, None);
+        for event in 0..9 {
+            send(&mut health, event, at(0), Outcome::SocketError);
         }
         assert_eq!(health.delay(), None);
-        fail(&mut health, at(0), Outcome::SocketError);
-        assert_eq!(health.enter(at(29)), Admission::Delayed(at(30)));
-        assert_eq!(health.enter(at(30)), Admission::Go);
-        assert_eq!(health.enter(at(30)), Admission::Full, "one probe at a time");
-        health.leave(Some(Outcome::SocketError), Duration::ZERO, at(31));
-        assert_eq!(health.enter(at(32)), Admission::Delayed(at(91)));
-        assert_eq!(health.enter(at(91)), Admission::Go);
-        health.leave(Some(Outcome::Success), Duration::ZERO, at(91));
+        send(&mut health, 9, at(0), Outcome::SocketError);
+        assert_eq!(health.enter(true, at(29)), Admission::Delayed(at(30)));
+        let probe = go(health.enter(true, at(30)));
+        assert_eq!(health.enter(true, at(30)), Admission::Full, "one probe at a time");
+        health.leave(probe, Some(ended(10, Outcome::SocketError)), at(31));
+        assert_eq!(health.enter(true, at(32)), Admission::Delayed(at(91)));
+        let probe = go(health.enter(true, at(91)));
+        health.leave(probe, Some(ended(10, Outcome::Success)), at(91));
         assert_eq!(health.delay(), None);
-        assert_eq!(health.enter(at(91)), Admission::Go);
+        let _ = go(health.enter(true, at(91)));
     }
 
     #[test]
     fn a_success_between_failures_starts_the_count_again() {
-        let mut health = Health::new(64);
-        for _ in 0..5 {
-            for _ in 0..9 {
-                fail(&mut health, at(0), Outcome::GenericError);
+        let mut health = Health::new(64, None);
+        for round in 0..5 {
+            for event in 0..9 {
+                send(&mut health, round * 10 + event, at(0), Outcome::GenericError);
             }
-            fail(&mut health, at(0), Outcome::Success);
+            send(&mut health, round * 10 + 9, at(0), Outcome::Success);
+        }
+        assert_eq!(health.delay(), None);
+    }
+
+    #[test]
+    fn one_event_that_fails_again_and_again_delays_nothing() {
+        let mut health = Health::new(64, None);
+        for hour in 0..30 {
+            send(&mut health, 7, at(hour * 3600), Outcome::GenericError);
         }
         assert_eq!(health.delay(), None);
     }
 
     #[test]
     fn the_delay_is_bounded() {
-        let mut health = Health::new(64);
-        for _ in 0..10 {
-            fail(&mut health, at(0), Outcome::NotFound);
+        let mut health = Health::new(64, None);
+        for event in 0..10 {
+            send(&mut health, event, at(0), Outcome::NotFound);
         }
         for _ in 0..20 {
             let until = health.delay().unwrap().until;
-            fail(&mut health, until, Outcome::NotFound);
+            send(&mut health, 1, until, Outcome::NotFound);
         }
-        assert_eq!(health.delay().unwrap().step, DELAY_MAX);
+        assert_eq!(health.delay().unwrap().step, RULES.max);
+        assert_eq!(health.delay().unwrap().since, at(0));
+    }
+
+    #[test]
+    fn attempts_under_way_when_the_delay_began_neither_prolong_it_nor_count_as_the_probe() {
+        let mut health = Health::new(64, None);
+        let under_way = [go(health.enter(true, at(0))), go(health.enter(true, at(0)))];
+        for event in 0..10 {
+            send(&mut health, event, at(0), Outcome::TimedOut);
+        }
+        health.leave(under_way[0], Some(ended(20, Outcome::TimedOut)), at(5));
+        assert_eq!(health.delay().unwrap().until, at(10));
+        let probe = go(health.enter(true, at(10)));
+        health.leave(under_way[1], Some(ended(21, Outcome::TimedOut)), at(11));
+        assert_eq!(
+            health.enter(true, at(11)),
+            Admission::Full,
+            "the probe is still out"
+        );
+        assert_eq!(health.delay().unwrap().until, at(10));
+        health.leave(probe, Some(ended(22, Outcome::Busy)), at(12));
+        assert_eq!(health.delay().unwrap().until, at(32));
+    }
+
+    #[test]
+    fn senders_without_such_rules_neither_cause_nor_obey_a_delay() {
+        let mut health = Health::new(64, None);
+        let lawless = |event| Ended {
+            rules: None,
+            ..ended(event, Outcome::SocketError)
+        };
+        for event in 0..30 {
+            let pass = go(health.enter(false, at(0)));
+            health.leave(pass, Some(lawless(event)), at(0));
+        }
+        assert_eq!(health.delay(), None);
+        for event in 0..10 {
+            send(&mut health, event, at(0), Outcome::SocketError);
+        }
+        let pass = go(health.enter(false, at(1)));
+        assert_eq!(health.enter(true, at(1)), Admission::Delayed(at(30)));
+        health.leave(pass, Some(lawless(40)), at(1));
+        assert_eq!(health.delay().unwrap().until, at(30));
+        // That it answers is news for everyone.
+        let pass = go(health.enter(false, at(2)));
+        health.leave(pass, Some(ended(41, Outcome::Success)), at(2));
+        assert_eq!(health.delay(), None);
     }
 
     /// The window after many answers from an endpoint whose answers take this long, given how many
     /// requests are with it.
     fn window_at(takes: impl Fn(usize) -> Duration) -> usize {
-        let mut health = Health::new(64);
+        let mut health = Health::new(64, None);
         for _ in 0..2000 {
-            let mut entered = 0;
-            while health.enter(at(0)) == Admission::Go {
-                entered += 1;
+            let mut entered = Vec::new();
+            while let Admission::Go(pass) = health.enter(true, at(0)) {
+                entered.push(pass);
             }
-            for _ in 0..entered {
-                health.leave(Some(Outcome::Success), takes(entered), at(0));
+            let took = takes(entered.len());
+            for pass in entered {
+                let ended = Ended {
+                    took,
+                    ..ended(0, Outcome::Success)
+                };
+                health.leave(pass, Some(ended), at(0));
             }
         }
         health.window

@@ -6,20 +6,24 @@ pub mod manage;
 pub mod dispatch;
 pub mod attempt;
 pub mod deliver;
+pub mod late;
 pub mod endpoint;
+pub mod delays;
 pub mod counters;
 pub mod clock;
+pub mod virtual_time;
 
 use deliver::Transport;
 use directory::Directory;
 use dispatch::Dispatcher;
 use postrider_core::ids::SubscriptionId;
-use postrider_core::profile::Profile;
+use postrider_core::profile::Profiles;
 use postrider_core::time::Clock;
 use postrider_store::{Catalog, EventLog};
 use rustc_hash::FxHashSet;
+use std::future::Future;
 use std::sync::Arc;
-use std::time::Duration;
+use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
 #[derive(Clone, Debug, thiserror::Error)]
@@ -39,7 +43,7 @@ pub struct Parts {
     pub catalog: Arc<dyn Catalog>,
     pub transport: Arc<dyn Transport>,
     pub clock: Arc<dyn Clock>,
-    pub profile: &'static Profile,
+    pub profiles: Profiles,
     /// What full resource ids begin with: `/subscriptions/<id>`.
     pub id_prefix: String,
     pub dispatch: dispatch::Config,
@@ -52,31 +56,36 @@ pub struct Engine {
     pub clock: Arc<dyn Clock>,
     log: Arc<dyn EventLog>,
     catalog: Arc<dyn Catalog>,
-    profile: &'static Profile,
+    pub profiles: Profiles,
     changing: tokio::sync::Mutex<()>,
+    /// The time at which some subscription expires may have changed.
+    expiry_changed: Notify,
     stopping: CancellationToken,
 }
 
 impl Engine {
     /// Reads the catalogue and takes up deliveries where they were left.
-    pub async fn start(parts: Parts) -> Result<Engine, Error> {
+    pub async fn start(parts: Parts) -> Result<Arc<Engine>, Error> {
         let loaded = parts.catalog.load().await?;
         let dispatcher = Dispatcher::new(
             parts.log.clone(),
+            parts.catalog.clone(),
             parts.transport,
             parts.clock.clone(),
             parts.dispatch,
         );
-        let engine = Engine {
+        dispatcher.restore(loaded.endpoint_delays);
+        let engine = Arc::new(Engine {
             directory: Directory::new(parts.id_prefix),
             dispatcher,
             clock: parts.clock,
             log: parts.log,
             catalog: parts.catalog,
-            profile: parts.profile,
+            profiles: parts.profiles,
             changing: tokio::sync::Mutex::new(()),
+            expiry_changed: Notify::new(),
             stopping: CancellationToken::new(),
-        };
+        });
         for topic in loaded.topics {
             engine.directory.put_topic(topic);
         }
@@ -100,6 +109,9 @@ impl Engine {
                 engine.take_up(subscription, topic);
             }
         }
+        engine.dispatcher.restored();
+        let retiring = manage::retire_expired(engine.clone(), engine.dispatcher.stop.clone());
+        engine.dispatcher.tasks.spawn(retiring);
         Ok(engine)
     }
 
@@ -116,10 +128,10 @@ impl Engine {
         self.stopping.cancel();
     }
 
-    /// Refuses publishes, lets attempts end within `grace`, makes everything durable.
-    pub async fn stop(&self, grace: Duration) -> Result<(), Error> {
+    /// Refuses publishes, lets attempts end until `patience` is over, makes everything durable.
+    pub async fn stop(&self, patience: impl Future<Output = ()>) -> Result<(), Error> {
         self.refuse();
-        self.dispatcher.stop(grace).await;
+        self.dispatcher.stop(patience).await;
         Ok(self.log.close().await?)
     }
 }

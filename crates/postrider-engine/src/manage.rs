@@ -3,11 +3,16 @@
 use crate::directory::TopicEntry;
 use crate::{Engine, Error};
 use postrider_core::ids::{SubscriptionId, TopicId};
-use postrider_core::profile;
 use postrider_core::retry::Reason;
 use postrider_core::subscription::{Subscription, Topic};
+use postrider_core::time::Timestamp;
 use postrider_store::Change;
 use std::sync::Arc;
+use std::time::Duration;
+use tokio_util::sync::CancellationToken;
+
+/// A subscription that could not be retired is tried again this much later.
+const RETIRE_PAUSE: Duration = Duration::from_secs(10);
 
 impl Engine {
     /// A number for a new topic or subscription.
@@ -42,7 +47,7 @@ impl Engine {
         let mut result = Ok(());
         for subscription in subscriptions {
             // One that cannot be closed must not keep the others going.
-            result = result.and(self.retire(subscription.id).await);
+            result = result.and(self.retire(subscription.id, Reason::SubscriptionGone).await);
         }
         result
     }
@@ -62,38 +67,82 @@ impl Engine {
         let subscription = Arc::new(subscription);
         self.directory.put_subscription(subscription.clone());
         self.take_up(subscription.clone(), topic);
+        if subscription.expires.is_some() {
+            self.expiry_changed.notify_one();
+        }
         Ok(subscription)
     }
 
+    /// Deletes a subscription. What waits for it is dropped and counted.
     pub async fn delete_subscription(&self, id: SubscriptionId) -> Result<(), Error> {
         let _one_at_a_time = self.changing.lock().await;
+        self.drop_subscription(id, Reason::SubscriptionGone).await
+    }
+
+    async fn drop_subscription(&self, id: SubscriptionId, reason: Reason) -> Result<(), Error> {
         self.catalog.commit(vec![Change::DeleteSubscription(id)]).await?;
         self.directory.delete_subscription(id);
-        self.retire(id).await
+        self.retire(id, reason).await
+    }
+
+    /// Deletes the subscriptions whose time is over.
+    async fn drop_expired(&self) -> Result<(), Error> {
+        let _one_at_a_time = self.changing.lock().await;
+        let now = self.clock.now();
+        for subscription in self.directory.all_subscriptions() {
+            if subscription.expires.is_some_and(|at| at <= now) {
+                tracing::info!(subscription = %subscription.name, "subscription has expired");
+                self.drop_subscription(subscription.id, Reason::SubscriptionExpired)
+                    .await?;
+            }
+        }
+        Ok(())
+    }
+
+    fn next_expiry(&self) -> Option<Timestamp> {
+        let subscriptions = self.directory.all_subscriptions();
+        subscriptions.iter().filter_map(|s| s.expires).min()
     }
 
     pub(crate) fn take_up(&self, subscription: Arc<Subscription>, topic: Arc<TopicEntry>) {
         let named = subscription.profile.as_deref().or(topic.topic.profile.as_deref());
-        // A name that is the default's means the default, with what the operator changed about it.
         let profile = named
-            .filter(|name| *name != self.profile.name)
-            .and_then(profile::named)
-            .unwrap_or(self.profile);
+            .and_then(|name| self.profiles.named(name))
+            .unwrap_or(self.profiles.fallback());
         self.dispatcher.put(subscription, topic, profile);
     }
 
     /// Stops deliveries of a subscription that is gone from the catalogue.
-    async fn retire(&self, id: SubscriptionId) -> Result<(), Error> {
+    async fn retire(&self, id: SubscriptionId, reason: Reason) -> Result<(), Error> {
         self.dispatcher.remove(id);
         let dropped = self.log.close_subscription(id).await?;
         if dropped > 0 {
-            tracing::warn!(subscription = %id, dropped, "subscription deleted with events waiting");
+            tracing::warn!(subscription = %id, dropped, %reason, "subscription gone with events waiting");
             let counters = &self.dispatcher.counters.dropped;
-            crate::counters::add(
-                crate::counters::by_reason(counters, Reason::SubscriptionGone),
-                dropped as usize,
-            );
+            crate::counters::add(crate::counters::by_reason(counters, reason), dropped as usize);
         }
         Ok(())
+    }
+}
+
+/// Retires each subscription when its time is over.
+pub(crate) async fn retire_expired(engine: Arc<Engine>, stop: CancellationToken) {
+    let mut again = None;
+    loop {
+        let next = engine.next_expiry().max(again);
+        let mut time = engine.clock.sleep_until(next.unwrap_or(Timestamp::MAX));
+        tokio::select! {
+            biased;
+            () = stop.cancelled() => return,
+            () = engine.expiry_changed.notified() => continue,
+            () = &mut time, if next.is_some() => {}
+        }
+        again = match engine.drop_expired().await {
+            Ok(()) => None,
+            Err(e) => {
+                tracing::error!(error = %e, "cannot retire an expired subscription");
+                Some(engine.clock.now() + RETIRE_PAUSE)
+            }
+        };
     }
 }

@@ -1,14 +1,24 @@
-//! A clock that follows the test runtime: paused time carries wall time with it.
+//! A clock that follows the test runtime, and jumps: paused time carries wall time with it.
 
 use postrider_core::time::{Clock, Sleep, Timestamp};
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicBool, AtomicI64};
+use std::time::Duration;
 use tokio::time::Instant;
 
 /// When simulated time begins.
 pub const EPOCH: Timestamp = Timestamp::from_secs(1_700_000_000);
+/// As the real clock does: no nap is longer than this, then the time is looked at again.
+const NAP_MAX: Duration = Duration::from_secs(60);
 
-#[derive(Clone, Copy, Debug)]
+/// A wall clock that may be set forward and back.
+#[derive(Debug)]
 pub struct SimClock {
     started: Instant,
+    /// How far it has been set, in nanoseconds.
+    set_by: AtomicI64,
+    /// It will not be set any more, so that there is no need to look again.
+    steady: AtomicBool,
 }
 
 impl SimClock {
@@ -16,16 +26,56 @@ impl SimClock {
     pub fn start() -> SimClock {
         SimClock {
             started: Instant::now(),
+            set_by: AtomicI64::new(0),
+            steady: AtomicBool::new(false),
         }
+    }
+
+    /// How much time has really passed.
+    pub fn elapsed(&self) -> Duration {
+        self.started.elapsed()
+    }
+
+    pub fn set_forward(&self, by: Duration) {
+        self.set_by.fetch_add(by.as_nanos() as i64, Relaxed);
+    }
+
+    pub fn set_back(&self, by: Duration) {
+        self.set_by.fetch_sub(by.as_nanos() as i64, Relaxed);
+    }
+
+    /// Nobody sets it any more.
+    pub fn keep_steady(&self) {
+        self.steady.store(true, Relaxed);
+    }
+
+    /// Waits for so much time to pass, whatever the clock shows.
+    pub async fn pass(&self, time: Duration) {
+        tokio::time::sleep_until(Instant::now() + time).await;
     }
 }
 
 impl Clock for SimClock {
     fn now(&self) -> Timestamp {
-        EPOCH + self.started.elapsed()
+        let set_by = self.set_by.load(Relaxed);
+        let shown = EPOCH + self.started.elapsed();
+        Timestamp::from_nanos(shown.nanos() + set_by)
     }
 
     fn sleep_until(&self, deadline: Timestamp) -> Sleep<'_> {
-        Box::pin(tokio::time::sleep_until(self.started + deadline.since(EPOCH)))
+        Box::pin(async move {
+            loop {
+                let left = deadline.since(self.now());
+                if left.is_zero() {
+                    return;
+                }
+                let nap = if self.steady.load(Relaxed) {
+                    left
+                } else {
+                    left.min(NAP_MAX)
+                };
+                self.pass(nap).await;
+            }
+        })
     }
 }

@@ -1,41 +1,42 @@
-//! A log that crashes at chosen points: before and after each durable step, not at random instants.
+//! A log and a catalogue that crash at chosen points: before and after each durable step, not at random
+//! instants. And a disk that is full for a while.
 
-use crate::audit::Audit;
+use crate::audit::{Audit, Delay};
+use crate::clock::SimClock;
+use crate::receivers;
 use async_trait::async_trait;
 use postrider_core::event::Batch;
 use postrider_core::ids::{Position, SubscriptionId};
 use postrider_core::time::Timestamp;
 use postrider_store::memory::MemoryLog;
-use postrider_store::{Backlog, Claim, Error, EventLog, Health, Listener, Settled, Want};
-use std::sync::Arc;
+use postrider_store::{
+    Backlog, Catalog, Change, Claim, Error, EventLog, Health, Listener, Loaded, Settled, Want,
+};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
 use tokio::sync::Notify;
 
-/// The log of one life of the server, between two crashes.
-pub struct CrashLog {
-    pub inner: MemoryLog,
-    audit: Arc<Audit>,
+/// What was settled is durable after this long, whatever happens then.
+const DURABLE_WITHIN: Duration = Duration::from_millis(100);
+
+/// The power of one life of the server, and the room on its disk.
+#[derive(Default)]
+pub struct Power {
     /// Crash at the point with this number.
     crash_at: u64,
     points: AtomicU64,
     crashed: AtomicBool,
     pub down: Notify,
-    /// Settled claims since the last checkpoint; the real log writes progress in batches.
-    settles: AtomicU64,
-    checkpoint_every: u64,
+    full: AtomicBool,
+    has_room: Notify,
 }
 
-impl CrashLog {
-    pub fn new(inner: MemoryLog, audit: Arc<Audit>, crash_at: u64, checkpoint_every: u64) -> CrashLog {
-        CrashLog {
-            inner,
-            audit,
+impl Power {
+    pub fn until(crash_at: u64) -> Power {
+        Power {
             crash_at,
-            points: AtomicU64::new(0),
-            crashed: AtomicBool::new(false),
-            down: Notify::new(),
-            settles: AtomicU64::new(0),
-            checkpoint_every,
+            ..Power::default()
         }
     }
 
@@ -44,8 +45,9 @@ impl CrashLog {
         if self.points.fetch_add(1, SeqCst) == self.crash_at {
             self.crashed.store(true, SeqCst);
             self.down.notify_one();
+            self.has_room.notify_waiters();
         }
-        if self.crashed.load(SeqCst) {
+        if self.crashed() {
             Err(Error::Closed)
         } else {
             Ok(())
@@ -55,41 +57,137 @@ impl CrashLog {
     pub fn crashed(&self) -> bool {
         self.crashed.load(SeqCst)
     }
+
+    pub fn full(&self) -> bool {
+        self.full.load(SeqCst)
+    }
+
+    pub fn set_full(&self, full: bool) {
+        self.full.store(full, SeqCst);
+        self.has_room.notify_waiters();
+    }
+
+    /// As the real store does: what was settled is written when there is room, however long that takes.
+    async fn room(&self) -> Result<(), Error> {
+        while self.full() && !self.crashed() {
+            self.has_room.notified().await;
+        }
+        self.point()
+    }
+}
+
+/// The log of one life of the server, between two crashes.
+pub struct CrashLog {
+    pub memory: Arc<MemoryLog>,
+    /// The same, or what is planted between.
+    inner: Arc<dyn EventLog>,
+    power: Arc<Power>,
+    audit: Arc<Audit>,
+    clock: Arc<SimClock>,
+    /// The real log writes progress in batches: so often.
+    checkpoint_every: u64,
+    settles: AtomicU64,
+    checkpoint_at: Mutex<Duration>,
+}
+
+impl CrashLog {
+    pub fn new(
+        memory: Arc<MemoryLog>,
+        inner: Arc<dyn EventLog>,
+        power: Arc<Power>,
+        audit: Arc<Audit>,
+        clock: Arc<SimClock>,
+        checkpoint_every: u64,
+    ) -> CrashLog {
+        CrashLog {
+            memory,
+            inner,
+            power,
+            audit,
+            checkpoint_every,
+            settles: AtomicU64::new(0),
+            checkpoint_at: Mutex::new(clock.elapsed()),
+            clock,
+        }
+    }
+
+    pub fn checkpoint(&self) {
+        *self.checkpoint_at.lock().expect("no panic holds it") = self.clock.elapsed();
+        self.memory.checkpoint();
+        self.audit.checkpoint();
+    }
+
+    /// What was settled long enough ago is durable by now.
+    pub fn pass_time(&self) {
+        let last = *self.checkpoint_at.lock().expect("no panic holds it");
+        if self.clock.elapsed() >= last + DURABLE_WITHIN {
+            self.checkpoint();
+        }
+    }
+
+    fn recorded(&self) {
+        let settles = self.settles.fetch_add(1, SeqCst);
+        if settles.is_multiple_of(self.checkpoint_every) {
+            self.checkpoint();
+        }
+    }
 }
 
 #[async_trait]
 impl EventLog for CrashLog {
     async fn append(&self, batch: Batch) -> Result<Position, Error> {
-        self.point()?;
+        self.power.point()?;
+        self.pass_time();
+        if self.power.full() {
+            return Err(Error::Unavailable("the disk is full".into()));
+        }
         let position = self.inner.append(batch).await?;
         // Stored, but the publisher does not learn of it.
-        self.point()?;
+        self.power.point()?;
         Ok(position)
     }
 
     async fn claim(&self, of: SubscriptionId, now: Timestamp, want: Want) -> Result<Vec<Claim>, Error> {
-        self.point()?;
-        self.inner.claim(of, now, want).await
+        self.power.point()?;
+        let claims = self.inner.claim(of, now, want).await?;
+        self.audit.claimed(&claims);
+        Ok(claims)
     }
 
     async fn settle(&self, of: SubscriptionId, settled: Vec<Settled>) -> Result<(), Error> {
         // The receiver has the event but the log does not know yet: a crash here delivers twice.
-        self.point()?;
+        self.power.room().await?;
+        self.pass_time();
         self.audit.settled(of, &settled);
         self.inner.settle(of, settled).await?;
-        if self
-            .settles
-            .fetch_add(1, SeqCst)
-            .is_multiple_of(self.checkpoint_every)
-        {
-            self.inner.checkpoint();
-            self.audit.checkpoint();
-        }
-        self.point()
+        self.recorded();
+        self.power.point()
+    }
+
+    async fn withdraw(
+        &self,
+        of: SubscriptionId,
+        waiting: Vec<(Timestamp, Position)>,
+    ) -> Result<Vec<Position>, Error> {
+        self.power.room().await?;
+        self.pass_time();
+        let ended = self.inner.withdraw(of, waiting).await?;
+        self.audit.withdrawn(of, &ended);
+        self.recorded();
+        self.power.point()?;
+        Ok(ended)
+    }
+
+    async fn flush(&self) -> Result<(), Error> {
+        // After the power has gone, nothing more becomes durable.
+        self.power.room().await?;
+        self.inner.flush().await?;
+        self.checkpoint();
+        self.power.point()
     }
 
     fn release(&self, of: SubscriptionId, claims: Vec<Claim>) {
-        if !self.crashed() {
+        if !self.power.crashed() {
             self.inner.release(of, claims);
         }
     }
@@ -107,11 +205,16 @@ impl EventLog for CrashLog {
     }
 
     async fn open_subscription(&self, of: SubscriptionId) -> Result<(), Error> {
-        self.inner.open_subscription(of).await
+        self.power.room().await?;
+        self.inner.open_subscription(of).await?;
+        self.power.point()
     }
 
     async fn close_subscription(&self, of: SubscriptionId) -> Result<u64, Error> {
-        self.inner.close_subscription(of).await
+        self.power.room().await?;
+        let dropped = self.inner.close_subscription(of).await?;
+        self.power.point()?;
+        Ok(dropped)
     }
 
     fn subscriptions(&self) -> Vec<SubscriptionId> {
@@ -135,6 +238,51 @@ impl EventLog for CrashLog {
     }
 
     async fn close(&self) -> Result<(), Error> {
+        self.checkpoint();
         Ok(())
+    }
+}
+
+/// The catalogue of one life of the server.
+pub struct CrashCatalog {
+    pub inner: Arc<dyn Catalog>,
+    pub power: Arc<Power>,
+    pub audit: Arc<Audit>,
+}
+
+#[async_trait]
+impl Catalog for CrashCatalog {
+    async fn load(&self) -> Result<Loaded, Error> {
+        self.inner.load().await
+    }
+
+    async fn commit(&self, changes: Vec<Change>) -> Result<(), Error> {
+        self.power.point()?;
+        if self.power.full() {
+            return Err(Error::Unavailable("the disk is full".into()));
+        }
+        for change in &changes {
+            match change {
+                Change::PutEndpointDelay(one) => {
+                    let delay = Delay {
+                        until: one.delay.until,
+                        step: one.delay.step,
+                    };
+                    let receiver = receivers::number(&one.endpoint);
+                    self.audit.kept(receiver, Some(delay));
+                }
+                Change::DeleteEndpointDelay(endpoint) => {
+                    self.audit.kept(receivers::number(endpoint), None);
+                }
+                _ => {}
+            }
+        }
+        self.inner.commit(changes).await?;
+        self.power.point()
+    }
+
+    async fn next_id(&self) -> Result<u64, Error> {
+        self.power.point()?;
+        self.inner.next_id().await
     }
 }

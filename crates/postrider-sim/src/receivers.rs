@@ -1,13 +1,23 @@
-//! Simulated webhook receivers: healthy, slow, flapping, hanging, broken, choosy.
+//! Simulated webhook receivers: healthy, slow, flapping, hanging, broken, choosy, redirecting, talkative.
 
-use crate::audit::{Audit, Seen};
+use crate::audit::{Audit, Came, Seen};
 use crate::chance::Chance;
 use async_trait::async_trait;
+use bytes::Bytes;
+use http::header::{HeaderValue, LOCATION, RETRY_AFTER};
 use postrider_core::json::Raw;
 use postrider_core::time::{Clock, Timestamp};
 use postrider_engine::deliver::{Answer, Failure, FailureKind, Reply, Request, Transport};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
+
+/// Where all receivers live, each under its number.
+pub const HOST: &str = "http://receiver.example/";
+/// Where redirections point; nobody must ever go there.
+const ELSEWHERE: &str = "elsewhere";
+/// As much of an answer's body as the real transport reads.
+static HUGE: [u8; 64 * 1024] = [b'x'; 64 * 1024];
 
 /// How one receiver behaves until the faults stop.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -19,108 +29,250 @@ pub enum Manner {
     Flaky(u64),
     /// Refuses connections for this many seconds from the start.
     DownFor(u64),
+    /// Its name does not resolve for this many seconds from the start.
+    UnknownFor(u64),
     /// Accepts and never answers for this many seconds from the start.
     HangsFor(u64),
+    /// Up for so many seconds, then down for as many, and so on.
+    Flapping(u64),
     /// Always answers this.
     Answers(u16),
+    /// Sends everyone elsewhere.
+    Redirects(u16),
+    /// Answers with this, and a body as large as can be, that takes so many seconds to come.
+    HugeBody(u16, u64),
+    /// Answers with success after this many seconds, when the attempt has timed out.
+    Late(u64),
+    /// Says when to come again: in seconds, as a date, nonsense, or in a thousand years.
+    AsksToWait(u64),
+    /// Finds fault with every fifth event.
+    Choosy,
     /// Resets the connection after it has taken the event in.
     TakesAndResets(u64),
+}
+
+impl Manner {
+    pub fn any(chance: &mut Chance) -> Manner {
+        const OFTEN: [u16; 9] = [400, 401, 403, 404, 408, 413, 500, 503, 429];
+        match chance.below(16) {
+            0 => Manner::Healthy,
+            1 => Manner::Slow(1 + chance.below(45)),
+            2 => Manner::Flaky(10 + chance.below(80)),
+            3 => Manner::Flaky(95),
+            4 => Manner::DownFor(60 + chance.below(7000)),
+            5 => Manner::UnknownFor(60 + chance.below(7000)),
+            6 => Manner::HangsFor(60 + chance.below(7000)),
+            7 => Manner::Flapping(5 + chance.below(1200)),
+            8 | 9 => Manner::Answers(OFTEN[chance.below(9) as usize]),
+            10 => Manner::Redirects([301, 302, 307, 308][chance.below(4) as usize]),
+            11 => Manner::HugeBody([200, 500][chance.below(2) as usize], chance.below(12)),
+            12 => Manner::Late(31 + chance.below(170)),
+            13 => Manner::AsksToWait(20 + chance.below(80)),
+            14 => Manner::Choosy,
+            _ => Manner::TakesAndResets(10 + chance.below(50)),
+        }
+    }
+
+    /// Whether it answers at once, whatever it answers.
+    pub fn is_quick(self) -> bool {
+        !matches!(
+            self,
+            Manner::Slow(_) | Manner::HangsFor(_) | Manner::HugeBody(..) | Manner::Late(_)
+        )
+    }
 }
 
 pub struct Receivers {
     pub manners: Vec<Manner>,
     pub clock: Arc<dyn Clock>,
+    /// Waits for so much time to pass, whatever the clock shows.
+    pub pass: Pass,
     pub audit: Arc<Audit>,
     pub chance: Mutex<Chance>,
-    /// From then on every receiver is healthy.
-    pub faults_until: Timestamp,
+    /// From now on every receiver is healthy.
+    pub calm: AtomicBool,
     pub started: Timestamp,
+    /// The most that a quick answer takes.
+    pub latency_max: Duration,
 }
 
+type Pass = Box<dyn Fn(Duration) -> std::pin::Pin<Box<dyn Future<Output = ()> + Send>> + Send + Sync>;
+
 /// What a receiver does with one request.
-enum Doing {
-    Answer(u16),
-    Refuse,
-    Hang,
-    TakeAndReset,
+#[derive(Default)]
+struct Doing {
+    takes: Duration,
+    /// None: it never answers.
+    came: Option<Came>,
+    answer: Answer,
+    retry_after: Option<Duration>,
+}
+
+impl Doing {
+    fn answer(status: u16) -> Doing {
+        Doing {
+            came: Some(Came::Answered(status)),
+            answer: Answer {
+                status,
+                ..Answer::default()
+            },
+            ..Doing::default()
+        }
+    }
+
+    fn answer_after(status: u16, seconds: u64) -> Doing {
+        Doing {
+            takes: Duration::from_secs(seconds),
+            ..Doing::answer(status)
+        }
+    }
+
+    fn broken() -> Doing {
+        Doing {
+            came: Some(Came::Broken),
+            ..Doing::default()
+        }
+    }
 }
 
 impl Receivers {
-    fn decide(&self, receiver: usize, now: Timestamp) -> (Doing, Duration) {
+    fn decide(&self, receiver: usize, ids: &[u64], now: Timestamp) -> Doing {
         let mut chance = self.chance.lock().expect("no panic holds it");
-        let latency = Duration::from_millis(1 + chance.below(50));
-        if now >= self.faults_until {
-            return (Doing::Answer(200), latency);
-        }
-        let age = now.since(self.started).as_secs();
-        let doing = match self.manners[receiver] {
-            Manner::Healthy => Doing::Answer(200),
-            Manner::Slow(seconds) => return (Doing::Answer(200), Duration::from_secs(seconds)),
-            Manner::Flaky(percent) if chance.percent(percent) => {
-                const STATUSES: [u16; 8] = [500, 503, 429, 408, 302, 409, 599, 205];
-                Doing::Answer(STATUSES[chance.below(8) as usize])
-            }
-            Manner::DownFor(seconds) if age < seconds => Doing::Refuse,
-            Manner::HangsFor(seconds) if age < seconds => Doing::Hang,
-            Manner::Answers(status) => Doing::Answer(status),
-            Manner::TakesAndResets(percent) if chance.percent(percent) => Doing::TakeAndReset,
-            _ => Doing::Answer(200),
+        let millis = 1 + chance.below(self.latency_max.as_millis().max(1) as u64);
+        let mut doing = if self.calm.load(Relaxed) {
+            Doing::answer(200)
+        } else {
+            let age = now.since(self.started).as_secs();
+            act(self.manners[receiver], &mut chance, age, ids, now)
         };
-        (doing, latency)
+        if !self.latency_max.is_zero() {
+            doing.takes += Duration::from_millis(millis);
+        }
+        doing
     }
+}
+
+fn act(manner: Manner, chance: &mut Chance, age: u64, ids: &[u64], now: Timestamp) -> Doing {
+    match manner {
+        Manner::Slow(seconds) | Manner::Late(seconds) => Doing::answer_after(200, seconds),
+        Manner::Flaky(percent) if chance.percent(percent) => {
+            const STATUSES: [u16; 12] = [500, 503, 429, 408, 302, 409, 599, 205, 201, 204, 404, 500];
+            Doing::answer(STATUSES[chance.below(12) as usize])
+        }
+        Manner::DownFor(seconds) if age < seconds => Doing::broken(),
+        Manner::UnknownFor(seconds) if age < seconds => Doing {
+            came: Some(Came::Unresolved),
+            ..Doing::default()
+        },
+        Manner::HangsFor(seconds) if age < seconds => Doing::default(),
+        Manner::Flapping(period) if (age / period) % 2 == 1 => Doing::broken(),
+        Manner::Answers(status) => Doing::answer(status),
+        Manner::Redirects(status) => {
+            let mut doing = Doing::answer(status);
+            let elsewhere = format!("{HOST}{ELSEWHERE}");
+            let location = HeaderValue::try_from(elsewhere).expect("our own text");
+            doing.answer.headers.insert(LOCATION, location);
+            doing
+        }
+        Manner::HugeBody(status, seconds) => {
+            let mut doing = Doing::answer_after(status, seconds);
+            doing.answer.body = Bytes::from_static(&HUGE);
+            doing
+        }
+        Manner::AsksToWait(percent) if chance.percent(percent) => ask_to_wait(chance, now),
+        Manner::Choosy if ids.iter().any(|id| id.is_multiple_of(5)) => {
+            Doing::answer(if ids[0].is_multiple_of(2) { 400 } else { 413 })
+        }
+        Manner::TakesAndResets(percent) if chance.percent(percent) => Doing::broken(),
+        _ => Doing::answer(200),
+    }
+}
+
+fn ask_to_wait(chance: &mut Chance, now: Timestamp) -> Doing {
+    let status = [429, 503, 500][chance.below(3) as usize];
+    let mut doing = Doing::answer(status);
+    let seconds = 1 + chance.below(4000);
+    let (text, asked) = match chance.below(6) {
+        0 | 1 => (seconds.to_string(), Some(Duration::from_secs(seconds))),
+        2 | 3 => {
+            let at = now + Duration::from_secs(seconds);
+            let at = Timestamp::from_secs(at.nanos() / 1_000_000_000);
+            // What is asked for counts from when the answer comes, a little later.
+            (http_date(at), Some(at.since(now + Duration::from_millis(60))))
+        }
+        4 => (
+            ["soon", "-5", "99999999999999999999999", ""][chance.below(4) as usize].to_owned(),
+            None,
+        ),
+        _ => (u64::MAX.to_string(), Some(Duration::from_secs(u64::MAX))),
+    };
+    let header = HeaderValue::try_from(text).expect("our own text");
+    doing.answer.headers.insert(RETRY_AFTER, header);
+    doing.retry_after = asked.filter(|_| status != 500);
+    doing
+}
+
+fn http_date(at: Timestamp) -> String {
+    const DAYS: [&str; 7] = ["Thu", "Fri", "Sat", "Sun", "Mon", "Tue", "Wed"];
+    const MONTHS: [&str; 12] = [
+        "Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec",
+    ];
+    let c = at.civil();
+    let day = DAYS[(at.nanos() / 86_400_000_000_000 % 7) as usize];
+    let month = MONTHS[usize::from(c.month) - 1];
+    format!(
+        "{day}, {:02} {month} {:04} {:02}:{:02}:{:02} GMT",
+        c.day, c.year, c.hour, c.minute, c.second
+    )
+}
+
+/// The number of the receiver at this address.
+pub fn number(url: &str) -> usize {
+    let path = url.trim_start_matches(HOST);
+    path.parse().expect("our own URLs")
 }
 
 #[async_trait]
 impl Transport for Receivers {
-    async fn send(&self, request: Request) -> Reply {
-        let receiver: usize = request
-            .url
-            .path()
-            .trim_start_matches('/')
-            .parse()
-            .expect("our own URLs");
-        let now = self.clock.now();
+    async fn send(self: Arc<Self>, request: Request) -> Reply {
+        let path = request.url.path().trim_start_matches('/');
+        if path == ELSEWHERE {
+            self.audit.strayed();
+            return Reply::Answered(Doing::answer(200).answer);
+        }
+        let receiver: usize = path.parse().expect("our own URLs");
         let body = std::str::from_utf8(&request.body).expect("bodies are JSON");
         let raw = Raw::parse(body).expect("bodies are JSON");
         let ids: Vec<u64> = raw.elements().map(|e| id_of(e)).collect();
         let header = |name| request.header(name).expect("sent with every delivery");
         let count = header("aeg-delivery-count").parse().expect("a number");
         let name = header("aeg-subscription-name").to_lowercase();
-        let (doing, latency) = self.decide(receiver, now);
+        let doing = self.decide(receiver, &ids, self.clock.now());
         let attempt = self.audit.arrived(Seen {
             subscription: name,
+            receiver,
             ids,
-            at: now,
             attempts_before: count,
         });
-        match doing {
-            Doing::Hang => std::future::pending().await,
-            Doing::Refuse => failed("connection refused"),
-            Doing::TakeAndReset => {
-                self.clock.sleep_until(now + latency).await;
-                self.audit.taken(attempt);
-                failed("connection reset")
-            }
-            Doing::Answer(status) => {
-                self.clock.sleep_until(now + latency).await;
-                if (200..=204).contains(&status) {
-                    self.audit.taken(attempt);
-                }
-                self.audit.answered(attempt, status);
-                Reply::Answered(Answer {
-                    status,
-                    ..Answer::default()
-                })
-            }
+        let Some(came) = doing.came else {
+            return std::future::pending().await;
+        };
+        if !doing.takes.is_zero() {
+            (self.pass)(doing.takes).await;
+        }
+        self.audit.ended(attempt, came, doing.retry_after);
+        let failed = |kind, detail: &str| {
+            Reply::Failed(Failure {
+                kind,
+                detail: detail.to_owned(),
+            })
+        };
+        match came {
+            Came::Answered(_) => Reply::Answered(doing.answer),
+            Came::Unresolved => failed(FailureKind::Resolution, "no such host"),
+            Came::Broken | Came::TimedOut => failed(FailureKind::Socket, "connection reset"),
         }
     }
-}
-
-fn failed(detail: &str) -> Reply {
-    Reply::Failed(Failure {
-        kind: FailureKind::Socket,
-        detail: detail.to_owned(),
-    })
 }
 
 /// The number in an event's id.

@@ -1,360 +1,418 @@
-//! One simulated run: publishers, receivers, crashes, and then peace until everything has come to rest.
+//! One simulated run: publishers, receivers, faults and changes; then peace until everything has come to rest.
 
-use crate::audit::{Audit, Expected};
+use crate::audit::{Audit, Wrong};
 use crate::chance::Chance;
 use crate::clock::SimClock;
-use crate::crash::CrashLog;
-use crate::receivers::{Manner, Receivers};
-use bytes::Bytes;
-use postrider_core::envelope::Envelope;
-use postrider_core::event::{Batch, EventRef, Lacks, Schema, Span};
-use postrider_core::filter::Filter;
-use postrider_core::ids::{Secret, SubscriptionId, TopicId};
-use postrider_core::json::Raw;
-use postrider_core::profile::CLOUD_2021;
-use postrider_core::subscription::{
-    Batching, DeadLetterDestination, Destination, Origin, RetryChoice, Subscription, Topic, TopicKind,
-    WebHook,
-};
+use crate::crash::{CrashCatalog, CrashLog, Power};
+use crate::receivers::{HOST, Manner, Receivers};
+use crate::scene::{Scene, any_pause, pointing_to, receiver_of};
+use postrider_core::ids::SubscriptionId;
+use postrider_core::profile::Profiles;
+use postrider_core::subscription::Subscription;
 use postrider_core::time::{Clock, Timestamp};
-use postrider_engine::directory::Router;
+use postrider_engine::deliver::Transport;
 use postrider_engine::{Engine, Parts, dispatch};
 use postrider_store::memory::{MemoryCatalog, MemoryLog};
-use postrider_store::{Catalog, Change};
-use std::collections::BTreeSet;
+use postrider_store::{Catalog, EventLog};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 
 /// Faults stop after this long.
 const FAULTS: Duration = Duration::from_secs(2 * 3600);
-/// By then everything must have come to rest: the longest wait of the schedule that can still be due,
-/// and the longest delay of an endpoint, with room to spare.
+/// By then everything must have come to rest: the longest time to live, and the longest delay of an
+/// endpoint, with room to spare.
 const REST: Duration = Duration::from_secs(40 * 3600);
+/// When all is done, nothing more happens for this long.
+const SILENCE: Duration = Duration::from_secs(3600);
+const CRASHES_MAX: u32 = 6;
+const CLOCK_SETS_MAX: u32 = 4;
 
 /// How one run ended.
 #[derive(Debug)]
 pub struct Report {
-    pub wrong: Vec<String>,
+    pub wrong: Vec<Wrong>,
     pub events: u64,
     pub crashes: u32,
     pub attempts: usize,
+    /// Differs if anything that receivers saw differs.
+    pub trace: u64,
+    /// Who was there, for people.
+    pub about: String,
+    /// Everything that happened, if it was asked for.
+    pub notes: Vec<String>,
+}
+
+/// What is put between the engine and its parts, to see that the auditor notices.
+#[derive(Default)]
+pub struct Planted {
+    pub log: Option<Wrap<dyn EventLog>>,
+    pub catalog: Option<Wrap<dyn Catalog>>,
+    pub transport: Option<Wrap<dyn Transport>>,
+    pub clock: Option<Wrap<dyn Clock>>,
+    pub profiles: Option<Box<dyn Fn(&mut Profiles) + Send + Sync>>,
+}
+
+pub type Wrap<T> = Box<dyn Fn(Arc<T>) -> Arc<T> + Send + Sync>;
+
+fn wrapped<T: ?Sized>(wrap: &Option<Wrap<T>>, part: Arc<T>) -> Arc<T> {
+    match wrap {
+        Some(wrap) => wrap(part),
+        None => part,
+    }
 }
 
 /// Runs one seed to its end, in a runtime of its own whose time is paused.
 pub fn run(seed: u64) -> Report {
+    run_with(seed, &Planted::default(), false)
+}
+
+pub fn run_with(seed: u64, planted: &Planted, take_notes: bool) -> Report {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_time()
         .start_paused(true)
         .build()
         .expect("a runtime");
-    runtime.block_on(World::new(seed).run())
+    runtime.block_on(async {
+        let world = World::new(seed, planted);
+        if take_notes {
+            world.audit.take_notes();
+        }
+        world.run().await
+    })
 }
 
-struct World {
+struct World<'a> {
     chance: Chance,
+    planted: &'a Planted,
     clock: Arc<SimClock>,
     audit: Arc<Audit>,
     catalog: Arc<MemoryCatalog>,
     receivers: Arc<Receivers>,
-    subscriptions: Vec<Subscription>,
-    next_event: u64,
+    scene: Scene,
+    dispatch: dispatch::Config,
+    clock_sets: u32,
+    /// A change to it was cut short: the catalogue knows how far it came.
+    unclear: Option<SubscriptionId>,
+    about: String,
 }
 
-impl World {
-    fn new(seed: u64) -> World {
+/// One life of the server.
+struct Life {
+    engine: Arc<Engine>,
+    log: Arc<CrashLog>,
+    power: Arc<Power>,
+}
+
+/// How a life ended.
+#[derive(PartialEq, Eq)]
+enum Ended {
+    Crashed,
+    Stopped,
+    OutOfFaults,
+}
+
+impl<'a> World<'a> {
+    fn new(seed: u64, planted: &'a Planted) -> World<'a> {
         let mut chance = Chance::new(seed);
         let clock = Arc::new(SimClock::start());
-        let audit = Arc::new(Audit::default());
-        let mut subscriptions = Vec::new();
+        let steady = clock.clone();
+        let audit = Arc::new(Audit::new(clock.clone(), move || steady.elapsed()));
+        let mut scene = Scene::any(&mut chance, clock.clone(), audit.clone());
+        let now = clock.now();
         let mut manners = Vec::new();
         for number in 0..2 + chance.below(4) {
             // Two subscriptions may share one receiver.
-            let receiver = if number > 1 && chance.percent(20) {
-                0
+            let receiver = if number > 1 && chance.percent(25) {
+                chance.below(manners.len() as u64) as usize
             } else {
                 manners.len()
             };
             if receiver == manners.len() {
-                manners.push(if number == 0 {
+                let manner = if number == 0 {
                     Manner::Healthy
                 } else {
-                    any_manner(&mut chance)
-                });
+                    Manner::any(&mut chance)
+                };
+                audit.receiver(manner.is_quick());
+                manners.push(manner);
             }
-            let subscription = any_subscription(&mut chance, number, receiver);
-            audit.expect(expected(&subscription, manners[receiver]));
-            subscriptions.push(subscription);
+            let expires = chance
+                .percent(10)
+                .then(|| now + Duration::from_secs(60 + chance.below(9000)));
+            scene.subscribe(&mut chance, receiver, expires);
         }
-        let now = clock.now();
+        let passing = clock.clone();
         let receivers = Receivers {
             manners,
             clock: clock.clone(),
+            pass: Box::new(move |time| {
+                let clock = passing.clone();
+                Box::pin(async move { clock.pass(time).await })
+            }),
             audit: audit.clone(),
             chance: std::sync::Mutex::new(Chance::new(chance.any())),
-            faults_until: now + FAULTS,
+            calm: AtomicBool::new(false),
             started: now,
+            latency_max: Duration::from_millis(50),
         };
+        let dispatch = dispatch::Config {
+            in_flight_per_endpoint_max: [64, 64, 4][chance.below(3) as usize],
+            seed,
+            ..dispatch::Config::default()
+        };
+        let about = format!("{:?}\n{}", receivers.manners, scene.about());
         World {
+            about,
             chance,
+            planted,
             clock,
             audit,
             catalog: Arc::new(MemoryCatalog::default()),
             receivers: Arc::new(receivers),
-            subscriptions,
-            next_event: 0,
+            scene,
+            dispatch,
+            clock_sets: 0,
+            unclear: None,
         }
     }
 
     async fn run(mut self) -> Report {
-        let mut changes = vec![Change::PutTopic(topic())];
-        changes.extend(self.subscriptions.iter().cloned().map(Change::PutSubscription));
-        self.catalog.commit(changes).await.expect("memory does not fail");
-        let end_of_faults = self.clock.now() + FAULTS;
+        self.scene.declare(&*self.catalog).await;
         let mut log = MemoryLog::new(7);
         let mut crashes = 0;
-        while self.clock.now() < end_of_faults {
-            let crash_at = if crashes < 6 {
-                1 + self.chance.below(120)
+        loop {
+            let crash_at = if crashes < CRASHES_MAX {
+                1 + self.chance.below(300)
             } else {
                 u64::MAX
             };
-            let checkpoint_every = 1 + self.chance.below(5);
-            let crash_log = Arc::new(CrashLog::new(log, self.audit.clone(), crash_at, checkpoint_every));
-            let engine = self.start(crash_log.clone()).await;
-            self.publish_until(&engine, &crash_log, end_of_faults).await;
-            if crash_log.crashed() {
+            let (started, crash_log) = self.start(log, crash_at).await;
+            let ended = match started {
+                Some(life) => {
+                    let ended = self.live(&life).await;
+                    self.end(&life, &ended).await;
+                    ended
+                }
+                None => Ended::Crashed,
+            };
+            crash_log.pass_time();
+            log = crash_log.memory.crash();
+            if ended == Ended::Crashed {
                 crashes += 1;
-                self.audit.crashed(self.clock.now());
-                engine.dispatcher.stop(Duration::ZERO).await;
+                self.audit.crashed();
             } else {
-                engine.dispatcher.stop(Duration::ZERO).await;
-                crash_log.inner.checkpoint();
-                self.audit.restarted(self.clock.now());
+                self.audit.restarted();
             }
-            log = crash_log.inner.crash();
+            self.find_out().await;
+            if ended == Ended::OutOfFaults || self.clock.elapsed() >= FAULTS {
+                break;
+            }
         }
-        let calm = Arc::new(CrashLog::new(log, self.audit.clone(), u64::MAX, 1));
-        let engine = self.start(calm).await;
-        self.rest().await;
-        engine.dispatcher.stop(Duration::ZERO).await;
+        self.receivers.calm.store(true, Relaxed);
+        self.clock.keep_steady();
+        let (started, _) = self.start(log, u64::MAX).await;
+        let life = started.expect("nothing fails any more");
+        self.rest(&life.engine).await;
+        life.engine.dispatcher.stop(async {}).await;
         Report {
             wrong: self.audit.verdict(),
-            events: self.next_event,
+            events: self.scene.events(),
             crashes,
             attempts: self.audit.attempts(),
+            trace: self.audit.trace(),
+            about: self.about,
+            notes: self.audit.notes(),
         }
     }
 
-    async fn start(&self, log: Arc<CrashLog>) -> Engine {
+    /// None if the power went before the server was up.
+    async fn start(&mut self, log: MemoryLog, crash_at: u64) -> (Option<Life>, Arc<CrashLog>) {
+        let power = Arc::new(Power::until(crash_at));
+        let memory = Arc::new(log);
+        let log = Arc::new(CrashLog::new(
+            memory.clone(),
+            wrapped(&self.planted.log, memory),
+            power.clone(),
+            self.audit.clone(),
+            self.clock.clone(),
+            1 + self.chance.below(5),
+        ));
+        let mut profiles = self.scene.profiles();
+        if let Some(doctor) = &self.planted.profiles {
+            doctor(&mut profiles);
+        }
         let parts = Parts {
-            log,
-            catalog: self.catalog.clone(),
-            transport: self.receivers.clone(),
-            clock: self.clock.clone(),
-            profile: &CLOUD_2021,
+            log: log.clone(),
+            catalog: Arc::new(CrashCatalog {
+                inner: wrapped(&self.planted.catalog, self.catalog.clone()),
+                power: power.clone(),
+                audit: self.audit.clone(),
+            }),
+            transport: wrapped(&self.planted.transport, self.receivers.clone()),
+            clock: wrapped(&self.planted.clock, self.clock.clone()),
+            profiles,
             id_prefix: "/subscriptions/s".into(),
-            dispatch: dispatch::Config::default(),
+            dispatch: self.dispatch.clone(),
         };
-        Engine::start(parts).await.expect("memory does not fail")
+        let engine = Engine::start(parts).await.ok();
+        let life = engine.map(|engine| Life {
+            engine,
+            log: log.clone(),
+            power,
+        });
+        (life, log)
     }
 
-    async fn publish_until(&mut self, engine: &Engine, log: &CrashLog, end: Timestamp) {
+    /// Publishes, breaks and changes things until the life ends.
+    async fn live(&mut self, life: &Life) -> Ended {
         loop {
-            // Bursts, then silence: retries come due while nothing else happens.
-            let pause = match self.chance.below(10) {
-                0 => Duration::from_secs(self.chance.below(1800)),
-                1..=3 => Duration::from_secs(self.chance.below(60)),
-                _ => Duration::from_millis(self.chance.below(200)),
-            };
-            let until = self.clock.now() + pause;
+            let pause = any_pause(&mut self.chance);
             tokio::select! {
                 biased;
-                () = log.down.notified() => return,
-                () = self.clock.sleep_until(until) => {}
+                () = life.power.down.notified() => return Ended::Crashed,
+                () = self.clock.pass(pause) => {}
             }
-            if self.clock.now() >= end {
-                return;
+            if self.clock.elapsed() >= FAULTS {
+                return Ended::OutOfFaults;
             }
-            self.publish(engine).await;
-            if log.crashed() {
-                return;
+            if life.power.full() && self.chance.percent(40) {
+                life.power.set_full(false);
+                self.audit.disturbed();
+            }
+            match self.chance.below(60) {
+                0 => self.set_clock(),
+                1 => self.delete(life).await,
+                2 | 3 => self.point_elsewhere(life).await,
+                4 => self.admit_again(life),
+                5 => {
+                    life.power.set_full(true);
+                    self.audit.disturbed();
+                }
+                6 => life.log.memory.fail_next_append(),
+                7 => return Ended::Stopped,
+                _ => {
+                    let accepted = self.scene.publish(&life.engine, &mut self.chance).await;
+                    accepted.into_iter().for_each(|id| self.audit.acknowledged(id));
+                }
+            }
+            if life.power.crashed() {
+                return Ended::Crashed;
             }
         }
     }
 
-    async fn publish(&mut self, engine: &Engine) {
-        let topic = engine.directory.topic("orders").expect("declared");
-        let now = self.clock.now();
-        let count = 1 + self.chance.below(4);
-        let ids: Vec<u64> = (0..count).map(|i| self.next_event + i).collect();
-        self.next_event += count;
-        let (body, spans) = body(&ids, &mut self.chance);
-        let text = std::str::from_utf8(&body).expect("our own text").to_owned();
-        let mut router = Router::new(&topic, now);
-        let mut events = Vec::new();
-        for (span, id) in spans.iter().zip(&ids) {
-            let object = Raw::parse(&text[span.range()]).expect("our own JSON");
-            let envelope = Envelope::read(Schema::EventGrid, object, None);
-            let matched = router.route(&envelope, None);
-            // The auditor works out for itself who should get it.
-            let subject = envelope.subject.and_then(Raw::as_str).expect("our own subject");
-            let wanted = self
-                .subscriptions
-                .iter()
-                .filter(|s| wants(s, &subject))
-                .map(|s| s.name.clone());
-            self.audit.publishing(*id, now, wanted.collect::<BTreeSet<_>>());
-            events.push(EventRef {
-                object: *span,
-                matched,
-                lacks: Lacks {
-                    topic: true,
-                    data_version: false,
-                    metadata_version: true,
-                },
-                ..EventRef::default()
-            });
+    async fn end(&mut self, life: &Life, ended: &Ended) {
+        if *ended == Ended::Crashed {
+            life.engine.dispatcher.stop(async {}).await;
+            return;
         }
-        let unmatched = router.unmatched;
-        let batch = Batch {
-            topic: topic.topic.id,
-            schema: Schema::EventGrid,
-            received: now,
-            publisher: "sim".into(),
-            trace: None,
-            body,
-            events,
-            matched: router.into_sets(),
+        life.power.set_full(false);
+        self.audit.restarted();
+        let patience = Duration::from_secs(self.chance.below(2) * 35);
+        // The power may still go, before everything is written.
+        let _ = life.engine.stop(self.clock.pass(patience)).await;
+        life.log.checkpoint();
+    }
+
+    /// A change that was cut short has happened, or it has not.
+    async fn find_out(&mut self) {
+        let Some(id) = self.unclear.take() else {
+            return;
         };
-        if engine.accept(&topic, batch, unmatched).await.is_ok() {
-            for id in ids {
-                self.audit.acknowledged(id);
-            }
+        let loaded = self.catalog.load().await.expect("memory does not fail");
+        match loaded.subscriptions.into_iter().find(|s| s.id == id) {
+            Some(subscription) => self.put(subscription),
+            None => self.forget(id),
         }
+    }
+
+    fn put(&mut self, subscription: Subscription) {
+        self.audit.moved(subscription.id, receiver_of(&subscription));
+        let known = self.scene.subscriptions.iter_mut();
+        for known in known.filter(|s| s.id == subscription.id) {
+            *known = subscription.clone();
+        }
+    }
+
+    fn forget(&mut self, id: SubscriptionId) {
+        self.audit.gone(id);
+        self.scene.subscriptions.retain(|s| s.id != id);
+    }
+
+    fn any_subscription(&mut self) -> Option<Subscription> {
+        let count = self.scene.subscriptions.len() as u64;
+        let number = self.chance.below(count) as usize;
+        let over = |s: &&Subscription| s.expires.is_none_or(|at| at > self.clock.now());
+        self.scene.subscriptions.get(number).filter(over).cloned()
+    }
+
+    async fn delete(&mut self, life: &Life) {
+        let Some(subscription) = self.any_subscription() else {
+            return;
+        };
+        match life.engine.delete_subscription(subscription.id).await {
+            Ok(()) => self.forget(subscription.id),
+            Err(_) => self.unclear = Some(subscription.id),
+        }
+    }
+
+    async fn point_elsewhere(&mut self, life: &Life) {
+        let receiver = self.chance.below(self.receivers.manners.len() as u64) as usize;
+        let subscription = self.any_subscription().filter(|_| !life.power.full());
+        let Some(subscription) = subscription else {
+            return;
+        };
+        let moved = pointing_to(&subscription, receiver);
+        match life.engine.put_subscription(moved.clone()).await {
+            Ok(_) => self.put(moved),
+            Err(_) => self.unclear = Some(moved.id),
+        }
+    }
+
+    fn admit_again(&mut self, life: &Life) {
+        let receiver = self.chance.below(self.receivers.manners.len() as u64);
+        life.engine.dispatcher.admit_again(&format!("{HOST}{receiver}"));
+        self.audit.admitted_again(receiver as usize);
+    }
+
+    fn set_clock(&mut self) {
+        if self.clock_sets == CLOCK_SETS_MAX {
+            return;
+        }
+        self.clock_sets += 1;
+        if self.chance.percent(50) {
+            self.clock.set_forward(Duration::from_secs(1 + self.chance.below(3 * 3600)));
+        } else {
+            self.clock.set_back(Duration::from_secs(1 + self.chance.below(3600)));
+        }
+        self.audit.clock_set();
     }
 
     /// Lets time pass until nothing is left to do, or far too much of it has passed.
-    async fn rest(&self) {
-        let deadline = self.clock.now() + REST;
-        while self.audit.unfinished() > 0 && self.clock.now() < deadline {
-            self.clock
-                .sleep_until(self.clock.now() + Duration::from_secs(60))
-                .await;
+    async fn rest(&self, engine: &Engine) {
+        let expiries = self.scene.subscriptions.iter().filter_map(|s| s.expires);
+        let last_expiry = expiries.max().unwrap_or(Timestamp::MIN);
+        let deadline = self.clock.elapsed() + REST;
+        loop {
+            let idle = self.audit.unfinished() == 0 && self.left_over(engine).is_none();
+            if (idle && self.clock.now() > last_expiry) || self.clock.elapsed() > deadline {
+                break;
+            }
+            self.clock.pass(Duration::from_secs(600)).await;
+        }
+        self.clock.pass(SILENCE).await;
+        if let Some(what) = self.left_over(engine) {
+            self.audit.left_over(what);
         }
     }
-}
 
-fn any_manner(chance: &mut Chance) -> Manner {
-    match chance.below(8) {
-        0 => Manner::Healthy,
-        1 => Manner::Slow(1 + chance.below(45)),
-        2 => Manner::Flaky(10 + chance.below(80)),
-        3 => Manner::DownFor(60 + chance.below(7000)),
-        4 => Manner::HangsFor(60 + chance.below(7000)),
-        5 => Manner::Answers([400, 401, 403, 404, 413, 500, 503][chance.below(7) as usize]),
-        6 => Manner::TakesAndResets(10 + chance.below(50)),
-        _ => Manner::Flaky(95),
+    /// What the server still has to do, in its own words.
+    fn left_over(&self, engine: &Engine) -> Option<String> {
+        self.scene.subscriptions.iter().find_map(|s| {
+            let backlog = engine.log().backlog(s.id);
+            let left = backlog.waiting + backlog.claimed + backlog.retrying;
+            (left > 0).then(|| format!("{} has {backlog:?}", s.name))
+        })
     }
-}
-
-fn any_subscription(chance: &mut Chance, number: u64, receiver: usize) -> Subscription {
-    let batched = chance.percent(40);
-    let retry = if chance.percent(50) {
-        RetryChoice {
-            attempts_max: Some(1 + chance.below(8) as u32),
-            time_to_live_minutes: Some(1 + chance.below(300) as u32),
-        }
-    } else {
-        RetryChoice::default()
-    };
-    Subscription {
-        id: SubscriptionId(number + 1),
-        name: format!("s{number}"),
-        topic: TopicId(1),
-        domain_topic: None,
-        destination: Destination::WebHook(WebHook {
-            url: Secret::new(format!("http://receiver.example/{receiver}")),
-            batching: Batching {
-                events_max: batched.then(|| 1 + chance.below(5) as u32),
-                preferred_kilobytes: None,
-            },
-            attributes: Vec::new(),
-            aad_tenant: None,
-            aad_application: None,
-        }),
-        identity: None,
-        filter: Filter {
-            subject_begins_with: chance.percent(40).then(|| "/even".to_owned()),
-            ..Filter::default()
-        },
-        labels: Vec::new(),
-        expires: None,
-        delivery_schema: Schema::EventGrid,
-        retry,
-        dead_letter: chance.percent(50).then(|| DeadLetterDestination {
-            account: "local".into(),
-            container: "dead".into(),
-        }),
-        dead_letter_identity: None,
-        profile: None,
-        created: Timestamp::MIN,
-        origin: Origin::Config,
-        extras: None,
-    }
-}
-
-fn expected(subscription: &Subscription, manner: Manner) -> Expected {
-    let minutes = subscription.retry.time_to_live_minutes.unwrap_or(1440);
-    Expected {
-        id: subscription.id,
-        name: subscription.name.clone(),
-        attempts_max: subscription.retry.attempts_max.unwrap_or(30),
-        time_to_live: Duration::from_secs(u64::from(minutes) * 60),
-        batch_max: subscription.destination.batching().events_max.unwrap_or(1) as usize,
-        always_healthy: manner == Manner::Healthy,
-    }
-}
-
-fn wants(subscription: &Subscription, subject: &str) -> bool {
-    let prefix = subscription.filter.subject_begins_with.as_deref().unwrap_or("");
-    subject.to_lowercase().starts_with(prefix)
-}
-
-fn topic() -> Topic {
-    Topic {
-        id: TopicId(1),
-        name: "orders".into(),
-        kind: TopicKind::Custom,
-        resource_group: "rg1".into(),
-        location: "here".into(),
-        tags: Default::default(),
-        input_schema: Schema::EventGrid,
-        mapping: None,
-        keys: [Secret::new("a"), Secret::new("b")],
-        local_auth_disabled: false,
-        public_network: true,
-        inbound_ip_rules: Vec::new(),
-        profile: None,
-        created: Timestamp::MIN,
-        extras: None,
-    }
-}
-
-/// A publish request's text and where its events are.
-fn body(ids: &[u64], chance: &mut Chance) -> (Bytes, Vec<Span>) {
-    let mut text = String::from("[");
-    let mut spans = Vec::new();
-    for (i, id) in ids.iter().enumerate() {
-        if i > 0 {
-            text.push(',');
-        }
-        let start = text.len();
-        let side = if chance.percent(50) { "even" } else { "odd" };
-        text.push_str(&format!(
-            r#"{{"id":"{id}","subject":"/{side}/{id}","eventType":"t","eventTime":"2026-01-01T00:00:00Z","dataVersion":"1","data":{{}}}}"#
-        ));
-        spans.push(Span::new(start, text.len()));
-    }
-    text.push(']');
-    (Bytes::from(text), spans)
 }

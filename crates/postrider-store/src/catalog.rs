@@ -1,8 +1,9 @@
-//! The catalogue's promise: topics, domain topics and subscriptions.
+//! The catalogue's promise: topics, domain topics, subscriptions, and the endpoints that are left alone.
 
 use crate::Error;
 use async_trait::async_trait;
 use postrider_core::ids::{SubscriptionId, TopicId};
+use postrider_core::probation::EndpointDelay;
 use postrider_core::subscription::{DomainTopic, Subscription, Topic};
 
 /// One change to the catalogue.
@@ -14,6 +15,10 @@ pub enum Change {
     DeleteDomainTopic(TopicId, String),
     PutSubscription(Subscription),
     DeleteSubscription(SubscriptionId),
+    /// Replaces the delay that the endpoint had, if it had one.
+    PutEndpointDelay(EndpointDelay),
+    /// By the endpoint's name. One that is not there may be deleted all the same.
+    DeleteEndpointDelay(String),
 }
 
 /// Everything in the catalogue.
@@ -22,6 +27,8 @@ pub struct Loaded {
     pub topics: Vec<Topic>,
     pub domain_topics: Vec<DomainTopic>,
     pub subscriptions: Vec<Subscription>,
+    /// Ordered by endpoint.
+    pub endpoint_delays: Vec<EndpointDelay>,
 }
 
 #[async_trait]

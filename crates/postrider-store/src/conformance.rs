@@ -1,7 +1,7 @@
 //! What every store must keep, as one suite. Each function is one promise and takes a log of its own.
 //!
-//! Settling becomes visible in the backlog and in the due times a moment after `settle` returns; the
-//! suite waits for that. Everything else holds at once.
+//! Settling becomes visible in the backlog and in the due times a moment after `settle` returns, or with
+//! the next `flush`; the suite waits for that. Everything else holds at once.
 
 use crate::log::LastAttempt;
 use crate::{Backlog, Catalog, Change, Claim, Error, EventLog, Listener, Loaded, Settled, Want};
@@ -10,6 +10,7 @@ use postrider_core::event::{Batch, EventRef, Schema, Span};
 use postrider_core::filter::Filter;
 use postrider_core::ids::{Position, Secret, SubscriptionId, TopicId};
 use postrider_core::outcome::Outcome;
+use postrider_core::probation::{Delay, EndpointDelay};
 use postrider_core::retry::{Next, Reason};
 use postrider_core::subscription::{
     Destination, DomainTopic, Origin, RetryChoice, Subscription, Topic, TopicKind,
@@ -27,6 +28,8 @@ pub trait Subject: Send + Sync {
     async fn open(&self) -> Arc<dyn EventLog>;
     /// Closes the log and opens it again.
     async fn reopen(&self, log: Arc<dyn EventLog>) -> Arc<dyn EventLog>;
+    /// Ends the log without closing it and opens what is left.
+    async fn crash(&self, log: Arc<dyn EventLog>) -> Arc<dyn EventLog>;
 }
 
 /// A kind of catalogue under test.
@@ -59,6 +62,12 @@ pub async fn all(subject: &dyn Subject) {
     a_big_backlog_drains_in_order(subject).await;
     a_backlog_drains_after_a_restart(subject).await;
     nothing_is_lost_while_appends_and_claims_interleave(subject).await;
+    what_is_flushed_survives_a_crash(subject).await;
+    a_withdrawn_retry_is_never_offered(subject).await;
+    a_retry_that_is_due_can_be_withdrawn_until_it_is_claimed(subject).await;
+    what_does_not_wait_is_not_withdrawn(subject).await;
+    what_is_withdrawn_is_not_counted_when_a_subscription_is_closed(subject).await;
+    a_retry_is_either_claimed_or_withdrawn(subject).await;
     for seed in 1..=6 {
         any_sequence_follows_the_model(subject, seed).await;
     }
@@ -917,6 +926,301 @@ pub async fn nothing_is_lost_while_appends_and_claims_interleave(subject: &dyn S
     log.close().await.unwrap();
 }
 
+pub async fn what_is_flushed_survives_a_crash(subject: &dyn Subject) {
+    let mut log = open(subject, &[1, 2]).await;
+    log.append(events(&[
+        ("a", &[1]),
+        ("b", &[1]),
+        ("c", &[1]),
+        ("d", &[1]),
+        ("e", &[1]),
+    ]))
+    .await
+    .unwrap();
+    let claims = claim_all(&*log, sub(1), at(0)).await;
+    let mut failed = settled(&claims[3], Next::RetryAt(at(50)));
+    failed.attempts_made = 7;
+    failed.last_attempt = Some(LastAttempt {
+        at: at(3),
+        outcome: Outcome::TimedOut,
+        status: None,
+    });
+    let ended = vec![
+        settled(&claims[0], Next::Done),
+        settled(&claims[1], Next::Drop(Reason::TimeToLiveExceeded)),
+        settled(&claims[2], Next::DeadLetter(Reason::BadRequest)),
+        failed.clone(),
+    ];
+    log.settle(sub(1), ended).await.unwrap();
+    log.flush().await.unwrap();
+    let backlog = Backlog {
+        claimed: 1,
+        retrying: 1,
+        ..Backlog::default()
+    };
+    assert_eq!(log.backlog(sub(1)), backlog);
+    assert_eq!((log.next_due(), log.due(at(50))), (Some(at(50)), vec![sub(1)]));
+
+    log = subject.crash(log).await;
+    assert_eq!(log.health().redelivered, 1, "only the one that was not settled");
+    let found = log.backlog(sub(1));
+    assert_eq!((found.waiting, found.claimed, found.retrying), (1, 0, 1));
+    assert_eq!(log.next_due(), Some(at(50)));
+    let again = claim_all(&*log, sub(1), at(49)).await;
+    assert_eq!(texts(&again), ["e"]);
+    let due = claim_all(&*log, sub(1), at(50)).await;
+    assert_eq!(texts(&due), ["d"]);
+    assert_eq!((due[0].attempts_made, due[0].due), (7, Some(at(50))));
+    assert_eq!(due[0].last_attempt, failed.last_attempt);
+    settle_all(&*log, sub(1), &again, Next::Done).await;
+    settle_all(&*log, sub(1), &due, Next::Done).await;
+    log.flush().await.unwrap();
+    assert_eq!(log.backlog(sub(1)), Backlog::default());
+
+    log = subject.crash(log).await;
+    assert_eq!(log.health().redelivered, 0);
+    assert!(claim_all(&*log, sub(1), at(100)).await.is_empty());
+    // Deliveries that succeed at once leave the least behind; one at a time, each must be seen.
+    for n in 0..5 {
+        log.append(events(&[("x", &[1, 2]), ("y", &[2])])).await.unwrap();
+        for of in [sub(1), sub(2)] {
+            let claims = claim_all(&*log, of, at(0)).await;
+            settle_all(&*log, of, &claims, Next::Done).await;
+        }
+        log.flush().await.unwrap();
+        log = subject.crash(log).await;
+        assert_eq!(log.health().redelivered, 0, "round {n}");
+        for of in [sub(1), sub(2)] {
+            assert_eq!(log.backlog(of), Backlog::default(), "round {n}");
+            assert!(claim_all(&*log, of, at(0)).await.is_empty(), "round {n}");
+        }
+    }
+    log.close().await.unwrap();
+}
+
+pub async fn a_withdrawn_retry_is_never_offered(subject: &dyn Subject) {
+    let log = open(subject, &[1, 2]).await;
+    let heard = Arc::new(Heard::default());
+    log.listen(heard.clone());
+    log.append(events(&[("a", &[1, 2]), ("b", &[1]), ("c", &[1]), ("d", &[1])]))
+        .await
+        .unwrap();
+    let claims = claim_all(&*log, sub(1), at(0)).await;
+    for (claim, due) in claims.iter().zip([10, 10, 20, 30]) {
+        settle_all(&*log, sub(1), std::slice::from_ref(claim), Next::RetryAt(at(due))).await;
+    }
+    // Nobody has waited for the retries to be recorded.
+    let [a, b, c, d] = [0, 1, 2, 3].map(|n| claims[n].position());
+    let withdrawn = log.withdraw(sub(1), vec![(at(20), c), (at(10), a)]).await;
+    assert_eq!(withdrawn.unwrap(), [c, a]);
+    log.flush().await.unwrap();
+    assert_eq!(log.backlog(sub(1)).retrying, 2);
+    assert_eq!((log.next_due(), log.due(at(10))), (Some(at(10)), vec![sub(1)]));
+    let told = heard.due_changed.load(Relaxed);
+    assert_eq!(log.withdraw(sub(1), vec![(at(10), b)]).await.unwrap(), [b]);
+    assert_eq!((log.next_due(), log.due(at(29))), (Some(at(30)), vec![]));
+    assert!(heard.due_changed.load(Relaxed) > told, "the earliest has changed");
+    assert_eq!(claim_all(&*log, sub(1), at(29)).await.len(), 0);
+    assert_eq!(log.subscriptions().len(), 2);
+    log.flush().await.unwrap();
+
+    let log = subject.crash(log).await;
+    assert_eq!((log.next_due(), log.backlog(sub(1)).retrying), (Some(at(30)), 1));
+    assert_eq!(texts(&claim_all(&*log, sub(1), at(29)).await), [""; 0]);
+    assert_eq!(log.withdraw(sub(1), vec![(at(30), d)]).await.unwrap(), [d]);
+    assert_eq!((log.next_due(), log.due(at(100))), (None, vec![]));
+    assert_eq!(log.backlog(sub(1)), Backlog::default());
+    assert!(claim_all(&*log, sub(1), at(100)).await.is_empty());
+    assert_eq!(log.subscriptions(), [sub(2)]);
+    assert_eq!(texts(&claim_all(&*log, sub(2), at(100)).await), ["a"]);
+
+    let log = subject.reopen(log).await;
+    assert_eq!((log.next_due(), log.subscriptions()), (None, vec![sub(2)]));
+    assert!(claim_all(&*log, sub(1), at(100)).await.is_empty());
+    log.close().await.unwrap();
+}
+
+pub async fn a_retry_that_is_due_can_be_withdrawn_until_it_is_claimed(subject: &dyn Subject) {
+    let log = open(subject, &[1]).await;
+    log.append(events(&[("a", &[1]), ("b", &[1]), ("c", &[1]), ("d", &[1])]))
+        .await
+        .unwrap();
+    let claims = claim_all(&*log, sub(1), at(0)).await;
+    settle_all(&*log, sub(1), &claims, Next::RetryAt(at(5))).await;
+    log.flush().await.unwrap();
+    let [a, b, c, d] = [0, 1, 2, 3].map(|n| claims[n].position());
+    let one = Want {
+        events_max: 1,
+        ..WANT
+    };
+    // The others are due as well and may be in memory now.
+    let first = log.claim(sub(1), at(5), one).await.unwrap();
+    assert_eq!(texts(&first), ["a"]);
+    let withdrawn = log.withdraw(sub(1), vec![(at(5), a), (at(5), b)]).await;
+    assert_eq!(withdrawn.unwrap(), [b]);
+    let backlog = |claimed, retrying| Backlog {
+        claimed,
+        retrying,
+        ..Backlog::default()
+    };
+    assert_eq!(log.backlog(sub(1)), backlog(1, 2));
+    // What is given back waits again.
+    log.release(sub(1), first);
+    assert_eq!(log.backlog(sub(1)), backlog(0, 3));
+    assert_eq!(log.withdraw(sub(1), vec![(at(5), a)]).await.unwrap(), [a]);
+    assert_eq!(log.backlog(sub(1)), backlog(0, 2));
+    let rest = claim_all(&*log, sub(1), at(5)).await;
+    assert_eq!(texts(&rest), ["c", "d"]);
+    // One that failed again and is due at the same time is a new retry.
+    settle_all(&*log, sub(1), &rest, Next::RetryAt(at(5))).await;
+    assert_eq!(log.withdraw(sub(1), vec![(at(5), c)]).await.unwrap(), [c]);
+    let last = claim_all(&*log, sub(1), at(5)).await;
+    assert_eq!(texts(&last), ["d"]);
+    assert_eq!((last[0].position(), last[0].attempts_made), (d, 2));
+    settle_all(&*log, sub(1), &last, Next::Done).await;
+    log.flush().await.unwrap();
+    assert_eq!(log.backlog(sub(1)), Backlog::default());
+
+    let log = subject.crash(log).await;
+    assert_eq!(log.backlog(sub(1)), Backlog::default());
+    assert!(claim_all(&*log, sub(1), at(100)).await.is_empty());
+    log.close().await.unwrap();
+}
+
+pub async fn what_does_not_wait_is_not_withdrawn(subject: &dyn Subject) {
+    let log = open(subject, &[1, 2]).await;
+    log.append(events(&[("a", &[1]), ("b", &[1]), ("c", &[1]), ("d", &[1])]))
+        .await
+        .unwrap();
+    let claims = claim_all(&*log, sub(1), at(0)).await;
+    let [a, b, c, d] = [0, 1, 2, 3].map(|n| claims[n].position());
+    settle_all(&*log, sub(1), &claims[1..3], Next::RetryAt(at(5))).await;
+    settle_all(&*log, sub(1), &claims[3..], Next::Done).await;
+    log.flush().await.unwrap();
+    let one = Want {
+        events_max: 1,
+        ..WANT
+    };
+    let retry = log.claim(sub(1), at(5), one).await.unwrap();
+    assert_eq!(texts(&retry), ["b"]);
+    let before = (log.backlog(sub(1)), log.next_due(), log.subscriptions());
+    let waits_not = vec![
+        (at(5), a),              // a first attempt, claimed
+        (at(5), b),              // a retry, claimed
+        (at(4), c),              // due at another time
+        (at(5), d),              // ended
+        (at(5), Position(9999)), // never there
+    ];
+    assert_eq!(log.withdraw(sub(1), waits_not.clone()).await.unwrap(), []);
+    assert_eq!(log.withdraw(sub(1), vec![]).await.unwrap(), []);
+    assert_eq!(log.withdraw(sub(2), vec![(at(5), c)]).await.unwrap(), []);
+    assert_eq!(log.withdraw(sub(3), vec![(at(5), c)]).await.unwrap(), []);
+    log.flush().await.unwrap();
+    assert_eq!((log.backlog(sub(1)), log.next_due(), log.subscriptions()), before);
+    // What is claimed goes its own way.
+    settle_all(&*log, sub(1), &retry, Next::RetryAt(at(7))).await;
+    settle_all(&*log, sub(1), &claims[..1], Next::RetryAt(at(8))).await;
+    log.flush().await.unwrap();
+    assert_eq!(log.withdraw(sub(1), vec![(at(5), b)]).await.unwrap(), []);
+    let due = claim_all(&*log, sub(1), at(8)).await;
+    assert_eq!(texts(&due), ["c", "b", "a"]);
+    settle_all(&*log, sub(1), &due, Next::Done).await;
+    // Named twice, it is ended once.
+    log.append(events(&[("e", &[1]), ("f", &[1])])).await.unwrap();
+    let claims = claim_all(&*log, sub(1), at(8)).await;
+    settle_all(&*log, sub(1), &claims, Next::RetryAt(at(20))).await;
+    let e = (at(20), claims[0].position());
+    assert_eq!(log.withdraw(sub(1), vec![e, e]).await.unwrap(), [e.1]);
+    assert_eq!(log.withdraw(sub(1), vec![e]).await.unwrap(), []);
+    assert_eq!(log.backlog(sub(1)).retrying, 1);
+    log.close_subscription(sub(1)).await.unwrap();
+    let f = (at(20), claims[1].position());
+    assert_eq!(log.withdraw(sub(1), vec![f]).await.unwrap(), []);
+    log.close().await.unwrap();
+}
+
+pub async fn what_is_withdrawn_is_not_counted_when_a_subscription_is_closed(subject: &dyn Subject) {
+    let log = open(subject, &[1]).await;
+    let five: Vec<(&str, &[u64])> = vec![("x", &[1]); 5];
+    log.append(events(&five)).await.unwrap();
+    let four = Want {
+        events_max: 4,
+        ..WANT
+    };
+    let claims = log.claim(sub(1), at(0), four).await.unwrap();
+    settle_all(&*log, sub(1), &claims, Next::RetryAt(at(5))).await;
+    let one = Want {
+        events_max: 1,
+        ..WANT
+    };
+    log.flush().await.unwrap();
+    let claimed = log.claim(sub(1), at(5), one).await.unwrap();
+    let withdrawn = claims[..2].iter().map(|claim| (at(5), claim.position()));
+    let withdrawn = log.withdraw(sub(1), withdrawn.collect()).await.unwrap();
+    assert_eq!((claimed.len(), withdrawn.len()), (1, 1));
+    // One waits, two are to be retried, one is claimed.
+    assert_eq!(log.close_subscription(sub(1)).await.unwrap(), 3);
+    assert_eq!((log.next_due(), log.subscriptions()), (None, vec![]));
+    log.close().await.unwrap();
+}
+
+// Claims and withdrawals of the same retries at once, in small pieces and in the same order, so that they
+// keep meeting.
+pub async fn a_retry_is_either_claimed_or_withdrawn(subject: &dyn Subject) {
+    const RETRIES: usize = 1_500;
+    let log = open(subject, &[1]).await;
+    let all: Vec<(&str, &[u64])> = vec![("x", &[1]); RETRIES];
+    log.append(events(&all)).await.unwrap();
+    let claims = claim_all(&*log, sub(1), at(0)).await;
+    let due = |claim: &Claim| at(5 + (claim.position().0 / 50) as i64);
+    let failed = claims
+        .iter()
+        .map(|claim| settled(claim, Next::RetryAt(due(claim))));
+    log.settle(sub(1), failed.collect()).await.unwrap();
+    log.flush().await.unwrap();
+    let want = Want {
+        events_max: 3,
+        ..WANT
+    };
+    let claim = async {
+        let mut held = Vec::new();
+        loop {
+            let more = log.claim(sub(1), at(1_000), want).await.unwrap();
+            if more.is_empty() {
+                return held;
+            }
+            held.extend(more);
+            tokio::task::yield_now().await;
+        }
+    };
+    let withdraw = async {
+        let mut ended = Vec::new();
+        for chunk in claims.chunks(60) {
+            let waiting = chunk.iter().map(|claim| (due(claim), claim.position()));
+            ended.extend(log.withdraw(sub(1), waiting.collect()).await.unwrap());
+        }
+        ended
+    };
+    let (mut held, ended) = tokio::join!(claim, withdraw);
+    held.extend(claim_all(&*log, sub(1), at(1_000)).await);
+    let mut seen = BTreeSet::new();
+    for position in held.iter().map(Claim::position).chain(ended.iter().copied()) {
+        assert!(seen.insert(position), "twice: {position}");
+    }
+    assert_eq!(seen.len(), RETRIES);
+    let backlog = Backlog {
+        claimed: held.len() as u64,
+        ..Backlog::default()
+    };
+    assert_eq!((log.backlog(sub(1)), log.next_due()), (backlog, None));
+    settle_all(&*log, sub(1), &held, Next::Done).await;
+    log.flush().await.unwrap();
+    assert_eq!(log.backlog(sub(1)), Backlog::default());
+    let log = subject.crash(log).await;
+    assert_eq!(log.backlog(sub(1)), Backlog::default());
+    log.close().await.unwrap();
+}
+
 /// Where a delivery stands, as far as the test knows.
 #[derive(Clone, Debug, PartialEq)]
 enum Stands {
@@ -971,6 +1275,114 @@ impl Model {
         }
     }
 
+    /// Whoever held claims is gone: they are offered as before.
+    fn claims_lapse(&mut self) {
+        for (of, claims) in std::mem::take(&mut self.held) {
+            self.released(of, &claims);
+        }
+    }
+
+    fn released(&mut self, of: SubscriptionId, claims: &[Claim]) {
+        for claim in claims {
+            let stands = claim.due.map_or(Stands::Waiting, Stands::Retrying);
+            self.deliveries.get_mut(&(of, claim.position())).unwrap().0 = stands;
+        }
+    }
+
+    /// Some deliveries of a subscription, each with a time at which a retry might be due: mostly the right
+    /// one if it waits to be retried.
+    fn some_waiting(&self, of: SubscriptionId, random: &mut Seeded) -> Vec<(Timestamp, Position)> {
+        let mut some = Vec::new();
+        for (key, (stands, _, _)) in self
+            .deliveries
+            .range((of, Position(0))..=(of, Position(u64::MAX)))
+        {
+            match stands {
+                Stands::Retrying(due) if random.one_in(4) => some.push((*due, key.1)),
+                Stands::Retrying(due) if random.one_in(12) => {
+                    some.push((*due + Duration::from_nanos(1), key.1));
+                }
+                Stands::Waiting | Stands::Ended if random.one_in(60) => some.push((at(self.now), key.1)),
+                _ => {}
+            }
+        }
+        let held = self.held.get(&of).into_iter().flatten();
+        let held = held.filter(|_| random.one_in(8));
+        some.extend(held.map(|claim| (claim.due.unwrap_or(at(self.now)), claim.position())));
+        some
+    }
+
+    /// Whether a delivery waits to be retried at just that time.
+    fn waits(&self, of: SubscriptionId, (due, position): (Timestamp, Position)) -> bool {
+        self.deliveries
+            .get(&(of, position))
+            .is_some_and(|d| d.0 == Stands::Retrying(due))
+    }
+
+    fn withdrawn(&mut self, of: SubscriptionId, positions: &[Position]) {
+        for position in positions {
+            self.deliveries.get_mut(&(of, *position)).unwrap().0 = Stands::Ended;
+        }
+    }
+
+    /// Compares with a log in which everything settled is recorded.
+    fn check(&self, log: &dyn EventLog, when: &str) {
+        let mut earliest: Option<Timestamp> = None;
+        let mut earliest_later: Option<Timestamp> = None;
+        let mut earliest_of_later: Option<Timestamp> = None;
+        let now = at(self.now);
+        let min = |one: &mut Option<Timestamp>, other: Option<Timestamp>| {
+            *one = [*one, other].into_iter().flatten().min();
+        };
+        let due = log.due(now);
+        for of in (1..=4).map(sub) {
+            let all = self
+                .deliveries
+                .range((of, Position(0))..=(of, Position(u64::MAX)));
+            let mut expected = Backlog::default();
+            let mut times = BTreeSet::new();
+            for (_, (stands, _, _)) in all {
+                match stands {
+                    Stands::Waiting => expected.waiting += 1,
+                    Stands::Claimed => expected.claimed += 1,
+                    Stands::Retrying(due) => {
+                        expected.retrying += 1;
+                        times.insert(*due);
+                    }
+                    Stands::Ended => {}
+                }
+            }
+            let found = Backlog {
+                oldest: None,
+                ..log.backlog(of)
+            };
+            assert_eq!(found, expected, "{when}: subscription {of}");
+            let first = times.first().copied();
+            assert!(
+                !due.contains(&of) || first.is_some_and(|first| first <= now),
+                "{when}: nothing of subscription {of} is due"
+            );
+            min(&mut earliest, first);
+            min(&mut earliest_later, times.iter().copied().find(|due| *due > now));
+            min(&mut earliest_of_later, first.filter(|due| *due > now));
+        }
+        // A store may pass over what is due already and over what is behind it; the rest it must know.
+        let next = log.next_due();
+        assert!(
+            next.is_none_or(|next| earliest.is_some_and(|earliest| next >= earliest)),
+            "{when}: next due {next:?}, not {earliest:?}"
+        );
+        let next = log.next_due_after(now);
+        assert!(
+            next.is_none_or(|next| earliest_later.is_some_and(|later| next >= later)),
+            "{when}: next due {next:?} after {now}, not {earliest_later:?}"
+        );
+        assert!(
+            earliest_of_later.is_none_or(|latest| next.is_some_and(|next| next <= latest)),
+            "{when}: next due {next:?} after {now}, not {earliest_of_later:?}"
+        );
+    }
+
     fn take_held(&mut self, of: SubscriptionId, random: &mut Seeded) -> Vec<Claim> {
         let held = self.held.entry(of).or_default();
         let mut taken = Vec::new();
@@ -1001,36 +1413,35 @@ pub async fn any_sequence_follows_the_model(subject: &dyn Subject, seed: u64) {
             log.rest(sub(1 + random.below(3)));
         }
         match random.below(100) {
-            0..35 => append_random(&*log, &mut model, &mut random, step).await,
-            35..65 => {
-                let want = Want {
-                    events_max: 1 + random.below(60) as usize,
-                    bytes_max: 1 + random.below(400_000) as usize,
-                    overhead: random.below(100) as usize,
-                };
+            0..32 => append_random(&*log, &mut model, &mut random, step).await,
+            32..58 => {
+                let want = want_random(&mut random);
                 let claims = log.claim(of, at(model.now), want).await.unwrap();
                 let bytes: usize = claims.iter().map(|c| c.object().len() + want.overhead).sum();
                 assert!(claims.len() <= want.events_max && (claims.len() < 2 || bytes <= want.bytes_max));
                 model.claimed(of, claims);
             }
-            65..85 => settle_random(&*log, &mut model, of, &mut random).await,
-            85..93 => {
+            58..76 => settle_random(&*log, &mut model, of, &mut random).await,
+            76..84 => withdraw_random(&*log, &mut model, of, &mut random).await,
+            84..87 => {
+                log.flush().await.unwrap();
+                model.check(&*log, &format!("seed {seed}, step {step}"));
+            }
+            87..93 => {
                 let claims = model.take_held(of, &mut random);
-                for claim in &claims {
-                    let stands = claim.due.map_or(Stands::Waiting, Stands::Retrying);
-                    model.deliveries.get_mut(&(of, claim.position())).unwrap().0 = stands;
-                }
+                model.released(of, &claims);
                 log.release(of, claims);
             }
-            93..99 => model.now += random.below(8) as i64,
-            _ => {
+            93..98 => model.now += random.below(8) as i64,
+            98 => {
                 log = subject.reopen(log).await;
-                for (of, claims) in std::mem::take(&mut model.held) {
-                    for claim in claims {
-                        let stands = claim.due.map_or(Stands::Waiting, Stands::Retrying);
-                        model.deliveries.get_mut(&(of, claim.position())).unwrap().0 = stands;
-                    }
-                }
+                model.claims_lapse();
+            }
+            _ => {
+                log.flush().await.unwrap();
+                log = subject.crash(log).await;
+                model.claims_lapse();
+                model.check(&*log, &format!("seed {seed}, after the crash of step {step}"));
             }
         }
     }
@@ -1132,6 +1543,43 @@ async fn settle_random(log: &dyn EventLog, model: &mut Model, of: SubscriptionId
     log.settle(of, all).await.unwrap();
 }
 
+fn want_random(random: &mut Seeded) -> Want {
+    Want {
+        events_max: 1 + random.below(60) as usize,
+        bytes_max: 1 + random.below(400_000) as usize,
+        overhead: random.below(100) as usize,
+    }
+}
+
+/// Withdraws some retries, alone or while others claim.
+async fn withdraw_random(log: &dyn EventLog, model: &mut Model, of: SubscriptionId, random: &mut Seeded) {
+    let some = model.some_waiting(of, random);
+    let wait: Vec<Position> = some
+        .iter()
+        .filter(|key| model.waits(of, **key))
+        .map(|key| key.1)
+        .collect();
+    if random.one_in(2) {
+        let ended = log.withdraw(of, some).await.unwrap();
+        assert_eq!(ended, wait, "subscription {of}");
+        model.withdrawn(of, &ended);
+        return;
+    }
+    let claim = log.claim(of, at(model.now), want_random(random));
+    let (claims, ended) = tokio::join!(claim, log.withdraw(of, some));
+    let (claims, ended) = (claims.unwrap(), ended.unwrap());
+    assert!(ended.iter().all(|position| wait.contains(position)));
+    model.withdrawn(of, &ended);
+    model.claimed(of, claims);
+    for position in wait {
+        let stands = &model.deliveries[&(of, position)].0;
+        assert!(
+            matches!(stands, Stands::Ended | Stands::Claimed),
+            "{position} of subscription {of} was neither withdrawn nor claimed"
+        );
+    }
+}
+
 /// Every promise of the catalogue.
 pub async fn catalog(subject: &dyn CatalogSubject) {
     what_is_put_is_loaded_until_it_is_deleted(subject).await;
@@ -1195,7 +1643,19 @@ fn subscription(id: u64, topic: u64) -> Subscription {
     }
 }
 
-/// What is loaded, in an order of its own.
+fn endpoint_delay(endpoint: &str, secs: i64) -> EndpointDelay {
+    EndpointDelay {
+        endpoint: endpoint.into(),
+        delay: Delay {
+            cause: Outcome::NotFound,
+            since: at(6),
+            until: at(6 + secs),
+            step: Duration::from_millis(2_500),
+        },
+    }
+}
+
+/// What is loaded; but for the endpoint delays, whose order is promised, in an order of its own.
 async fn load(catalog: &dyn Catalog) -> Loaded {
     let mut loaded = catalog.load().await.unwrap();
     loaded.topics.sort_by_key(|topic| topic.id);
@@ -1213,6 +1673,11 @@ pub async fn what_is_put_is_loaded_until_it_is_deleted(subject: &dyn CatalogSubj
         topics: vec![topic(1, "orders"), topic(2, "stock")],
         domain_topics: vec![domain_topic(1, "a"), domain_topic(1, "b"), domain_topic(2, "a")],
         subscriptions: vec![subscription(7, 1), subscription(8, 1)],
+        endpoint_delays: vec![
+            endpoint_delay("http://a/B", 10),
+            endpoint_delay("http://a/b", 20),
+            endpoint_delay("https://ä/", 30),
+        ],
     };
     for one in &expected.topics {
         catalog.commit(vec![Change::PutTopic(one.clone())]).await.unwrap();
@@ -1229,6 +1694,12 @@ pub async fn what_is_put_is_loaded_until_it_is_deleted(subject: &dyn CatalogSubj
             .await
             .unwrap();
     }
+    for one in expected.endpoint_delays.iter().rev() {
+        catalog
+            .commit(vec![Change::PutEndpointDelay(one.clone())])
+            .await
+            .unwrap();
+    }
     assert_eq!(load(&*catalog).await, expected);
 
     let catalog = subject.reopen(catalog).await;
@@ -1238,6 +1709,13 @@ pub async fn what_is_put_is_loaded_until_it_is_deleted(subject: &dyn CatalogSubj
     expected.topics.remove(1);
     expected.domain_topics.remove(1);
     expected.subscriptions.remove(0);
+    expected.endpoint_delays.remove(0);
+    expected.endpoint_delays[1].delay = Delay {
+        cause: Outcome::Busy,
+        since: at(7),
+        until: at(8),
+        step: Duration::from_secs(1),
+    };
     let changes = vec![
         Change::PutTopic(expected.topics[0].clone()),
         Change::PutSubscription(expected.subscriptions[0].clone()),
@@ -1245,6 +1723,9 @@ pub async fn what_is_put_is_loaded_until_it_is_deleted(subject: &dyn CatalogSubj
         Change::DeleteDomainTopic(TopicId(1), "b".into()),
         Change::DeleteSubscription(sub(7)),
         Change::DeleteSubscription(sub(99)),
+        Change::PutEndpointDelay(expected.endpoint_delays[1].clone()),
+        Change::DeleteEndpointDelay("http://a/B".into()),
+        Change::DeleteEndpointDelay("http://a".into()),
     ];
     catalog.commit(changes).await.unwrap();
     assert_eq!(load(&*catalog).await, expected);
@@ -1260,6 +1741,7 @@ pub async fn the_changes_of_a_commit_come_together(subject: &dyn CatalogSubject)
             let changes = vec![
                 Change::PutTopic(topic(1, &n.to_string())),
                 Change::PutTopic(topic(2, &n.to_string())),
+                Change::PutEndpointDelay(endpoint_delay("http://a/", n)),
             ];
             catalog.commit(changes).await.unwrap();
         }
@@ -1269,9 +1751,11 @@ pub async fn the_changes_of_a_commit_come_together(subject: &dyn CatalogSubject)
             let loaded = load(&*catalog).await;
             let names: Vec<&str> = loaded.topics.iter().map(|topic| topic.name.as_str()).collect();
             match names[..] {
-                [] => {}
+                [] => assert_eq!(loaded.endpoint_delays, [], "half of a commit"),
                 [one, two] => {
                     assert_eq!(one, two, "half of a commit");
+                    let delay = endpoint_delay("http://a/", one.parse().unwrap());
+                    assert_eq!(loaded.endpoint_delays, [delay], "half of a commit");
                     let now = one.parse().unwrap();
                     assert!(now >= last, "{now} after {last}");
                     last = now;

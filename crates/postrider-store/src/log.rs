@@ -129,6 +129,20 @@ pub trait EventLog: Send + Sync {
     /// Waits only while too much is already waiting to be recorded.
     async fn settle(&self, of: SubscriptionId, settled: Vec<Settled>) -> Result<(), Error>;
 
+    /// Ends deliveries that wait to be retried: they turned out to have been delivered. Each is named by the
+    /// time at which its retry is due and its position. One that does not wait with just that due time (it is
+    /// claimed, has ended, or waits for another time) stays as it is. Returns the positions that were ended.
+    /// Becomes durable like a settle: a crash before that offers the retry again.
+    async fn withdraw(
+        &self,
+        of: SubscriptionId,
+        waiting: Vec<(Timestamp, Position)>,
+    ) -> Result<Vec<Position>, Error>;
+
+    /// Returns once everything that was settled or withdrawn before the call is durable and shows in
+    /// `next_due`, `due` and `backlog`.
+    async fn flush(&self) -> Result<(), Error>;
+
     /// Gives claims back unattempted; they are offered again at once, in their old order.
     fn release(&self, of: SubscriptionId, claims: Vec<Claim>);
 

@@ -7,6 +7,7 @@ use crate::{
 use async_trait::async_trait;
 use postrider_core::event::Batch;
 use postrider_core::ids::{Position, SubscriptionId, TopicId};
+use postrider_core::probation::EndpointDelay;
 use postrider_core::retry::{Next, Reason};
 use postrider_core::subscription::{DomainTopic, Subscription, Topic};
 use postrider_core::time::Timestamp;
@@ -16,7 +17,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 /// An event log in memory.
 ///
 /// It tells what is durable from what is not, as a real log must: [`MemoryLog::crash`] leaves only the
-/// former. Appends are durable at once, settling is with the next [`MemoryLog::checkpoint`].
+/// former. Appends are durable at once; settling and withdrawing are with the next [`MemoryLog::checkpoint`].
 #[derive(Default)]
 pub struct MemoryLog {
     log: Mutex<Log>,
@@ -29,7 +30,8 @@ struct Log {
     next: u64,
     subscriptions: BTreeMap<SubscriptionId, Deliveries>,
     dead_letters: BTreeMap<(SubscriptionId, Position), Reason>,
-    /// What the deliveries settled since the last checkpoint were before; a crash brings them back.
+    /// What the deliveries settled or withdrawn since the last checkpoint were before; a crash brings them
+    /// back.
     not_durable: BTreeMap<(SubscriptionId, Position), Delivery>,
     refusing: Option<String>,
     fail_next_append: bool,
@@ -119,7 +121,7 @@ impl MemoryLog {
         self.log.lock().expect("no panic holds it")
     }
 
-    /// Makes everything settled so far durable.
+    /// Makes everything settled or withdrawn so far durable.
     pub fn checkpoint(&self) {
         self.lock().not_durable.clear();
     }
@@ -254,6 +256,7 @@ impl EventLog for MemoryLog {
 
     async fn settle(&self, of: SubscriptionId, settled: Vec<Settled>) -> Result<(), Error> {
         let earliest = self.next_due();
+        let sooner;
         {
             let mut log = self.lock();
             if log.closed {
@@ -268,6 +271,7 @@ impl EventLog for MemoryLog {
             let Some(deliveries) = subscriptions.get_mut(&of) else {
                 return Ok(());
             };
+            let first = deliveries.retrying.keys().next().copied();
             for one in settled {
                 let Some(before) = deliveries.end_claim(&one.claim) else {
                     continue;
@@ -287,10 +291,54 @@ impl EventLog for MemoryLog {
                 }
                 not_durable.entry(key).or_insert(before);
             }
+            // Another subscription's retry may be due already and be held back: this one is news all the same.
+            let now_first = deliveries.retrying.keys().next().copied();
+            sooner = now_first.is_some_and(|now| first.is_none_or(|first| now < first));
+        }
+        if sooner || self.next_due() != earliest {
+            self.tell(|listener| listener.due_changed());
+        }
+        Ok(())
+    }
+
+    async fn withdraw(
+        &self,
+        of: SubscriptionId,
+        waiting: Vec<(Timestamp, Position)>,
+    ) -> Result<Vec<Position>, Error> {
+        let earliest = self.next_due();
+        let mut ended = Vec::new();
+        {
+            let mut log = self.lock();
+            if log.closed {
+                return Err(Error::Closed);
+            }
+            let Log {
+                subscriptions,
+                not_durable,
+                ..
+            } = &mut *log;
+            let Some(deliveries) = subscriptions.get_mut(&of) else {
+                return Ok(ended);
+            };
+            for key in waiting {
+                if let Some(before) = deliveries.retrying.remove(&key) {
+                    not_durable.entry((of, key.1)).or_insert(before);
+                    ended.push(key.1);
+                }
+            }
         }
         if self.next_due() != earliest {
             self.tell(|listener| listener.due_changed());
         }
+        Ok(ended)
+    }
+
+    async fn flush(&self) -> Result<(), Error> {
+        if self.lock().closed {
+            return Err(Error::Closed);
+        }
+        self.checkpoint();
         Ok(())
     }
 
@@ -406,6 +454,7 @@ struct Resources {
     /// Names of domain topics are compared without regard to case.
     domain_topics: BTreeMap<(TopicId, String), DomainTopic>,
     subscriptions: BTreeMap<SubscriptionId, Subscription>,
+    endpoint_delays: BTreeMap<String, EndpointDelay>,
     ids_given: u64,
 }
 
@@ -417,6 +466,7 @@ impl Catalog for MemoryCatalog {
             topics: catalog.topics.values().cloned().collect(),
             domain_topics: catalog.domain_topics.values().cloned().collect(),
             subscriptions: catalog.subscriptions.values().cloned().collect(),
+            endpoint_delays: catalog.endpoint_delays.values().cloned().collect(),
         })
     }
 
@@ -443,6 +493,12 @@ impl Catalog for MemoryCatalog {
                 }
                 Change::DeleteSubscription(id) => {
                     catalog.subscriptions.remove(&id);
+                }
+                Change::PutEndpointDelay(delay) => {
+                    catalog.endpoint_delays.insert(delay.endpoint.clone(), delay);
+                }
+                Change::DeleteEndpointDelay(endpoint) => {
+                    catalog.endpoint_delays.remove(&endpoint);
                 }
             }
         }
@@ -482,6 +538,10 @@ mod tests {
 
         async fn reopen(&self, log: Arc<dyn EventLog>) -> Arc<dyn EventLog> {
             log.close().await.unwrap();
+            self.crash(log).await
+        }
+
+        async fn crash(&self, _log: Arc<dyn EventLog>) -> Arc<dyn EventLog> {
             let log = self.opened.lock().unwrap().take().expect("it was opened");
             self.opened(log.crash())
         }

@@ -1,4 +1,4 @@
-//! How topics and subscriptions are stored: JSON text with a version.
+//! How topics, subscriptions and endpoint delays are stored: JSON text with a version.
 //!
 //! Members that a reader does not know are passed over, so an older program can read what a newer
 //! one of the same version wrote. A record of a newer version is refused rather than half read.
@@ -8,6 +8,8 @@ use postrider_core::decimal::Decimal;
 use postrider_core::event::Schema;
 use postrider_core::filter::{AdvancedFilter, Filter, KeyStyle, Operand, Test, operator_from_name};
 use postrider_core::ids::{Secret, SubscriptionId, TopicId};
+use postrider_core::outcome::Outcome;
+use postrider_core::probation::{Delay, EndpointDelay};
 use postrider_core::subscription::{
     AttributeValue, Batching, Broker, DeadLetterDestination, DeliveryAttribute, Destination, DomainTopic,
     Identity, InputMapping, Mapped, Origin, RetryChoice, Subscription, Topic, TopicKind, WebHook,
@@ -16,6 +18,7 @@ use postrider_core::time::Timestamp;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 /// The version that is written, and the newest that can be read.
 pub const VERSION: u32 = 1;
@@ -73,6 +76,37 @@ impl Record for Subscription {
         record
             .into_subscription()
             .map_err(|reason| RecordError::Damaged { what, reason })
+    }
+}
+
+impl Record for EndpointDelay {
+    fn encode(&self) -> Vec<u8> {
+        let Delay {
+            cause,
+            since,
+            until,
+            step,
+        } = self.delay;
+        write(&EndpointDelayRecord {
+            v: VERSION,
+            endpoint: self.endpoint.clone(),
+            cause: cause.code(),
+            since: since.nanos(),
+            until: until.nanos(),
+            step: u64::try_from(step.as_nanos()).unwrap_or(u64::MAX),
+        })
+    }
+    fn decode(bytes: &[u8]) -> Result<EndpointDelay, RecordError> {
+        let record: EndpointDelayRecord = read("endpoint delay", bytes)?;
+        Ok(EndpointDelay {
+            endpoint: record.endpoint,
+            delay: Delay {
+                cause: Outcome::from_code(record.cause),
+                since: Timestamp::from_nanos(record.since),
+                until: Timestamp::from_nanos(record.until),
+                step: Duration::from_nanos(record.step),
+            },
+        })
     }
 }
 
@@ -154,6 +188,18 @@ struct DomainTopicRecord {
     domain: u64,
     name: String,
     created: i64,
+}
+
+/// Times and durations are in nanoseconds.
+#[derive(Serialize, Deserialize)]
+struct EndpointDelayRecord {
+    v: u32,
+    endpoint: String,
+    /// The outcome's number.
+    cause: u8,
+    since: i64,
+    until: i64,
+    step: u64,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -1054,6 +1100,16 @@ mod tests {
                 created: dice.time(),
             };
             check(&topic, seed);
+            let delay = EndpointDelay {
+                endpoint: dice.text(),
+                delay: Delay {
+                    cause: Outcome::ALL[dice.below(Outcome::ALL.len() as u64) as usize],
+                    since: dice.time(),
+                    until: dice.time(),
+                    step: Duration::from_nanos(dice.roll()),
+                },
+            };
+            check(&delay, seed);
         }
     }
 
@@ -1122,5 +1178,19 @@ mod tests {
         let text = r#"{"v":1,"domain":3,"name":"d","created":1}"#;
         let topic = DomainTopic::decode(text.as_bytes()).unwrap();
         assert_eq!(String::from_utf8(topic.encode()).unwrap(), text);
+
+        let text = r#"{"v":1,"endpoint":"https://a:8443/b","cause":7,"since":1000000000,"until":11000000000,"step":10000000000}"#;
+        let delay = EndpointDelay::decode(text.as_bytes()).unwrap();
+        assert_eq!(String::from_utf8(delay.encode()).unwrap(), text);
+        let expected = Delay {
+            cause: Outcome::Busy,
+            since: Timestamp::from_secs(1),
+            until: Timestamp::from_secs(11),
+            step: Duration::from_secs(10),
+        };
+        assert_eq!(
+            (delay.endpoint.as_str(), delay.delay),
+            ("https://a:8443/b", expected)
+        );
     }
 }

@@ -203,7 +203,7 @@ impl HttpTransport {
 
 #[async_trait]
 impl Transport for HttpTransport {
-    async fn send(&self, request: Request) -> Reply {
+    async fn send(self: Arc<Self>, request: Request) -> Reply {
         match self.attempt(request).await {
             Ok(answer) => Reply::Answered(answer),
             Err(failure) => Reply::Failed(failure),

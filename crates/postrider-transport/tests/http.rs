@@ -214,12 +214,12 @@ async fn sockets_settle() {
 
 // ---- the client ----
 
-fn transport(config: Config) -> HttpTransport {
-    HttpTransport::new(config, ManualClock::new()).unwrap()
+fn transport(config: Config) -> Arc<HttpTransport> {
+    Arc::new(HttpTransport::new(config, ManualClock::new()).unwrap())
 }
 
-fn transport_resolving(config: Config, answers: &[&[&str]]) -> HttpTransport {
-    HttpTransport::with_resolver(config, ManualClock::new(), resolver(answers)).unwrap()
+fn transport_resolving(config: Config, answers: &[&[&str]]) -> Arc<HttpTransport> {
+    Arc::new(HttpTransport::with_resolver(config, ManualClock::new(), resolver(answers)).unwrap())
 }
 
 fn post(url: &str, body: impl Into<Bytes>) -> Request {
@@ -232,15 +232,15 @@ fn post(url: &str, body: impl Into<Bytes>) -> Request {
     }
 }
 
-async fn answered(transport: &HttpTransport, url: &str) -> Answer {
-    match transport.send(post(url, "[]")).await {
+async fn answered(transport: &Arc<HttpTransport>, url: &str) -> Answer {
+    match transport.clone().send(post(url, "[]")).await {
         Reply::Answered(answer) => answer,
         Reply::Failed(failure) => panic!("{failure:?}"),
     }
 }
 
-async fn failed(transport: &HttpTransport, url: &str) -> Failure {
-    match transport.send(post(url, "[]")).await {
+async fn failed(transport: &Arc<HttpTransport>, url: &str) -> Failure {
+    match transport.clone().send(post(url, "[]")).await {
         Reply::Answered(answer) => panic!("{answer:?}"),
         Reply::Failed(failure) => failure,
     }
@@ -262,17 +262,17 @@ async fn a_request_is_the_callers_headers_a_host_and_a_length() {
         Arc::make_mut(&mut request.headers)
             .insert(HeaderName::from_static(name), HeaderValue::from_static(value));
     }
-    assert!(matches!(transport.send(request).await, Reply::Answered(_)));
+    assert!(matches!(transport.clone().send(request).await, Reply::Answered(_)));
 
     // A URL without a path still asks for one, and a POST without a body says so.
     assert!(matches!(
-        transport.send(post(&format!("http://{address}?q=1"), "")).await,
+        transport.clone().send(post(&format!("http://{address}?q=1"), "")).await,
         Reply::Answered(_)
     ));
 
     let mut options = post(&format!("http://{address}"), "");
     options.method = Method::OPTIONS;
-    assert!(matches!(transport.send(options).await, Reply::Answered(_)));
+    assert!(matches!(transport.clone().send(options).await, Reply::Answered(_)));
 
     assert_eq!(
         peer.requests(),
@@ -299,7 +299,7 @@ async fn a_user_agent_is_sent_if_configured_and_not_brought() {
     request
         .more
         .push((http::header::USER_AGENT, HeaderValue::from_static("mine")));
-    transport.send(request).await;
+    transport.clone().send(request).await;
     let requests = peer.requests();
     assert!(
         requests[0].contains("\r\nuser-agent: postrider/1\r\n"),
@@ -449,7 +449,7 @@ async fn a_connection_the_peer_will_close_is_not_kept() {
 async fn connections_idle_for_too_long_are_closed() {
     let (listener, url) = listener().await;
     let clock = ManualClock::new();
-    let transport = HttpTransport::new(Config::default(), clock.clone()).unwrap();
+    let transport = Arc::new(HttpTransport::new(Config::default(), clock.clone()).unwrap());
     let (_, mut first) = tokio::join!(answered(&transport, &url), answer_one(&listener, OK));
 
     clock.advance(Duration::from_secs(21));
@@ -465,7 +465,7 @@ async fn connections_idle_for_too_long_are_closed() {
 #[tokio::test]
 async fn dropping_the_future_closes_the_connection() {
     let (listener, url) = listener().await;
-    let transport = Arc::new(transport(Config::default()));
+    let transport = transport(Config::default());
     let (arrived, arrival) = oneshot::channel();
     let mut sending = JoinSet::new();
     let sender = transport.clone();
@@ -537,7 +537,7 @@ async fn a_body_at_the_cap_is_read_to_its_end() {
 async fn a_trickling_body_is_left_when_its_time_is_up() {
     let (listener, url) = listener().await;
     let clock = ManualClock::new();
-    let transport = HttpTransport::new(Config::default(), clock.clone()).unwrap();
+    let transport = Arc::new(HttpTransport::new(Config::default(), clock.clone()).unwrap());
     let (answer, ()) = tokio::join!(answered(&transport, &url), async {
         let head = "HTTP/1.1 201 Created\r\ntransfer-encoding: chunked\r\n\r\n1\r\na\r\n";
         let mut stream = answer_one(&listener, head).await;
@@ -615,7 +615,7 @@ async fn a_name_without_addresses_is_a_resolution_failure() {
 
     let broken = Answers(Mutex::new(vec![Err(io::ErrorKind::NotFound.into())]));
     let broken = HttpTransport::with_resolver(Config::default(), ManualClock::new(), Arc::new(broken));
-    let failure = failed(&broken.unwrap(), "http://hooks.test/").await;
+    let failure = failed(&Arc::new(broken.unwrap()), "http://hooks.test/").await;
     assert_eq!(failure.kind, FailureKind::Resolution);
 }
 
@@ -726,7 +726,7 @@ async fn connecting_takes_no_longer_than_allowed() {
         ..Config::default()
     };
     let clock = ManualClock::new();
-    let silent = HttpTransport::with_resolver(config(), clock.clone(), Arc::new(Silence)).unwrap();
+    let silent = Arc::new(HttpTransport::with_resolver(config(), clock.clone(), Arc::new(Silence)).unwrap());
     let (failure, ()) = tokio::join!(
         failed(&silent, "http://hooks.test/"),
         clock.pass(Duration::from_secs(3)),
@@ -740,7 +740,7 @@ async fn connecting_takes_no_longer_than_allowed() {
         accept_invalid_certs: true,
         ..config()
     };
-    let transport = HttpTransport::new(accepting, clock.clone()).unwrap();
+    let transport = Arc::new(HttpTransport::new(accepting, clock.clone()).unwrap());
     let url = url.replace("http:", "https:");
     let (failure, ()) = tokio::join!(failed(&transport, &url), async {
         let (mut stream, _) = listener.accept().await.unwrap();
@@ -877,8 +877,8 @@ fn echo(request: &str) -> String {
     format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n{body}", body.len())
 }
 
-async fn echoed(transport: &HttpTransport, url: &str, text: String) {
-    match transport.send(post(url, text.clone())).await {
+async fn echoed(transport: &Arc<HttpTransport>, url: &str, text: String) {
+    match transport.clone().send(post(url, text.clone())).await {
         Reply::Answered(answer) => assert_eq!(answer.body, text),
         Reply::Failed(failure) => panic!("{failure:?}"),
     }

@@ -1,7 +1,9 @@
 //! The binary: `postrider serve` and the command line.
 
 mod config;
+mod profiles;
 mod material;
+mod test_clock;
 mod serve;
 mod bench;
 mod receiver;
@@ -30,6 +32,8 @@ enum Command {
     Serve(config::ServeFlags),
     /// Print a configuration file with every key, its meaning and its default
     Config,
+    /// List the profiles, or show all of one, as the configuration leaves them
+    Profiles(profiles::ProfilesArgs),
     /// Print webhook deliveries as they arrive
     Receiver(receiver::ReceiverArgs),
     /// Watch events being delivered, retried and dead-lettered, on a fast clock
@@ -51,6 +55,7 @@ fn main() -> std::process::ExitCode {
             print!("{}", config::default_config_text());
             Ok(())
         }
+        Command::Profiles(args) => profiles::run(&args),
         Command::Receiver(args) => receiver::run(args),
         Command::Demo(args) => demo::run(&args),
         Command::Bench(args) => bench::run(args),

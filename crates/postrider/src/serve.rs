@@ -1,17 +1,19 @@
 //! `postrider serve`: puts the parts together, runs them, takes them apart again.
 
-use crate::config::{self, Config, EgressPolicy, Loaded, LogFormat, ServeFlags};
+use crate::config::{self, Config, DeclaredSubscription, EgressPolicy, Loaded, LogFormat, ServeFlags};
 use crate::material::{self, Material};
+use crate::{profiles, test_clock};
 use anyhow::{Context, Result, bail};
 use postrider_api::http::Wire;
 use postrider_api::{EdgeAccess, Server, declare};
 use postrider_core::ids::Secret;
 use postrider_core::json::Raw;
-use postrider_core::profile::{self, Profile};
-use postrider_core::time::Clock;
+use postrider_core::time::{Clock, Timestamp};
 use postrider_embedded::{EmbeddedCatalog, EmbeddedLog};
 use postrider_engine::attempt::BatchDefaults;
 use postrider_engine::clock::SystemClock;
+use postrider_engine::deliver::Transport;
+use postrider_engine::virtual_time::{VirtualTime, WatchedTransport};
 use postrider_engine::{Engine, Parts, dispatch};
 use postrider_store::EventLog;
 use postrider_transport::{CertificateDer, HttpTransport};
@@ -23,7 +25,6 @@ use std::io::IsTerminal;
 use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_rustls::TlsAcceptor;
@@ -36,9 +37,6 @@ pub fn run(flags: &ServeFlags) -> Result<()> {
         print!("{}", config::print_config(&loaded));
         return Ok(());
     }
-    if flags.test_clock {
-        bail!("--test-clock is not available in this version");
-    }
     log_to_terminal(&loaded.config);
     for warning in &loaded.warnings {
         tracing::warn!("{warning}");
@@ -48,7 +46,12 @@ pub fn run(flags: &ServeFlags) -> Result<()> {
         let mut stop = signal(SignalKind::terminate()).context("listening for SIGTERM")?;
         let mut interrupt = signal(SignalKind::interrupt()).context("listening for SIGINT")?;
         let grace = loaded.config.shutdown.grace;
-        let running = Running::start(&loaded, Arc::new(SystemClock)).await?;
+        let time = if flags.test_clock {
+            Time::Test
+        } else {
+            Time::Of(Arc::new(SystemClock))
+        };
+        let running = Running::start(&loaded, time).await?;
         running.greet(&loaded);
         tokio::select! {
             _ = stop.recv() => {}
@@ -94,6 +97,13 @@ fn log_to_terminal(config: &Config) {
     };
 }
 
+/// Where the server's time comes from.
+pub enum Time {
+    Of(Arc<dyn Clock>),
+    /// A clock that moves only when told to, over the API.
+    Test,
+}
+
 /// A server that is up.
 pub struct Running {
     pub server: Arc<Server>,
@@ -107,7 +117,7 @@ pub struct Running {
 
 impl Running {
     /// Opens the store, takes up deliveries, applies what the configuration declares, listens.
-    pub async fn start(loaded: &Loaded, clock: Arc<dyn Clock>) -> Result<Running> {
+    pub async fn start(loaded: &Loaded, time: Time) -> Result<Running> {
         let config = &loaded.config;
         // First of all: a second server in the same directory must not even renew a certificate.
         let lock = lock(&config.data_dir)?;
@@ -115,18 +125,34 @@ impl Running {
         // Before anything is started: a second server on the same address must change nothing.
         let http = listen(config.listen.http).await?;
         let https = listen(config.listen.https).await?;
-        let seed = random();
+        let (clock, test_clock): (Arc<dyn Clock>, _) = match time {
+            Time::Of(clock) => {
+                test_clock::check_unused(&config.data_dir, SystemClock.now())?;
+                (clock, None)
+            }
+            Time::Test => {
+                let clock = Arc::new(test_clock::open(&config.data_dir, SystemClock.now())?);
+                (clock.clone(), Some(clock))
+            }
+        };
         let log = EmbeddedLog::open(&config.data_dir, random())
             .await
             .with_context(|| format!("opening the log in {}", config.data_dir.display()))?;
         let catalog = open_catalog(&config.data_dir, &log)?;
-        let transport = HttpTransport::new(transport(loaded)?, clock.clone())?;
+        let mut transport: Arc<dyn Transport> =
+            Arc::new(HttpTransport::new(transport(loaded)?, clock.clone())?);
+        let mut watched = None;
+        if test_clock.is_some() {
+            let watching = Arc::new(WatchedTransport::new(transport, Arc::new(SystemClock)));
+            watched = Some(watching.clone());
+            transport = watching;
+        }
         let engine = Engine::start(Parts {
             log: Arc::new(log),
             catalog: Arc::new(catalog),
-            transport: Arc::new(transport),
+            transport,
             clock,
-            profile: profile(loaded)?,
+            profiles: profiles::of(loaded),
             id_prefix: format!("/subscriptions/{}", config.azure.subscription),
             dispatch: dispatch::Config {
                 in_flight_per_endpoint_max: config.limits.in_flight_per_endpoint_max,
@@ -134,16 +160,26 @@ impl Running {
                     events_max: loaded.edge.broker.default_max_events_per_batch,
                     edge_bytes_max: loaded.edge.broker.default_max_batch_size_in_bytes as usize,
                 },
-                seed,
+                // A test wants the same waits every time.
+                seed: config.retry.jitter_seed.unwrap_or_else(|| match test_clock {
+                    Some(_) => 0,
+                    None => random(),
+                }),
             },
         })
         .await
         .context("starting the engine")?;
-        let server = Arc::new(Server::new(
-            Arc::new(engine),
+        let wall = Arc::new(SystemClock);
+        let mut server = Server::new(
+            engine.clone(),
             api_config(loaded, &material),
+            wall.clone(),
             random(),
-        ));
+        );
+        if let (Some(clock), Some(transport)) = (test_clock, watched) {
+            server.virtual_time = Some(VirtualTime::new(clock, transport, wall, engine));
+        }
+        let server = Arc::new(server);
         declare_all(&server, config).await?;
         let running = Running {
             http: http.as_ref().map(TcpListener::local_addr).transpose()?,
@@ -182,6 +218,12 @@ impl Running {
         if let Some(file) = &loaded.file {
             tracing::info!(file = %file.display(), "configured by");
         }
+        if let Some(time) = &self.server.virtual_time {
+            tracing::warn!(
+                now = %time.now(),
+                "TEST CLOCK: time stands still until POST /postrider/v1/clock/advance moves it"
+            );
+        }
         let version = env!("CARGO_PKG_VERSION");
         tracing::info!(version, profile = %loaded.config.profile, data = %loaded.config.data_dir.display(), "ready");
     }
@@ -191,7 +233,12 @@ impl Running {
         self.server.engine.refuse();
         self.stop.cancel();
         self.listeners.close();
-        self.server.engine.stop(grace).await.context("closing the log")?;
+        let patience = SystemClock.sleep_until(SystemClock.now() + grace);
+        self.server
+            .engine
+            .stop(patience)
+            .await
+            .context("closing the log")?;
         // Connections end with the process; requests that were accepted have been answered.
         Ok(())
     }
@@ -231,25 +278,6 @@ async fn listen(address: Option<SocketAddr>) -> Result<Option<TcpListener>> {
     };
     let listener = TcpListener::bind(address).await;
     Ok(Some(listener.with_context(|| format!("listening on {address}"))?))
-}
-
-/// The default profile. The edge module's own variables change what it assumes where a subscription is
-/// silent.
-fn profile(loaded: &Loaded) -> Result<&'static Profile> {
-    let name = &loaded.config.profile;
-    let Some(profile) = profile::named(name) else {
-        bail!("profile: {name:?} is not available in this version");
-    };
-    if profile.name != profile::EDGE.name {
-        return Ok(profile);
-    }
-    let broker = &loaded.edge.broker;
-    // Lives as long as the process, like every other profile.
-    Ok(Box::leak(Box::new(Profile {
-        attempts_max: broker.default_max_delivery_attempts,
-        time_to_live: Duration::from_secs(u64::from(broker.default_event_time_to_live_in_seconds)),
-        ..profile.clone()
-    })))
 }
 
 fn random() -> u64 {
@@ -324,6 +352,10 @@ fn api_config(loaded: &Loaded, material: &Material) -> postrider_api::Config {
         module_path: "/iotHubs/postrider/devices/local/modules/eventgridmodule".to_owned(),
         profile: config.profile.clone(),
         version: env!("CARGO_PKG_VERSION"),
+        loopback_only: [config.listen.http, config.listen.https]
+            .into_iter()
+            .flatten()
+            .all(|address| address.ip().to_canonical().is_loopback()),
         publishing_max: config.limits.publish_queue_max,
     }
 }
@@ -336,7 +368,11 @@ async fn declare_all(server: &Server, config: &Config) -> Result<()> {
         let made = declare::topic(server, Raw::trusted(&text), Road::Config, &topic.name, Some(keys)).await;
         made.with_context(|| format!("topic {:?} in the configuration", topic.name))?;
     }
+    let now = server.engine.clock.now();
     for (topic, subscription) in config.declared_subscriptions() {
+        if has_expired(subscription, now) {
+            continue;
+        }
         let text = body(&subscription.name, &subscription.properties);
         let made = declare::subscription(
             server,
@@ -371,6 +407,9 @@ async fn declare_all(server: &Server, config: &Config) -> Result<()> {
             .iter()
             .flat_map(|t| t.subscriptions.iter().map(move |s| (Some(t.name.as_str()), s)));
         for (topic, subscription) in whole.chain(inside) {
+            if has_expired(subscription, now) {
+                continue;
+            }
             let text = body(&subscription.name, &subscription.properties);
             let raw = Raw::trusted(&text);
             let made = declare::domain_subscription(
@@ -391,6 +430,16 @@ async fn declare_all(server: &Server, config: &Config) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// A subscription whose time is over has been retired; its declaration must not keep the server from starting.
+fn has_expired(subscription: &DeclaredSubscription, now: Timestamp) -> bool {
+    let expires = subscription.properties["expirationTimeUtc"].as_str();
+    let expired = expires.and_then(Timestamp::parse).is_some_and(|at| at <= now);
+    if expired {
+        tracing::warn!(subscription = %subscription.name, "expirationTimeUtc is over: the declaration is left out");
+    }
+    expired
 }
 
 /// A declared resource as the API would be sent it.

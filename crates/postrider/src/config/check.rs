@@ -2,14 +2,15 @@
 
 use super::edge::EdgeConfig;
 use super::model::{Config, EgressPolicy, StoreKind};
-use super::{ConfigError, duration};
+use super::{ConfigError, custom, duration};
 use base64::Engine;
 use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
 
-type Checked = Result<(), ConfigError>;
+pub type Checked = Result<(), ConfigError>;
 
-fn refuse(key: impl Into<String>, reason: impl Into<String>) -> Checked {
+pub fn refuse(key: impl Into<String>, reason: impl Into<String>) -> Checked {
     Err(ConfigError::new(key, reason))
 }
 
@@ -23,6 +24,7 @@ pub fn check(config: &Config, edge: &EdgeConfig) -> Checked {
     check_egress(config)?;
     check_numbers(config)?;
     check_declared(config)?;
+    check_retry(config)?;
     if config.dead_letter.delay == duration::NEVER {
         return refuse(
             "dead_letter.delay",
@@ -56,12 +58,6 @@ pub fn warnings(config: &Config, edge: &EdgeConfig) -> Vec<String> {
             "edge.require_auth is false, but inbound__clientAuth__sasKeys__enabled is true: keys are required"
                 .into(),
         );
-    }
-    if config.profile_custom.is_some() && config.profile != "custom" {
-        warnings.push(format!(
-            "profile_custom has no effect while profile is \"{}\"",
-            config.profile
-        ));
     }
     warnings
 }
@@ -207,6 +203,46 @@ fn check_numbers(config: &Config) -> Checked {
         }
     }
     Ok(())
+}
+
+/// The longest wait that a schedule or probation may ask for.
+pub const WAIT_MOST: Duration = Duration::from_secs(7 * 24 * 3600);
+pub const JITTER_PERCENT_MOST: u32 = 50;
+pub const PROBATION_FAILURES_MOST: u32 = 10_000;
+
+fn check_retry(config: &Config) -> Checked {
+    if let Some(percent) = config.retry.jitter_percent {
+        within("retry.jitter_percent", percent, 0, JITTER_PERCENT_MOST)?;
+    }
+    within(
+        "probation.failures",
+        config.probation.failures,
+        1,
+        PROBATION_FAILURES_MOST,
+    )?;
+    wait_within("probation.max", config.probation.max, WAIT_MOST)?;
+    match &config.profile_custom {
+        Some(custom) => custom::check(custom, config.edge.strict_success),
+        None if config.profile == "custom" => {
+            refuse("profile", "\"custom\" needs a [profile_custom] section")
+        }
+        None => Ok(()),
+    }
+}
+
+pub fn within(key: impl Into<String>, number: u32, least: u32, most: u32) -> Checked {
+    if (least..=most).contains(&number) {
+        return Ok(());
+    }
+    refuse(key, format!("must be between {least} and {most}, was {number}"))
+}
+
+pub fn wait_within(key: impl Into<String>, wait: Duration, most: Duration) -> Checked {
+    if wait > Duration::ZERO && wait <= most {
+        return Ok(());
+    }
+    let (most, was) = (duration::print(most), duration::print(wait));
+    refuse(key, format!("must be more than 0 and at most {most}, was {was}"))
 }
 
 /// Names are compared as the management API does: without regard to case.

@@ -2,68 +2,25 @@
 
 use serde::de::{Deserializer, Error, Visitor};
 use serde::ser::Serializer;
+use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::time::Duration;
 
-/// What `never` means: longer than any time can be added to.
-pub const NEVER: Duration = Duration::MAX;
+pub use postrider_core::duration::{NEVER, parse, print};
 
-const UNITS: [(&str, u64); 5] = [
-    ("d", 86_400_000),
-    ("h", 3_600_000),
-    ("m", 60_000),
-    ("s", 1_000),
-    ("ms", 1),
-];
+const HOUR: u64 = 3600;
 
-pub fn parse(text: &str) -> Result<Duration, String> {
-    let refused = || format!("\"{text}\" is not a duration such as \"30s\", \"1h30m\" or \"never\"");
-    match text.trim() {
-        "never" => return Ok(NEVER),
-        "0" => return Ok(Duration::ZERO),
-        "" => return Err(refused()),
-        _ => {}
+/// As [`print()`], but a day is `24h`: schedules are spoken of in hours.
+pub fn print_hours(duration: Duration) -> String {
+    let hours = duration.as_secs() / HOUR;
+    if duration == NEVER || hours == 0 {
+        return print(duration);
     }
-    let mut millis: u64 = 0;
-    let mut rest = text.trim();
-    while !rest.is_empty() {
-        let (number, after) = rest.split_at(digits(rest));
-        let (unit, after) = after.split_at(
-            after
-                .find(|c: char| !c.is_ascii_lowercase())
-                .unwrap_or(after.len()),
-        );
-        let (_, scale) = UNITS.iter().find(|(name, _)| *name == unit).ok_or_else(refused)?;
-        millis = number
-            .parse::<u64>()
-            .ok()
-            .and_then(|number| number.checked_mul(*scale))
-            .and_then(|part| millis.checked_add(part))
-            .ok_or_else(refused)?;
-        rest = after;
+    let rest = duration - Duration::from_secs(hours * HOUR);
+    match rest.as_millis() {
+        0 => format!("{hours}h"),
+        _ => format!("{hours}h{}", print(rest)),
     }
-    Ok(Duration::from_millis(millis))
-}
-
-fn digits(text: &str) -> usize {
-    text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len())
-}
-
-/// The shortest text that [`parse`] reads back as the same duration, to the millisecond.
-pub fn print(duration: Duration) -> String {
-    if duration == NEVER {
-        return "never".into();
-    }
-    let mut millis = duration.as_millis();
-    let mut text = String::new();
-    for (unit, scale) in UNITS {
-        let count = millis / u128::from(scale);
-        millis %= u128::from(scale);
-        if count > 0 {
-            text.push_str(&format!("{count}{unit}"));
-        }
-    }
-    if text.is_empty() { "0s".into() } else { text }
 }
 
 pub fn serialize<S: Serializer>(duration: &Duration, to: S) -> Result<S::Ok, S::Error> {
@@ -71,29 +28,99 @@ pub fn serialize<S: Serializer>(duration: &Duration, to: S) -> Result<S::Ok, S::
 }
 
 pub fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Duration, D::Error> {
-    struct Written;
-    impl Visitor<'_> for Written {
-        type Value = Duration;
-        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-            f.write_str("a duration such as \"30s\"")
-        }
-        fn visit_str<E: Error>(self, text: &str) -> Result<Duration, E> {
-            parse(text).map_err(E::custom)
-        }
-        fn visit_u64<E: Error>(self, number: u64) -> Result<Duration, E> {
-            match number {
-                0 => Ok(Duration::ZERO),
-                _ => Err(E::custom(format!("{number} needs a unit, such as \"{number}s\""))),
-            }
-        }
-        fn visit_i64<E: Error>(self, number: i64) -> Result<Duration, E> {
-            match u64::try_from(number) {
-                Ok(number) => self.visit_u64(number),
-                Err(_) => Err(E::custom(format!("{number} is not a duration"))),
-            }
+    from.deserialize_any(Written { read: parse })
+}
+
+/// Text that `read` understands, or the number zero.
+struct Written<T> {
+    read: fn(&str) -> Result<T, String>,
+}
+
+impl<T: From<Duration>> Visitor<'_> for Written<T> {
+    type Value = T;
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a duration such as \"30s\"")
+    }
+    fn visit_str<E: Error>(self, text: &str) -> Result<T, E> {
+        (self.read)(text).map_err(E::custom)
+    }
+    fn visit_u64<E: Error>(self, number: u64) -> Result<T, E> {
+        match number {
+            0 => Ok(Duration::ZERO.into()),
+            _ => Err(E::custom(format!("{number} needs a unit, such as \"{number}s\""))),
         }
     }
-    from.deserialize_any(Written)
+    fn visit_i64<E: Error>(self, number: i64) -> Result<T, E> {
+        match u64::try_from(number) {
+            Ok(number) => self.visit_u64(number),
+            Err(_) => Err(E::custom(format!("{number} is not a duration"))),
+        }
+    }
+}
+
+/// A duration inside a list or a table.
+#[derive(Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Item(#[serde(with = "self")] pub Duration);
+
+/// A duration that may be left out.
+pub mod optional {
+    use super::*;
+
+    pub fn serialize<S: Serializer>(duration: &Option<Duration>, to: S) -> Result<S::Ok, S::Error> {
+        duration.map(Item).serialize(to)
+    }
+
+    pub fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Duration>, D::Error> {
+        Ok(Option::<Item>::deserialize(from)?.map(|Item(duration)| duration))
+    }
+}
+
+/// A list of durations that may be left out.
+pub mod optional_list {
+    use super::*;
+
+    pub fn serialize<S: Serializer>(list: &Option<Vec<Duration>>, to: S) -> Result<S::Ok, S::Error> {
+        let items = |list: &Vec<Duration>| list.iter().copied().map(Item).collect::<Vec<_>>();
+        list.as_ref().map(items).serialize(to)
+    }
+
+    pub fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Vec<Duration>>, D::Error> {
+        let list = Option::<Vec<Item>>::deserialize(from)?;
+        Ok(list.map(|list| list.into_iter().map(|Item(duration)| duration).collect()))
+    }
+}
+
+/// A duration or `"off"`, for a key that may be left out.
+pub mod optional_or_off {
+    use super::super::custom::OrOff;
+    use super::*;
+
+    struct Given(OrOff<Duration>);
+
+    impl<'de> Deserialize<'de> for Given {
+        fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Given, D::Error> {
+            let read = |text: &str| match text.trim() {
+                "off" => Ok(OrOff::Off),
+                text => parse(text)
+                    .map(OrOff::On)
+                    .map_err(|reason| format!("{reason}, nor \"off\"")),
+            };
+            from.deserialize_any(Written { read }).map(Given)
+        }
+    }
+
+    pub fn serialize<S: Serializer>(given: &Option<OrOff<Duration>>, to: S) -> Result<S::Ok, S::Error> {
+        let item = |given: OrOff<Duration>| match given {
+            OrOff::Off => OrOff::Off,
+            OrOff::On(duration) => OrOff::On(Item(duration)),
+        };
+        given.map(item).serialize(to)
+    }
+
+    pub fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Option<OrOff<Duration>>, D::Error> {
+        Ok(Option::<Given>::deserialize(from)?.map(|Given(given)| given))
+    }
 }
 
 #[cfg(test)]
@@ -117,6 +144,10 @@ mod tests {
         check("0s", 0, "0s");
         assert_eq!(parse("never"), Ok(NEVER));
         assert_eq!(print(NEVER), "never");
+        assert_eq!(print_hours(Duration::from_secs(125_200)), "34h46m40s");
+        assert_eq!(print_hours(Duration::from_secs(86_400)), "24h");
+        assert_eq!(print_hours(Duration::from_millis(200)), "200ms");
+        assert_eq!(print_hours(NEVER), "never");
     }
 
     #[test]

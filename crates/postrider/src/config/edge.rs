@@ -33,6 +33,12 @@ const KEYS: [&str; 24] = [
     "metrics__reporterType",
 ];
 
+/// Those that change what the edge profile assumes where a subscription is silent.
+const RETRY_KEYS: [&str; 2] = [
+    "broker__defaultMaxDeliveryAttempts",
+    "broker__defaultEventTimeToLiveInSeconds",
+];
+
 /// Sections of the module, and the misspelling that its own documentation spread.
 const SECTIONS: [&str; 6] = ["inbound", "outbound", "broker", "api", "metrics", "brokers"];
 
@@ -172,6 +178,24 @@ pub fn read(env: &[(String, String)]) -> Result<(EdgeConfig, Vec<String>), Confi
         return Err(ConfigError::new("inbound__clientAuth__sasKeys__key1", reason));
     }
     Ok((edge, warnings))
+}
+
+/// Says which variables about retrying are set although `profile`, the one that holds where none is named,
+/// is not the module's.
+pub fn unheeded(env: &[(String, String)], profile: &str) -> Vec<String> {
+    if profile == "edge" {
+        return Vec::new();
+    }
+    let about_retrying = |name: &str| {
+        let spelled = name.replace(':', "__");
+        RETRY_KEYS.iter().any(|key| key.eq_ignore_ascii_case(&spelled))
+    };
+    env.iter()
+        .filter(|(name, _)| about_retrying(name))
+        .map(|(name, _)| {
+            format!("{name} holds only for subscriptions on the edge profile, and profile is \"{profile}\"")
+        })
+        .collect()
 }
 
 fn is_sectioned(name: &str) -> bool {

@@ -43,7 +43,25 @@ impl Layers {
     pub fn extract<T: DeserializeOwned>(&self) -> Result<T, ConfigError> {
         self.merged
             .extract_lossy()
-            .map_err(|error| self.locate(explain(error)))
+            .map_err(|error| self.locate(explain(self.key_at(&error.path), error.kind)))
+    }
+
+    /// A path in our words: `topic[1].name`. A number is a place in a list, unless it is found in a table.
+    fn key_at(&self, path: &[String]) -> String {
+        let mut key = String::new();
+        for (depth, part) in path.iter().enumerate() {
+            let holder = self.merged.find_value(&path[..depth].join("."));
+            let in_table = matches!(holder, Ok(Value::Dict(..)));
+            if part.parse::<usize>().is_ok() && !in_table {
+                key.push_str(&format!("[{part}]"));
+            } else {
+                if !key.is_empty() {
+                    key.push('.');
+                }
+                key.push_str(part);
+            }
+        }
+        key
     }
 
     /// Whether any layer speaks of this key.
@@ -195,18 +213,7 @@ fn value_of(value: toml::Value) -> Value {
 
 /// Puts what the parser says into our words. The value itself is shown only where it cannot be a
 /// secret.
-fn explain(error: figment::Error) -> ConfigError {
-    let mut key = String::new();
-    for part in &error.path {
-        if part.parse::<usize>().is_ok() {
-            key.push_str(&format!("[{part}]"));
-        } else {
-            if !key.is_empty() {
-                key.push('.');
-            }
-            key.push_str(part);
-        }
-    }
+fn explain(key: String, kind: Kind) -> ConfigError {
     let listed = |names: &[&str]| {
         names
             .iter()
@@ -214,7 +221,7 @@ fn explain(error: figment::Error) -> ConfigError {
             .collect::<Vec<_>>()
             .join(", ")
     };
-    match error.kind {
+    match kind {
         Kind::UnknownField(field, known) => ConfigError {
             hint: nearest(&field, known.iter().copied()).map(Into::into),
             ..ConfigError::new(key, "unknown key")

@@ -4,6 +4,7 @@
 //! The edge module's own variables are read beside these, into [`EdgeConfig`].
 
 mod check;
+mod custom;
 mod declared;
 mod duration;
 mod edge;
@@ -12,6 +13,9 @@ mod model;
 mod print;
 mod secret;
 
+pub use custom::{EDGE_SUCCESS_STRICT, OrOff, ProbationCustom, ProfileCustom, TimeToLiveCheck};
+pub use declared::DeclaredSubscription;
+pub use duration::{NEVER, print_hours};
 pub use edge::{EdgeConfig, TlsPolicy};
 pub use model::{Client, Config, EgressPolicy, LogFormat, Role};
 pub use print::{default_config_text, print_config};
@@ -125,6 +129,7 @@ pub fn load(
 
     check::check(&config, &edge).map_err(|refused| layers.locate(refused))?;
     warnings.extend(check::warnings(&config, &edge));
+    warnings.extend(edge::unheeded(&env, &config.profile));
     Ok(Loaded {
         config,
         edge,
@@ -134,7 +139,7 @@ pub fn load(
 }
 
 /// The candidate that `word` was probably meant to be.
-fn nearest<'a>(word: &str, candidates: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
+pub fn nearest<'a>(word: &str, candidates: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     let word = word.to_lowercase();
     candidates
         .into_iter()

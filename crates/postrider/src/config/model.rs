@@ -1,5 +1,6 @@
 //! Every setting, its type and its default. `default.toml` explains them to the operator.
 
+use super::custom::ProfileCustom;
 use super::declared::{self, DeclaredDomain, DeclaredSubscription, DeclaredTopic};
 use super::duration;
 use super::nearest;
@@ -7,26 +8,30 @@ use super::secret::Secret;
 use ipnet::IpNet;
 use serde::de::{Deserializer, Error};
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
 
 /// The names of Event Grid's behaviours through the years.
-pub const PROFILES: [&str; 7] = [
+pub const STANDARD_PROFILES: [&str; 6] = [
     "cloud-2018",
     "cloud-2019",
     "cloud-2020",
     "cloud-2021",
     "cloud-current",
     "edge",
-    "custom",
 ];
+
+/// Those, and the operator's own.
+pub const PROFILES: [&str; 7] = {
+    let [a, b, c, d, e, f] = STANDARD_PROFILES;
+    [a, b, c, d, e, f, "custom"]
+};
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Config {
-    /// One of [`PROFILES`].
+    /// One of [`PROFILES`]: what holds where neither the subscription nor its topic names one.
     #[serde(deserialize_with = "profile")]
     pub profile: String,
     pub data_dir: PathBuf,
@@ -34,6 +39,8 @@ pub struct Config {
     pub threads: Option<usize>,
     pub listen: Listen,
     pub azure: Azure,
+    pub retry: Retry,
+    pub probation: Probation,
     pub dead_letter: DeadLetter,
     pub egress: Egress,
     pub edge: Edge,
@@ -42,8 +49,8 @@ pub struct Config {
     pub shutdown: Shutdown,
     pub log: Log,
     pub transport: Transport,
-    /// What the profile "custom" is made of; not judged here.
-    pub profile_custom: Option<Value>,
+    /// What the profile "custom" is made of; none: there is no such profile.
+    pub profile_custom: Option<ProfileCustom>,
     #[serde(rename = "client", skip_serializing_if = "Vec::is_empty")]
     pub clients: Vec<Client>,
     #[serde(rename = "storage_account", skip_serializing_if = "Vec::is_empty")]
@@ -86,6 +93,8 @@ impl Default for Config {
             threads: None,
             listen: Listen::default(),
             azure: Azure::default(),
+            retry: Retry::default(),
+            probation: Probation::default(),
             dead_letter: DeadLetter::default(),
             egress: Egress::default(),
             edge: Edge::default(),
@@ -191,6 +200,39 @@ pub struct StorageAccount {
     pub queue_endpoint: Option<String>,
 }
 
+/// The part of chance in the waits between attempts.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Retry {
+    /// Takes the place of the jitter of every profile that has one; 0 gives exact instants.
+    /// `None`: each profile's own.
+    pub jitter_percent: Option<u32>,
+    /// The same seed gives the same waits. `None`: a new one at every start.
+    #[serde(serialize_with = "seed")]
+    pub jitter_seed: Option<u64>,
+}
+
+/// Delayed delivery, in every profile that knows it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Probation {
+    /// So many different deliveries must have failed, with no success between, before it begins.
+    pub failures: u32,
+    /// Each failed probe doubles the time, up to this.
+    #[serde(with = "duration")]
+    pub max: Duration,
+}
+
+impl Default for Probation {
+    fn default() -> Probation {
+        let documented = postrider_core::probation::Probation::DOCUMENTED;
+        Probation {
+            failures: documented.failures,
+            max: documented.max,
+        }
+    }
+}
+
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct DeadLetter {
@@ -242,6 +284,8 @@ pub struct Edge {
     pub require_auth: Option<bool>,
     /// Permits an open edge API on an address that others can reach.
     pub allow_open: bool,
+    /// On the edge profile only 200 is success; 201 to 204 are then failures.
+    pub strict_success: bool,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -356,16 +400,35 @@ mod address {
 }
 
 fn profile<'de, D: Deserializer<'de>>(from: D) -> Result<String, D::Error> {
+    name_among(&PROFILES, from)
+}
+
+pub fn standard_profile<'de, D: Deserializer<'de>>(from: D) -> Result<String, D::Error> {
+    name_among(&STANDARD_PROFILES, from)
+}
+
+fn name_among<'de, D: Deserializer<'de>>(known: &[&str], from: D) -> Result<String, D::Error> {
     let name = String::deserialize(from)?;
-    if PROFILES.contains(&name.as_str()) {
+    if known.contains(&name.as_str()) {
         return Ok(name);
     }
-    let hint = nearest(&name, PROFILES).map(|near| format!("; did you mean \"{near}\"?"));
+    let hint = nearest(&name, known.iter().copied()).map(|near| format!("; did you mean \"{near}\"?"));
     let hint = hint.unwrap_or_default();
     Err(D::Error::custom(format!(
         "\"{name}\" is not one of {}{hint}",
-        PROFILES.join(", ")
+        known.join(", ")
     )))
+}
+
+/// TOML has no whole numbers above 2^63; such a seed is text, as it was in the variable it came from.
+fn seed<S: serde::Serializer>(seed: &Option<u64>, to: S) -> Result<S::Ok, S::Error> {
+    match seed {
+        Some(seed) => match i64::try_from(*seed) {
+            Ok(number) => to.serialize_some(&number),
+            Err(_) => to.serialize_some(&seed.to_string()),
+        },
+        None => to.serialize_none(),
+    }
 }
 
 /// An absolute http or https URL without query, its trailing slash dropped.

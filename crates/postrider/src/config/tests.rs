@@ -351,7 +351,12 @@ fn the_edge_modules_variables_are_read_in_both_spellings() {
     let check = |name: &str, text: &str, read: fn(&EdgeConfig) -> String, expected: &str| {
         let colons = name.replace("__", ":");
         for name in [name, &colons, &name.to_uppercase(), &colons.to_lowercase()] {
-            let loaded = env(&[(name, text), ("inbound__clientAuth__sasKeys__key1", "k")]).unwrap();
+            let loaded = env(&[
+                (name, text),
+                ("inbound__clientAuth__sasKeys__key1", "k"),
+                ("POSTRIDER_PROFILE", "edge"),
+            ])
+            .unwrap();
             assert_eq!(read(&loaded.edge), expected, "{name}={text}");
             assert_eq!(loaded.warnings, Vec::<String>::new(), "{name}");
         }
@@ -533,6 +538,19 @@ fn what_is_wrong_with_the_edge_modules_variables_is_named() {
         ],
     );
     warned("api__x", &["api__x is not a key of the module"]);
+    warned(
+        "broker:DefaultMaxDeliveryAttempts",
+        &[
+            "broker:DefaultMaxDeliveryAttempts holds only for subscriptions on the edge profile, and profile is \"cloud-2021\"",
+        ],
+    );
+    warned(
+        "broker__defaultEventTimeToLiveInSeconds",
+        &[
+            "broker__defaultEventTimeToLiveInSeconds holds only for subscriptions on the edge profile, and profile is \"cloud-2021\"",
+        ],
+    );
+    warned("broker__defaultMaxEventsPerBatch", &[]);
     warned("BROKER_URL", &[]);
     warned("other__x", &[]);
 }
@@ -761,6 +779,292 @@ fn printing_masks_every_secret_and_can_be_read_back() {
         print_config(&again).split('#').next(),
         printed.replace("\nkey = \"********\"", "").split('#').next()
     );
+}
+
+const CUSTOM: &str = r#"
+[retry]
+jitter_percent = 0
+jitter_seed = 7
+[probation]
+failures = 3
+max = "1h"
+[profile_custom]
+base = "edge"
+schedule = ["200ms", "1h30m"]
+response_timeout = "10s"
+late_window = "off"
+success = [200]
+final = []
+final_if_dead_lettered = [404]
+floors = { "503" = 0, 408 = "2m" }
+other_floor = 0
+jitter_percent = 50
+attempts_max = 1
+time_to_live = "never"
+time_to_live_check = "before-waiting"
+probation = { failures = 1, max = "2h", other = "1s", causes = { Busy = "1s", genericerror = "7d" } }
+"#;
+
+#[test]
+fn a_custom_profile_is_read_and_printed_as_it_was_written() {
+    let seconds = std::time::Duration::from_secs;
+    let loaded = file(CUSTOM).unwrap();
+    let custom = loaded.config.profile_custom.clone().unwrap();
+    assert_eq!(custom.base, "edge");
+    assert_eq!(
+        custom.schedule,
+        Some(vec![std::time::Duration::from_millis(200), seconds(5400)])
+    );
+    assert_eq!(custom.late_window, Some(OrOff::Off));
+    assert_eq!(custom.finals, Some(vec![]));
+    let floors = [(503, seconds(0)), (408, seconds(120))];
+    assert_eq!(custom.floors, Some(floors.into()));
+    assert_eq!(custom.time_to_live_check, Some(TimeToLiveCheck::BeforeWaiting));
+    let Some(OrOff::On(probation)) = custom.probation else {
+        panic!("{:?}", custom.probation);
+    };
+    use postrider_core::outcome::Outcome;
+    let causes = [
+        (Outcome::Busy, seconds(1)),
+        (Outcome::GenericError, seconds(7 * 86_400)),
+    ];
+    assert_eq!(probation.causes, Some(causes.into()));
+
+    let printed = print_config(&loaded);
+    for line in ["jitter_percent = 0", "jitter_seed = 7", "late_window = \"off\""] {
+        assert!(printed.contains(line), "{line}\n{printed}");
+    }
+    assert_eq!(file(&printed).unwrap().config, loaded.config);
+
+    // Unset but for one key, whatever it is: there is a custom profile.
+    let one = env(&[("POSTRIDER_PROFILE_CUSTOM__PROBATION__CAUSES__BUSY", "1m")]).unwrap();
+    assert_eq!(one.config.profile_custom.clone().unwrap().base, "cloud-2021");
+    let none = file("[profile_custom]").unwrap();
+    assert_eq!(none.config.profile_custom, Some(ProfileCustom::default()));
+    for loaded in [one, none, file("[profile_custom]\nprobation = \"off\"").unwrap()] {
+        assert_eq!(file(&print_config(&loaded)).unwrap().config, loaded.config);
+        assert_eq!(loaded.warnings, Vec::<String>::new());
+    }
+}
+
+#[test]
+fn the_largest_seed_is_printed_and_read_back() {
+    let loaded = env(&[("POSTRIDER_RETRY__JITTER_SEED", "18446744073709551615")]).unwrap();
+    assert_eq!(loaded.config.retry.jitter_seed, Some(u64::MAX));
+    assert_eq!(file(&print_config(&loaded)).unwrap().config, loaded.config);
+}
+
+#[test]
+fn what_is_wrong_with_retrying_is_named() {
+    let check = |text: &str, expected: &str| {
+        let expected = expected.replacen('\n', " (in postrider.toml)", 1);
+        assert_eq!(file(text).unwrap_err(), expected, "{text}");
+    };
+    check(
+        "profile = \"custom\"",
+        "profile: \"custom\" needs a [profile_custom] section\n",
+    );
+    check(
+        "[retry]\njitter_percent = 51",
+        "retry.jitter_percent: must be between 0 and 50, was 51\n",
+    );
+    check("[retry]\njitter = 5", "retry.jitter: unknown key\n");
+    check(
+        "[retry]\njitter_seed = -1",
+        "retry.jitter_seed: -1 does not fit a whole number\n",
+    );
+    check(
+        "[probation]\nfailures = 0",
+        "probation.failures: must be between 1 and 10000, was 0\n",
+    );
+    check(
+        "[probation]\nfailures = 10001",
+        "probation.failures: must be between 1 and 10000, was 10001\n",
+    );
+    check(
+        "[probation]\nmax = 0",
+        "probation.max: must be more than 0 and at most 7d, was 0s\n",
+    );
+    check(
+        "[probation]\nmax = \"never\"",
+        "probation.max: must be more than 0 and at most 7d, was never\n",
+    );
+    check(
+        "[edge]\nstrict_sucess = true",
+        "edge.strict_sucess: unknown key\n; did you mean \"strict_success\"?",
+    );
+}
+
+#[test]
+fn what_is_wrong_with_a_custom_profile_is_named() {
+    let check = |text: &str, expected: &str| {
+        assert_eq!(
+            file(&format!("[profile_custom]\n{text}")).unwrap_err(),
+            format!("profile_custom{expected}").replacen('\n', " (in postrider.toml)", 1),
+            "{text}"
+        );
+    };
+    check(
+        "shedule = [\"1s\"]",
+        ".shedule: unknown key\n; did you mean \"schedule\"?",
+    );
+    let standard = "cloud-2018, cloud-2019, cloud-2020, cloud-2021, cloud-current, edge";
+    check(
+        "base = \"custom\"",
+        &format!(".base: \"custom\" is not one of {standard}\n"),
+    );
+    check(
+        "base = \"cloud-2022\"",
+        &format!(".base: \"cloud-2022\" is not one of {standard}; did you mean \"cloud-2020\"?\n"),
+    );
+
+    check("schedule = []", ".schedule: must have at least one wait\n");
+    check(
+        &format!("schedule = [{}]", "\"1s\", ".repeat(101)),
+        ".schedule: must have at most 100 waits, has 101\n",
+    );
+    check(
+        "schedule = [\"1s\", \"2s\", 0]",
+        ".schedule[2]: must be more than 0 and at most 7d, was 0s\n",
+    );
+    check(
+        "schedule = [\"1s\", \"7d1s\"]",
+        ".schedule[1]: must be more than 0 and at most 7d, was 7d1s\n",
+    );
+    check(
+        "schedule = [\"1s\", 5]",
+        ".schedule[1]: 5 needs a unit, such as \"5s\"\n",
+    );
+    check("schedule = \"1s\"", ".schedule: must be a list, not text\n");
+
+    check(
+        "response_timeout = \"61m\"",
+        ".response_timeout: must be more than 0 and at most 1h, was 1h1m\n",
+    );
+    check(
+        "response_timeout = 0",
+        ".response_timeout: must be more than 0 and at most 1h, was 0s\n",
+    );
+    check(
+        "late_window = \"30s\"",
+        ".late_window: must be longer than response_timeout, which is 30s\n",
+    );
+    check(
+        "late_window = \"61m\"",
+        ".late_window: must be more than 0 and at most 1h, was 1h1m\n",
+    );
+    check(
+        "late_window = \"of\"",
+        ".late_window: \"of\" is not a duration such as \"30s\", \"1h30m\" or \"never\", nor \"off\"\n",
+    );
+    check(
+        "response_timeout = \"3m\"",
+        ".late_window: 3m, as in \"cloud-2021\", is not longer than response_timeout, which is 3m: set it longer, or \"off\"\n",
+    );
+
+    check("success = []", ".success: must have at least one status\n");
+    check(
+        "success = [200, 99]",
+        ".success[1]: must be between 100 and 599, was 99\n",
+    );
+    check("success = [200, 200]", ".success[1]: 200 is given twice\n");
+    check(
+        "success = [70000]",
+        ".success[0]: 70000 does not fit a whole number\n",
+    );
+    check(
+        "final = [400, 600]",
+        ".final[1]: must be between 100 and 599, was 600\n",
+    );
+    check(
+        "success = [200]\nfinal = [400, 200]",
+        ".final[1]: 200 is also in profile_custom.success\n",
+    );
+    check(
+        "final = [400]\nfinal_if_dead_lettered = [400]",
+        ".final_if_dead_lettered[0]: 400 is also in profile_custom.final\n",
+    );
+    check(
+        "final_if_dead_lettered = [408]\nfloors = { 408 = \"1m\" }",
+        ".floors.408: 408 is also in profile_custom.final_if_dead_lettered\n",
+    );
+    check(
+        "success = [200, 503]\nfloors = { \"503\" = \"1m\" }",
+        ".floors.503: 503 is also in profile_custom.success\n",
+    );
+    check(
+        "final = [202]",
+        ".final[0]: 202 is a success in \"cloud-2021\": set profile_custom.success without it\n",
+    );
+    assert!(file("[profile_custom]\nbase = \"edge\"\nfinal = [202]\n[edge]\nstrict_success = true").is_ok());
+
+    check(
+        "floors = { busy = \"1s\" }",
+        ".floors.busy: \"busy\" is not a status such as \"503\"\n",
+    );
+    check(
+        "floors = { 099 = \"1s\" }",
+        ".floors.099: \"099\" is not a status such as \"503\"\n",
+    );
+    check(
+        "floors = { 503 = \"soon\" }",
+        ".floors.503: \"soon\" is not a duration such as \"30s\", \"1h30m\" or \"never\"\n",
+    );
+    check(
+        "floors = { 503 = \"8d\" }",
+        ".floors.503: must be at most 7d, was 8d\n",
+    );
+    check(
+        "other_floor = \"never\"",
+        ".other_floor: must be at most 7d, was never\n",
+    );
+    check(
+        "jitter_percent = 51",
+        ".jitter_percent: must be between 0 and 50, was 51\n",
+    );
+    check("attempts_max = 0", ".attempts_max: must be at least 1\n");
+    check("time_to_live = 0", ".time_to_live: must be more than 0\n");
+    check(
+        "time_to_live_check = \"before\"",
+        ".time_to_live_check: \"before\" is not one of \"when-due\", \"before-waiting\"\n",
+    );
+
+    check(
+        "probation = \"on\"",
+        ".probation: \"on\" is not a table, nor \"off\"\n",
+    );
+    check(
+        "probation = true",
+        ".probation: must be a table or \"off\", not true\n",
+    );
+    check(
+        "probation = { failure = 1 }",
+        ".probation.failure: unknown key\n; did you mean \"failures\"?",
+    );
+    check(
+        "probation = { failures = 0 }",
+        ".probation.failures: must be between 1 and 10000, was 0\n",
+    );
+    check(
+        "probation = { max = \"8d\" }",
+        ".probation.max: must be more than 0 and at most 7d, was 8d\n",
+    );
+    check(
+        "probation = { other = 0 }",
+        ".probation.other: must be more than 0 and at most 7d, was 0s\n",
+    );
+    check(
+        "probation = { causes = { Full = 0 } }",
+        ".probation.causes.Full: must be more than 0 and at most 7d, was 0s\n",
+    );
+    for no_failure in ["Success", "Probation", "Bsuy"] {
+        let text = format!("[profile_custom]\nprobation = {{ causes = {{ {no_failure} = \"1s\" }} }}");
+        let error = file(&text).unwrap_err();
+        let expected = format!(
+            "profile_custom.probation.causes.{no_failure}: \"{no_failure}\" is not one of NotFound, "
+        );
+        assert!(error.starts_with(&expected), "{error}");
+    }
 }
 
 /// The lines of the default file that are settings, uncommented; examples only if asked for.

@@ -10,7 +10,7 @@ mod story;
 mod screen;
 
 use crate::config::{self, ServeFlags};
-use crate::serve::{self, Running};
+use crate::serve::{self, Running, Time};
 use anyhow::{Context, Result, ensure};
 use clock::FastClock;
 use postrider_core::time::Clock;
@@ -112,7 +112,7 @@ async fn play<W: Write>(
     let loaded = configure(directory.path(), &text)?;
 
     let clock = Arc::new(FastClock::new(SystemClock.now(), args.speed));
-    let running = Running::start(&loaded, clock.clone()).await?;
+    let running = Running::start(&loaded, Time::Of(clock.clone())).await?;
     let server = running.http.context("the server does not listen")?;
     let gauges = Gauges::new(running.server.engine.clone())?;
 

@@ -390,7 +390,7 @@ fn cause(outcome: Outcome) -> &'static str {
 mod tests {
     use super::super::tally::tests::row;
     use super::*;
-    use postrider_engine::endpoint::Delay;
+    use postrider_core::probation::Delay;
 
     fn frame<'a>(tally: &'a Tally, told: &'a [Happening]) -> Frame<'a> {
         Frame {
@@ -413,7 +413,6 @@ mod tests {
                 since: Timestamp::MIN,
                 until: Timestamp::from_secs(1000 + 5999),
                 step: Duration::ZERO,
-                probing: false,
             }),
             ..row(part, 112_344)
         });

@@ -3,8 +3,8 @@
 use super::receiver::Seen;
 use super::scene::{Part, Scene};
 use super::tally::{Row, Tally};
+use postrider_core::probation::Delay;
 use postrider_core::retry::Reason;
-use postrider_engine::endpoint::Delay;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
@@ -343,7 +343,6 @@ mod tests {
             since: at(0),
             until: at(10),
             step: Duration::from_secs(10),
-            probing: false,
         };
         tally.rows[0].delay = Some(delay);
         tally.rows[0].failed = 1;

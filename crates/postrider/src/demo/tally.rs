@@ -3,11 +3,11 @@
 use super::publisher::Published;
 use super::scene::{Part, TOPIC};
 use anyhow::{Context, Result};
+use postrider_core::probation::Delay;
 use postrider_core::retry::Reason;
 use postrider_engine::Engine;
 use postrider_engine::counters::reasons;
 use postrider_engine::dispatch::Outlet;
-use postrider_engine::endpoint::Delay;
 use postrider_store::log::Backlog;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -90,7 +90,7 @@ impl Gauges {
                 delivered: counters.delivered.load(Relaxed),
                 dead_lettered: reasons(&counters.dead_lettered),
                 dropped: reasons(&counters.dropped),
-                delay: outlet.plan().and_then(|plan| plan.endpoint.delay()),
+                delay: outlet.plan().and_then(|plan| plan.endpoint.state().delay),
                 accepted: 0,
             }
         });

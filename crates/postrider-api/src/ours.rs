@@ -1,0 +1,401 @@
+//! Our own API, under `/postrider/v1`: the test clock and the endpoints' health. Errors are RFC 9457.
+
+use crate::Server;
+use crate::http::{Answer, Call, Segments, json, status};
+use hyper::header::{ALLOW, CONTENT_TYPE, HeaderValue, WWW_AUTHENTICATE};
+use hyper::{Method, StatusCode};
+use postrider_core::duration;
+use postrider_core::probation::Delay;
+use postrider_core::time::Timestamp;
+use postrider_engine::dispatch::EndpointStatus;
+use postrider_engine::virtual_time::{Target, VirtualTime};
+use serde_json::{Map, Value, json};
+use std::time::Duration;
+
+const BODY_MAX: usize = 64 << 10;
+/// How long attempts made at one instant of a test clock may stay unanswered, in real time, unless said.
+const SETTLE: Duration = Duration::from_secs(2);
+const SETTLE_MAX: Duration = Duration::from_secs(600);
+/// A test clock moves no further than this at once.
+const ADVANCE_MAX: Duration = Duration::from_secs(3650 * 86_400);
+
+/// Why a request is refused.
+struct Problem {
+    status: u16,
+    detail: String,
+    /// What is wrong, if it is one member of the body.
+    field: Option<&'static str>,
+    allow: Option<&'static str>,
+}
+
+impl Problem {
+    fn new(status: u16, detail: impl Into<String>) -> Problem {
+        Problem {
+            status,
+            detail: detail.into(),
+            field: None,
+            allow: None,
+        }
+    }
+
+    fn field(field: &'static str, reason: impl std::fmt::Display) -> Problem {
+        Problem {
+            field: Some(field),
+            ..Problem::new(400, format!("{field}: {reason}"))
+        }
+    }
+
+    fn method(allow: &'static str) -> Problem {
+        Problem {
+            allow: Some(allow),
+            ..Problem::new(405, format!("only {allow} is possible here"))
+        }
+    }
+
+    fn answer(&self, id: &str) -> Answer {
+        let code = status(self.status);
+        let mut body = json!({
+            "type": "about:blank",
+            "title": code.canonical_reason().unwrap_or("Error"),
+            "status": self.status,
+            "detail": self.detail,
+        });
+        if let Some(field) = self.field {
+            body["field"] = json!(field);
+        }
+        let mut answer = json(code, body.to_string(), id);
+        let headers = answer.headers_mut();
+        headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/problem+json"));
+        if let Some(allow) = self.allow {
+            headers.insert(ALLOW, HeaderValue::from_static(allow));
+        }
+        if self.status == 401 {
+            headers.insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+        }
+        answer
+    }
+}
+
+pub async fn answer(server: &Server, call: &mut Call, segments: &Segments<'_>) -> Answer {
+    let outcome = route(server, call, segments).await;
+    outcome.unwrap_or_else(|problem| problem.answer(&call.id))
+}
+
+async fn route(server: &Server, call: &mut Call, segments: &Segments<'_>) -> Result<Answer, Problem> {
+    let path = [segments.get(1), segments.get(2), segments.get(3)];
+    let path = &path[..segments.count().clamp(1, 4) - 1];
+    match path {
+        ["v1", "clock"] | ["v1", "clock", "advance"] => {
+            let clock = test_clock(server, call)?;
+            match (path.len(), &call.method) {
+                (2, &Method::GET) => Ok(body(call, json!({"now": clock.now().to_string()}))),
+                (2, _) => Err(Problem::method("GET")),
+                (_, &Method::POST) => advance(clock, call).await,
+                _ => Err(Problem::method("POST")),
+            }
+        }
+        ["v1", "endpoints"] => {
+            authenticate(server, call)?;
+            match call.method {
+                Method::GET => Ok(endpoints(server, call)),
+                _ => Err(Problem::method("GET")),
+            }
+        }
+        ["v1", "endpoints", "admit"] => {
+            authenticate(server, call)?;
+            match call.method {
+                Method::POST => admit(server, call).await,
+                _ => Err(Problem::method("POST")),
+            }
+        }
+        _ => {
+            authenticate(server, call)?;
+            Err(Problem::new(404, format!("{} does not exist", call.uri.path())))
+        }
+    }
+}
+
+fn body(call: &Call, value: Value) -> Answer {
+    json(StatusCode::OK, value.to_string(), &call.id)
+}
+
+/// The secret of a client.
+fn authenticate(server: &Server, call: &Call) -> Result<(), Problem> {
+    let presented = call
+        .header("authorization")
+        .and_then(|a| a.strip_prefix("Bearer "));
+    match presented {
+        Some(token) if server.is_client_secret(token.trim()) => Ok(()),
+        Some(_) => Err(Problem::new(
+            401,
+            "the bearer token is not the secret of a client",
+        )),
+        None => Err(Problem::new(
+            401,
+            "a client's secret is required as a bearer token",
+        )),
+    }
+}
+
+/// The clock, if it is one that can be moved. While only this machine can reach the server, whoever calls it
+/// by its own name may move it.
+fn test_clock<'a>(server: &'a Server, call: &Call) -> Result<&'a VirtualTime, Problem> {
+    if call.header("authorization").is_some() || !server.config.loopback_only {
+        authenticate(server, call)?;
+    } else {
+        addressed_by_name(server, call).map_err(|message| Problem::new(403, message))?;
+    }
+    server.virtual_time.as_ref().ok_or_else(|| {
+        Problem::new(
+            404,
+            "this server runs on the machine's clock; start it with --test-clock to move the time",
+        )
+    })
+}
+
+async fn advance(clock: &VirtualTime, call: &mut Call) -> Result<Answer, Problem> {
+    let members = read_object(call).await?;
+    let (target, settle) = read_advance(&members, clock.now())?;
+    let advanced = clock
+        .advance(target, settle)
+        .await
+        .map_err(|e| Problem::new(503, e.to_string()))?;
+    let answer = json!({"now": advanced.now.to_string(), "attempts": advanced.attempts});
+    Ok(body(call, answer))
+}
+
+/// `{"by": "10m"}`, `{"to": "2030-01-01T00:00:00Z"}` or `{"toNextAttempt": true}`, and `"settle": "200ms"`.
+fn read_advance(members: &Map<String, Value>, now: Timestamp) -> Result<(Target, Duration), Problem> {
+    let mut target = None;
+    let mut settle = SETTLE;
+    for (name, value) in members {
+        let asked = match name.as_str() {
+            "by" => Target::By(bounded("by", value, ADVANCE_MAX)?),
+            "to" => {
+                let at = value.as_str().and_then(Timestamp::parse);
+                let at = at
+                    .ok_or_else(|| Problem::field("to", "must be a time such as \"2030-01-01T00:00:00Z\""))?;
+                if at < now {
+                    return Err(Problem::field(
+                        "to",
+                        format!("{at} is before {now}: time does not go back"),
+                    ));
+                }
+                if at.since(now) > ADVANCE_MAX {
+                    return Err(Problem::field("to", "must be within ten years"));
+                }
+                Target::To(at)
+            }
+            "toNextAttempt" => match value {
+                Value::Bool(true) => Target::NextAttempt,
+                _ => return Err(Problem::field("toNextAttempt", "must be true")),
+            },
+            "settle" => {
+                settle = bounded("settle", value, SETTLE_MAX)?;
+                continue;
+            }
+            other => {
+                let known = "known are by, to, toNextAttempt and settle";
+                return Err(Problem::new(400, format!("{other}: is not known; {known}")));
+            }
+        };
+        if target.replace(asked).is_some() {
+            return Err(Problem::new(
+                400,
+                "only one of by, to and toNextAttempt may be given",
+            ));
+        }
+    }
+    let target = target.ok_or_else(|| Problem::new(400, "one of by, to and toNextAttempt is required"))?;
+    Ok((target, settle))
+}
+
+fn bounded(field: &'static str, value: &Value, max: Duration) -> Result<Duration, Problem> {
+    let Some(text) = value.as_str() else {
+        return Err(Problem::field(
+            field,
+            "must be a duration in a string, such as \"10m\"",
+        ));
+    };
+    let read = duration::parse(text).map_err(|reason| Problem::field(field, reason))?;
+    if read > max {
+        let max = duration::print(max);
+        return Err(Problem::field(field, format!("{text:?} is more than {max}")));
+    }
+    Ok(read)
+}
+
+async fn read_object(call: &mut Call) -> Result<Map<String, Value>, Problem> {
+    let bytes = match call.read_body(BODY_MAX).await {
+        Ok(Some(bytes)) => bytes,
+        Ok(None) => {
+            return Err(Problem::new(
+                413,
+                format!("the body is longer than {BODY_MAX} bytes"),
+            ));
+        }
+        Err(_) => return Err(Problem::new(400, "the body was cut short")),
+    };
+    match serde_json::from_slice(&bytes) {
+        Ok(Value::Object(members)) => Ok(members),
+        Ok(_) => Err(Problem::new(400, "the body must be a JSON object")),
+        Err(e) => Err(Problem::new(400, format!("the body is not JSON: {e}"))),
+    }
+}
+
+fn endpoints(server: &Server, call: &Call) -> Answer {
+    let all = server.engine.dispatcher.endpoints();
+    let all: Vec<Value> = all.iter().map(|status| endpoint(server, status)).collect();
+    body(call, json!({"value": all}))
+}
+
+fn endpoint(server: &Server, status: &EndpointStatus) -> Value {
+    let names = status.subscriptions.iter().filter_map(|id| {
+        let subscription = server.engine.directory.subscription_by_id(*id)?;
+        let topic = server.engine.directory.topic_by_id(subscription.topic)?;
+        Some(json!({"topic": topic.topic.name, "name": subscription.name}))
+    });
+    let state = match status.state.delay {
+        None => "admitting",
+        Some(_) if status.state.probing => "probing",
+        Some(_) => "delayed",
+    };
+    let mut body = json!({
+        "endpoint": status.name,
+        "state": state,
+        "inFlight": status.state.in_flight,
+        "waiting": status.waiting,
+        "subscriptions": names.collect::<Vec<_>>(),
+    });
+    if let Some(Delay {
+        cause, since, until, ..
+    }) = status.state.delay
+    {
+        body["cause"] = json!(cause.name());
+        body["since"] = json!(since.to_string());
+        body["until"] = json!(until.to_string());
+    }
+    body
+}
+
+/// Ends an endpoint's delay by hand.
+async fn admit(server: &Server, call: &mut Call) -> Result<Answer, Problem> {
+    let members = read_object(call).await?;
+    let Some(name) = members.get("endpoint").and_then(Value::as_str) else {
+        let reason = "must be the name of an endpoint as GET /postrider/v1/endpoints lists it";
+        return Err(Problem::field("endpoint", reason));
+    };
+    if let Some(other) = members.keys().find(|key| *key != "endpoint") {
+        return Err(Problem::new(
+            400,
+            format!("{other}: is not known; known is endpoint"),
+        ));
+    }
+    let dispatcher = &server.engine.dispatcher;
+    if !dispatcher.endpoints().iter().any(|known| known.name == name) {
+        let detail = format!("endpoint: no subscription points to {name:?}");
+        return Err(Problem {
+            field: Some("endpoint"),
+            ..Problem::new(404, detail)
+        });
+    }
+    let ended = dispatcher.admit_again(name);
+    Ok(body(call, json!({"endpoint": name, "ended": ended})))
+}
+
+/// Where no credential is asked for, the server must have been called by one of its own names.
+pub fn addressed_by_name(server: &Server, call: &Call) -> Result<(), String> {
+    let names = &server.config.host_names;
+    let is_ours = |name: &str| names.iter().any(|known| known.eq_ignore_ascii_case(name));
+    // A page in a browser must not reach us by giving its own name our address …
+    let host = host_name(call.host());
+    if !is_ours(host) {
+        return Err(format!(
+            "host {host:?} is not a name of this server; add it to listen.names"
+        ));
+    }
+    // … nor by addressing us from where it is.
+    match call.header("origin").and_then(page_host) {
+        Some(page) if !is_ours(page) => Err(format!(
+            "pages of {page:?} may not use this server; add it to listen.names"
+        )),
+        _ => Ok(()),
+    }
+}
+
+/// The host of the page that made a browser send a request. What has no scheme is not from a browser:
+/// deliveries carry an origin of their own.
+fn page_host(origin: &str) -> Option<&str> {
+    match origin.split_once("://") {
+        Some((_, host)) => Some(host_name(host)),
+        None => (origin == "null").then_some(origin),
+    }
+}
+
+/// The host without its port.
+fn host_name(host: &str) -> &str {
+    match host.strip_prefix('[') {
+        Some(rest) => rest.split(']').next().unwrap_or(rest),
+        None => host.split(':').next().unwrap_or(host),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NOW: Timestamp = Timestamp::from_secs(1_700_000_000);
+
+    fn read(text: &str) -> Result<(Target, Duration), String> {
+        let Value::Object(members) = serde_json::from_str(text).unwrap() else {
+            panic!("{text}");
+        };
+        read_advance(&members, NOW).map_err(|problem| problem.detail)
+    }
+
+    #[test]
+    fn an_advance_is_asked_for_in_three_ways() {
+        let minutes = |n: u64| Duration::from_secs(n * 60);
+        assert_eq!(read(r#"{"by":"10m"}"#), Ok((Target::By(minutes(10)), SETTLE)));
+        assert_eq!(read(r#"{"by":"0s"}"#), Ok((Target::By(Duration::ZERO), SETTLE)));
+        assert_eq!(
+            read(r#"{"by":"1h30m","settle":"200ms"}"#),
+            Ok((Target::By(minutes(90)), Duration::from_millis(200)))
+        );
+        assert_eq!(
+            read(r#"{"to":"2023-11-14T22:13:30Z"}"#),
+            Ok((Target::To(NOW + Duration::from_secs(10)), SETTLE))
+        );
+        assert_eq!(
+            read(r#"{"toNextAttempt":true}"#),
+            Ok((Target::NextAttempt, SETTLE))
+        );
+    }
+
+    #[test]
+    fn nonsense_is_refused_by_name() {
+        let check = |text: &str, expected: &str| {
+            let detail = read(text).unwrap_err();
+            assert!(detail.starts_with(expected), "{text}: {detail}");
+        };
+        check("{}", "one of by, to and toNextAttempt is required");
+        check(
+            r#"{"settle":"1s"}"#,
+            "one of by, to and toNextAttempt is required",
+        );
+        check(r#"{"by":"1m","toNextAttempt":true}"#, "only one of");
+        check(r#"{"by":600}"#, "by: must be a duration in a string");
+        check(r#"{"by":"soon"}"#, "by: \"soon\" is not a duration");
+        check(r#"{"by":"-5m"}"#, "by: \"-5m\" is not a duration");
+        check(r#"{"by":"never"}"#, "by: \"never\" is more than");
+        check(r#"{"by":"1s","settle":"1h"}"#, "settle: \"1h\" is more than 10m");
+        check(r#"{"to":"tomorrow"}"#, "to: must be a time");
+        check(
+            r#"{"to":"2023-11-14T22:13:19Z"}"#,
+            "to: 2023-11-14T22:13:19.0000000Z is before",
+        );
+        check(r#"{"to":"2123-11-14T22:13:19Z"}"#, "to: must be within ten years");
+        check(r#"{"toNextAttempt":false}"#, "toNextAttempt: must be true");
+        check(r#"{"until":"1m"}"#, "until: is not known");
+    }
+}

@@ -1,0 +1,102 @@
+//! The delays of sick endpoints, kept so that a restart does not forget them.
+
+use crate::Error;
+use postrider_core::probation::{Delay, EndpointDelay};
+use postrider_store::{Catalog, Change};
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex, MutexGuard};
+use tokio::sync::Notify;
+
+pub struct Delays {
+    catalog: Arc<dyn Catalog>,
+    book: Mutex<Book>,
+    saving: tokio::sync::Mutex<()>,
+    pub changed: Notify,
+}
+
+#[derive(Default)]
+struct Book {
+    /// From an earlier life, for endpoints that nobody has asked for yet.
+    restored: BTreeMap<String, Delay>,
+    /// Endpoints whose delay is in the catalogue, or soon will be.
+    kept: BTreeSet<String>,
+    /// What the catalogue does not know yet; none: the delay is over.
+    pending: BTreeMap<String, Option<Delay>>,
+}
+
+impl Delays {
+    pub fn new(catalog: Arc<dyn Catalog>) -> Delays {
+        Delays {
+            catalog,
+            book: Mutex::default(),
+            saving: tokio::sync::Mutex::default(),
+            changed: Notify::new(),
+        }
+    }
+
+    fn book(&self) -> MutexGuard<'_, Book> {
+        self.book.lock().expect("no panic holds it")
+    }
+
+    pub fn restore(&self, delays: Vec<EndpointDelay>) {
+        let mut book = self.book();
+        for one in delays {
+            book.kept.insert(one.endpoint.clone());
+            book.restored.insert(one.endpoint, one.delay);
+        }
+    }
+
+    /// What an earlier life knew about an endpoint that is now taken up.
+    pub fn take_restored(&self, endpoint: &str) -> Option<Delay> {
+        self.book().restored.remove(endpoint)
+    }
+
+    /// Every endpoint that anyone sends to has been taken up: the delays of the others are forgotten.
+    pub fn forget_restored(&self) {
+        let left = std::mem::take(&mut self.book().restored);
+        for endpoint in left.into_keys() {
+            self.note(&endpoint, None);
+        }
+    }
+
+    /// The delay of an endpoint has changed.
+    pub fn note(&self, endpoint: &str, delay: Option<Delay>) {
+        let mut book = self.book();
+        let worth_saying = if delay.is_some() {
+            book.kept.insert(endpoint.to_owned());
+            true
+        } else {
+            book.kept.remove(endpoint)
+        };
+        if worth_saying {
+            book.pending.insert(endpoint.to_owned(), delay);
+            drop(book);
+            self.changed.notify_one();
+        }
+    }
+
+    /// Makes what was noted before durable.
+    pub async fn save(&self) -> Result<(), Error> {
+        let _one_at_a_time = self.saving.lock().await;
+        let pending = std::mem::take(&mut self.book().pending);
+        if pending.is_empty() {
+            return Ok(());
+        }
+        let change = |(endpoint, delay): (&String, &Option<Delay>)| match *delay {
+            Some(delay) => Change::PutEndpointDelay(EndpointDelay {
+                endpoint: endpoint.clone(),
+                delay,
+            }),
+            None => Change::DeleteEndpointDelay(endpoint.clone()),
+        };
+        let saved = self.catalog.commit(pending.iter().map(change).collect()).await;
+        if saved.is_err() {
+            // To be tried again with the next change, unless that is newer.
+            let mut book = self.book();
+            for (endpoint, delay) in pending {
+                book.pending.entry(endpoint).or_insert(delay);
+            }
+        }
+        Ok(saved?)
+    }
+}

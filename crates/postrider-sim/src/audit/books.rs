@@ -1,0 +1,470 @@
+//! What the auditor has noted, and how it judges.
+
+use super::endpoint::{Arrival, Endpoint, TICK};
+use super::rules::{Came, Rules};
+use super::{Kind, Seen, Wrong};
+use postrider_core::ids::{Position, SubscriptionId};
+use postrider_core::retry::{Next, Reason};
+use postrider_core::time::Timestamp;
+use std::collections::{BTreeMap, BTreeSet};
+use std::hash::{DefaultHasher, Hash};
+use std::time::Duration;
+
+/// What nothing holds back is under way after this long.
+const PROMPT: Duration = Duration::from_secs(2);
+/// And this much more for each delivery that waits for the same endpoint: it may get them one by one.
+const PROMPT_EACH: Duration = Duration::from_millis(60);
+/// Subscriptions are retired this long after their time at the latest, when the clock was set or the disk
+/// full: by then someone has looked again.
+const RETIRED_WITHIN: Duration = Duration::from_secs(75);
+
+pub struct Sub {
+    pub name: String,
+    pub rules: Rules,
+    pub batch_max: usize,
+    pub receiver: usize,
+    pub moved: Timestamp,
+    pub expires: Option<Timestamp>,
+    /// Since then.
+    pub gone: Option<Timestamp>,
+}
+
+pub struct Event {
+    pub published: Timestamp,
+    pub era: u64,
+    pub matched: BTreeSet<usize>,
+    pub acknowledged: bool,
+}
+
+pub struct Request {
+    pub sub: usize,
+    pub receiver: usize,
+    pub at: Timestamp,
+    /// How often the clock had been set.
+    pub sets: u64,
+    pub life: u32,
+    pub era: u64,
+    pub ended: Option<Ended>,
+}
+
+#[derive(Clone, Copy)]
+pub struct Ended {
+    pub at: Timestamp,
+    pub sets: u64,
+    pub came: Came,
+    pub retry_after: Option<Duration>,
+}
+
+/// What the auditor can tell of how an attempt ended for the engine.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Told {
+    InTime,
+    TimedOut,
+    Unclear,
+}
+
+impl Request {
+    fn told(&self, rules: &Rules) -> Told {
+        let timeout = rules.response_timeout();
+        match self.ended {
+            None => Told::TimedOut,
+            Some(ended) if ended.sets != self.sets => Told::Unclear,
+            Some(ended) if ended.at + TICK < self.at + timeout => Told::InTime,
+            Some(ended) if ended.at > self.at + timeout + TICK => Told::TimedOut,
+            Some(_) => Told::Unclear,
+        }
+    }
+
+    fn succeeded(&self, rules: &Rules) -> bool {
+        matches!(self.ended, Some(Ended { came: Came::Answered(status), .. }) if rules.is_success(status))
+    }
+
+    /// Whether its success, if it is one, may count: in time, or late by not too much.
+    fn may_count(&self, rules: &Rules) -> bool {
+        let late = |ended: Ended| {
+            let window = rules.late_window();
+            window.is_some_and(|window| ended.at <= self.at + window + TICK)
+        };
+        match self.told(rules) {
+            Told::InTime | Told::Unclear => true,
+            Told::TimedOut => self.ended.is_some_and(late),
+        }
+    }
+}
+
+/// A number that is known within bounds: a power cut may or may not have taken records with it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Between {
+    pub least: u32,
+    pub most: u32,
+}
+
+impl Between {
+    fn plus_one(self) -> Between {
+        Between {
+            least: self.least + 1,
+            most: self.most + 1,
+        }
+    }
+}
+
+#[derive(Clone, Copy)]
+pub struct Try {
+    pub request: usize,
+    pub number: Between,
+    pub settled: bool,
+    /// Its record survives.
+    pub recorded: bool,
+}
+
+#[derive(Clone, Default)]
+pub struct Delivery {
+    pub tries: Vec<Try>,
+    pub recorded: Between,
+    pub ends: Vec<&'static str>,
+    /// An end that a power cut may have taken.
+    pub maybe_ended: bool,
+}
+
+pub type Key = (usize, u64);
+
+#[derive(Default)]
+pub struct Books {
+    pub subs: Vec<Sub>,
+    pub by_id: BTreeMap<SubscriptionId, usize>,
+    pub endpoints: Vec<Endpoint>,
+    pub events: BTreeMap<u64, Event>,
+    /// Which event lies where in the log.
+    pub ids: BTreeMap<Position, u64>,
+    pub requests: Vec<Request>,
+    pub deliveries: BTreeMap<Key, Delivery>,
+    /// What deliveries were before they were settled, as long as that is not durable.
+    pub lately: Vec<(Key, Delivery)>,
+    pub life: u32,
+    /// Changes whenever something happens that may hold deliveries back.
+    pub era: u64,
+    pub sets: u64,
+    /// When the era began, by a clock that nobody sets.
+    pub disturbed: Duration,
+    pub trace: DefaultHasher,
+    pub wrong: Vec<Wrong>,
+    /// Everything that happened, if someone wants to read it.
+    pub notes: Option<Vec<String>>,
+}
+
+impl Books {
+    pub fn note(&mut self, now: Timestamp, what: impl FnOnce() -> String) {
+        if let Some(notes) = &mut self.notes {
+            notes.push(format!("{now} {}", what()));
+        }
+    }
+
+    pub fn wrong(&mut self, kind: Kind, what: String) {
+        if let Some(notes) = &mut self.notes {
+            notes.push(format!("WRONG {kind:?}: {what}"));
+        }
+        self.wrong.push(Wrong { kind, what });
+    }
+
+    pub fn disturb(&mut self, elapsed: Duration) {
+        self.era += 1;
+        self.disturbed = elapsed;
+    }
+
+    /// An endpoint that nobody points to is forgotten, and its delay with it.
+    pub fn forget_unused(&mut self, now: Timestamp) {
+        for (receiver, endpoint) in self.endpoints.iter_mut().enumerate() {
+            let exists = |sub: &Sub| sub.gone.is_none() && sub.expires.is_none_or(|at| now < at);
+            let used = |sub: &Sub| sub.receiver == receiver && exists(sub);
+            if !self.subs.iter().any(used) {
+                endpoint.recover();
+                endpoint.kept = None;
+            }
+        }
+    }
+
+    pub fn arrived(&mut self, seen: Seen, now: Timestamp, elapsed: Duration) -> usize {
+        let named = self.subs.iter().position(|sub| sub.name == seen.subscription);
+        let Some(number) = named else {
+            let what = format!("a delivery for {:?}, which does not exist", seen.subscription);
+            self.wrong(Kind::Astray, what);
+            return usize::MAX;
+        };
+        let request = self.requests.len();
+        let sub = &self.subs[number];
+        let (rules, name) = (sub.rules, sub.name.clone());
+        let expired = sub.expires.is_some_and(|at| now > at) && elapsed > self.disturbed + RETIRED_WITHIN;
+        if sub.gone.is_some_and(|gone| now > gone) || expired {
+            let what = format!("events {:?} sent at {now} for {name}, which is gone", seen.ids);
+            self.wrong(Kind::Astray, what);
+        } else if seen.receiver != sub.receiver && now > sub.moved {
+            let what = format!("events {:?} for {name} sent to {}", seen.ids, seen.receiver);
+            self.wrong(Kind::Astray, what);
+        }
+        let sub = &self.subs[number];
+        let distinct: BTreeSet<u64> = seen.ids.iter().copied().collect();
+        if seen.ids.len() > sub.batch_max || distinct.len() < seen.ids.len() || seen.ids.is_empty() {
+            let what = format!("events {:?} in one batch for {name}", seen.ids);
+            self.wrong(Kind::Unasked, what);
+        }
+        let arrival = Arrival {
+            request,
+            delivery: (number, seen.ids.first().copied().unwrap_or_default()),
+            obeys: rules.knows_delays(),
+            timeout: rules.response_timeout(),
+        };
+        if let Some(what) = self.endpoints[seen.receiver].arrive(arrival, now) {
+            let what = format!(
+                "events {:?} for {name} sent to {} at {now}: {what}",
+                seen.ids, seen.receiver
+            );
+            self.wrong(Kind::NotLeftAlone, what);
+        }
+        self.requests.push(Request {
+            sub: number,
+            receiver: seen.receiver,
+            at: now,
+            sets: self.sets,
+            life: self.life,
+            era: self.era,
+            ended: None,
+        });
+        let mut count = Between::default();
+        for id in &seen.ids {
+            self.check_attempt(number, *id, request);
+            let delivery = self.deliveries.entry((number, *id)).or_default();
+            count.least = count.least.max(delivery.recorded.least);
+            count.most = count.most.max(delivery.recorded.most);
+        }
+        let said = seen.attempts_before;
+        if said < count.least || said > count.most {
+            let what = format!("aeg-delivery-count of {:?} for {name} says {said}, not {count:?}", seen.ids);
+            self.wrong(Kind::Count, what);
+        }
+        for id in &seen.ids {
+            let delivery = self.deliveries.entry((number, *id)).or_default();
+            if seen.ids.len() == 1 {
+                delivery.recorded = Between {
+                    least: said,
+                    most: said,
+                };
+            }
+            let number = delivery.recorded.plus_one();
+            delivery.tries.push(Try {
+                request,
+                number,
+                settled: false,
+                recorded: false,
+            });
+        }
+        self.note(now, || {
+            format!("request {request} {:?} of {name} to {}, count {said}", seen.ids, seen.receiver)
+        });
+        (now.nanos(), number, seen.receiver, &seen.ids, said).hash(&mut self.trace);
+        request
+    }
+
+    /// Whether an event may be attempted now.
+    fn check_attempt(&mut self, number: usize, id: u64, request: usize) {
+        let sub = &self.subs[number];
+        let (rules, name) = (sub.rules, sub.name.clone());
+        let now = self.requests[request].at;
+        let Some(event) = self.events.get(&id) else {
+            self.wrong(Kind::Unasked, format!("event {id} for {name} was never published"));
+            return;
+        };
+        if !event.matched.contains(&number) {
+            self.wrong(Kind::Unasked, format!("event {id} does not match {name}"));
+            return;
+        }
+        let (published, era) = (event.published, event.era);
+        if now.since(published) >= rules.time_to_live {
+            let what = format!("event {id} for {name} attempted {:?} after publishing", now.since(published));
+            self.wrong(Kind::TooLate, what);
+        }
+        let delivery = self.deliveries.get(&(number, id)).cloned().unwrap_or_default();
+        if let Some(end) = delivery.ends.last() {
+            let what = format!("event {id} for {name} attempted at {now} though it was {end}");
+            self.wrong(Kind::AfterItsEnd, what);
+            return;
+        }
+        if delivery.recorded.least >= rules.attempts_max {
+            let what = format!("event {id} for {name} attempted after {:?} attempts", delivery.recorded);
+            self.wrong(Kind::TooOften, what);
+        }
+        let Some(last) = delivery.tries.last() else {
+            self.check_prompt(number, published, era, request, || {
+                format!("first attempt of event {id} for {name}")
+            });
+            return;
+        };
+        let before = &self.requests[last.request];
+        if !last.settled && before.life == self.life {
+            self.wrong(Kind::Twice, format!("event {id} for {name} attempted twice at once"));
+            return;
+        }
+        if let Some(what) = self.over(&rules, before, now) {
+            let what = format!("event {id} for {name} attempted at {now} after {what}");
+            self.wrong(Kind::AfterItsEnd, what);
+            return;
+        }
+        if !last.recorded {
+            return;
+        }
+        let (earliest, latest) = due(&rules, before, last.number, published);
+        let (era, clear) = (before.era, before.told(&rules) != Told::Unclear);
+        if now < earliest {
+            let what = format!(
+                "event {id} for {name} ({:?}) attempted at {now}, due {earliest}, after attempt {:?} of {}",
+                rules.document, last.number, before.at
+            );
+            self.wrong(Kind::Early, what);
+        }
+        if clear {
+            self.check_prompt(number, latest, era, request, || {
+                format!("attempt {} of event {id} for {name}", delivery.tries.len() + 1)
+            });
+        }
+    }
+
+    /// Why an attempt that followed `before` in the same life should not have been made, if so.
+    fn over(&self, rules: &Rules, before: &Request, now: Timestamp) -> Option<String> {
+        let ended = before.ended.filter(|_| before.life == self.life)?;
+        let Came::Answered(status) = ended.came else {
+            return None;
+        };
+        let over = match before.told(rules) {
+            Told::InTime => rules.is_success(status) || rules.is_final(status),
+            Told::TimedOut => {
+                let window = rules.late_window();
+                let counts = window.is_some_and(|window| ended.at + TICK < before.at + window);
+                rules.is_success(status) && counts && now > ended.at
+            }
+            Told::Unclear => false,
+        };
+        over.then(|| format!("{status} at {}", ended.at))
+    }
+
+    /// Nothing holds back what is due, unless its endpoint is slow or sick, or something has happened since.
+    fn check_prompt(
+        &mut self,
+        number: usize,
+        due: Timestamp,
+        era: u64,
+        request: usize,
+        what: impl FnOnce() -> String,
+    ) {
+        let request = &self.requests[request];
+        let (receiver, now) = (request.receiver, request.at);
+        let endpoint = &self.endpoints[receiver];
+        let held = endpoint.suspect && self.subs[number].rules.knows_delays();
+        // Where it pointed before, it may have been held back, with every lane waiting for an answer.
+        let sub = &self.subs[number];
+        let waited = now.since(due.max(sub.moved + sub.rules.response_timeout()));
+        if era != self.era || !endpoint.quick || held || waited <= PROMPT {
+            return;
+        }
+        let busy = |key: &Key| self.subs[key.0].receiver == receiver;
+        let waiting = self.missing(now).filter(busy).count() as u32;
+        if waited > PROMPT + PROMPT_EACH * waiting {
+            let what = format!("{} waited {waited:?} with {waiting} others", what());
+            self.wrong(Kind::HeldBack, what);
+        }
+    }
+
+    /// The log is told what follows an attempt.
+    pub fn settled(&mut self, number: usize, id: u64, next: Next, now: Timestamp) {
+        let key = (number, id);
+        let before = self.deliveries.entry(key).or_default().clone();
+        let end = match next {
+            Next::RetryAt(_) => None,
+            Next::Done => Some("delivered"),
+            Next::DeadLetter(_) => Some("dead-lettered"),
+            Next::Drop(_) => Some("dropped"),
+        };
+        let name = self.subs[number].name.clone();
+        if end.is_some() && !before.ends.is_empty() {
+            let what = format!("event {id} for {name} was {:?} and is {end:?}", before.ends);
+            self.wrong(Kind::TwoEnds, what);
+        }
+        let after = self.deliveries.get_mut(&key).expect("just made");
+        if let Some(last) = after.tries.last_mut().filter(|last| !last.settled) {
+            last.settled = true;
+            last.recorded = true;
+            after.recorded = last.number;
+        }
+        after.ends.extend(end);
+        self.lately.push((key, before));
+        self.note(now, || format!("settled {id} of {name}: {next:?}"));
+        if let Some(what) = self.explained(key, next, now) {
+            let what = format!("event {id} for {name} is {end:?}: {what}");
+            self.wrong(Kind::WrongEnd, what);
+        }
+    }
+
+    /// What speaks against such an end, if anything.
+    fn explained(&self, key: Key, next: Next, now: Timestamp) -> Option<String> {
+        let rules = &self.subs[key.0].rules;
+        let delivery = &self.deliveries[&key];
+        let reason = match next {
+            Next::RetryAt(_) => return None,
+            Next::Done => {
+                let mut requests = delivery.tries.iter().map(|t| &self.requests[t.request]);
+                let counts = requests.any(|r| r.succeeded(rules) && r.may_count(rules));
+                return (!counts).then(|| "nobody took it in time".into());
+            }
+            Next::DeadLetter(_) if !rules.dead_letter => return Some("it has no dead letters".into()),
+            Next::Drop(_) if rules.dead_letter => return Some("it has dead letters".into()),
+            Next::DeadLetter(reason) | Next::Drop(reason) => reason,
+        };
+        let explained = match reason {
+            Reason::AttemptsExhausted => delivery.recorded.most >= rules.attempts_max,
+            Reason::TimeToLiveExceeded => {
+                let event = self.events.get(&key.1);
+                event.is_some_and(|event| now.since(event.published) >= rules.time_to_live)
+            }
+            Reason::BadRequest | Reason::ClientError => {
+                let last = delivery.tries.last().map(|t| &self.requests[t.request]);
+                last.and_then(|last| last.ended).is_some_and(
+                    |ended| matches!(ended.came, Came::Answered(status) if rules.is_final(status)),
+                )
+            }
+            Reason::SubscriptionGone | Reason::SubscriptionExpired | Reason::Corrupt => false,
+        };
+        (!explained).then(|| format!("{reason} does not hold"))
+    }
+
+    /// What was accepted for subscriptions that still exist, and has not ended.
+    pub fn missing(&self, now: Timestamp) -> impl Iterator<Item = Key> {
+        let accepted = self.events.iter().filter(|(_, event)| event.acknowledged);
+        let keys = accepted.flat_map(|(id, event)| event.matched.iter().map(|sub| (*sub, *id)));
+        keys.filter(move |key| {
+            let sub = &self.subs[key.0];
+            let exists = sub.gone.is_none() && sub.expires.is_none_or(|at| now < at);
+            let ended = |d: &Delivery| !d.ends.is_empty() || d.maybe_ended;
+            exists && !self.deliveries.get(key).is_some_and(ended)
+        })
+    }
+}
+
+/// When the attempt after `before` may be made at the earliest, and when it is due at the latest.
+fn due(rules: &Rules, before: &Request, number: Between, published: Timestamp) -> (Timestamp, Timestamp) {
+    let after = |at: Timestamp, came: Came, asked: Option<Duration>| {
+        let floor = rules.floor(came);
+        // A receiver may ask us to slow down, but not beyond the event's time.
+        let asked = asked.map_or(at, |asked| (at + asked).min(published + rules.time_to_live));
+        let earliest = at + rules.step(number.least).max(floor);
+        let latest = at + rules.step_longest(number.most).max(floor);
+        (earliest.max(asked), latest.max(asked))
+    };
+    let timed_out = after(before.at + rules.response_timeout(), Came::TimedOut, None);
+    let Some(ended) = before.ended else {
+        return timed_out;
+    };
+    let answered = after(ended.at, ended.came, ended.retry_after);
+    match before.told(rules) {
+        Told::InTime => answered,
+        Told::TimedOut => timed_out,
+        Told::Unclear => (answered.0.min(timed_out.0), answered.1.max(timed_out.1)),
+    }
+}

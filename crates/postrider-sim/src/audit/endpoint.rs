@@ -1,0 +1,193 @@
+//! What the auditor knows about one endpoint from what its receiver saw: is it to be left alone?
+//!
+//! Where the order of things cannot be told from outside, it says nothing until it is sure again.
+
+use super::rules::{Came, DELAY_AFTER, DELAY_MAX, first_delay};
+use postrider_core::time::Timestamp;
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+/// The engine's timers go off this much late at most.
+pub const TICK: Duration = Duration::from_millis(2);
+
+/// Left alone until then.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Delay {
+    pub until: Timestamp,
+    pub step: Duration,
+}
+
+#[derive(Debug, Default)]
+pub struct Endpoint {
+    /// Different deliveries that have failed since the last success.
+    failing: BTreeSet<(usize, u64)>,
+    delay: Option<Delay>,
+    /// When the auditor came to know of the delay.
+    since: Timestamp,
+    /// Requests whose answer is awaited, with the time at which they are given up.
+    open: Vec<Open>,
+    /// Something happened whose order cannot be told.
+    unsure: bool,
+    /// Deliveries may have been held back at some time in this life.
+    pub suspect: bool,
+    /// What the catalogue says.
+    pub kept: Option<Delay>,
+    /// The receiver answers at once, whatever it answers.
+    pub quick: bool,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Open {
+    request: usize,
+    deadline: Timestamp,
+    delivery: (usize, u64),
+    obeys: bool,
+    probe: bool,
+    /// It was a probe of a delay that has ended since.
+    stray: bool,
+}
+
+/// A request arrives.
+pub struct Arrival {
+    pub request: usize,
+    pub delivery: (usize, u64),
+    pub obeys: bool,
+    pub timeout: Duration,
+}
+
+impl Endpoint {
+    /// What is wrong with a request that arrives now, if anything.
+    pub fn arrive(&mut self, arrival: Arrival, now: Timestamp) -> Option<String> {
+        self.give_up(now);
+        let mut wrong = None;
+        let mut probe = false;
+        if arrival.obeys
+            && let Some(delay) = self.delay
+            && now > self.since + TICK
+        {
+            if now < delay.until {
+                wrong = Some(format!("left alone until {}", delay.until));
+            } else if self.open.iter().any(|open| open.probe) {
+                wrong = Some("a probe is under way already".into());
+            }
+            probe = true;
+        }
+        self.open.push(Open {
+            request: arrival.request,
+            deadline: now + arrival.timeout,
+            delivery: arrival.delivery,
+            obeys: arrival.obeys,
+            probe,
+            stray: false,
+        });
+        wrong
+    }
+
+    /// Attempts whose time is over have failed.
+    fn give_up(&mut self, now: Timestamp) {
+        let mut over: Vec<Open> = Vec::new();
+        self.open.retain(|open| {
+            let gone = open.deadline <= now;
+            if gone {
+                over.push(*open);
+            }
+            !gone
+        });
+        over.sort_by_key(|open| open.deadline);
+        for open in over {
+            self.fail(open, Came::TimedOut, open.deadline);
+        }
+    }
+
+    /// A request has been answered or broken off, `well` if that shows that the endpoint is well.
+    pub fn answer(&mut self, request: usize, came: Came, well: bool, now: Timestamp) {
+        let close = |open: &Open| open.deadline <= now + TICK && now <= open.deadline + TICK;
+        if self.open.iter().any(close) {
+            self.unsure = true;
+        }
+        self.give_up(now);
+        let at = self.open.iter().position(|open| open.request == request);
+        let open = at.map(|at| self.open.remove(at));
+        if well {
+            // A late success too: it is news for everyone.
+            self.recover();
+        } else if let Some(open) = open {
+            self.fail(open, came, now);
+        }
+    }
+
+    fn fail(&mut self, open: Open, came: Came, at: Timestamp) {
+        if !open.obeys || self.unsure {
+            return;
+        }
+        if open.stray && self.delay.is_some() {
+            self.forget();
+            return;
+        }
+        match self.delay {
+            Some(delay) if open.probe => {
+                let step = (delay.step * 2).max(first_delay(came)).min(DELAY_MAX);
+                self.begin(step, at);
+            }
+            Some(_) => {}
+            None => {
+                self.failing.insert(open.delivery);
+                if self.failing.len() + 2 >= DELAY_AFTER {
+                    self.suspect = true;
+                }
+                if self.failing.len() >= DELAY_AFTER {
+                    self.begin(first_delay(came), at);
+                }
+            }
+        }
+    }
+
+    fn begin(&mut self, step: Duration, at: Timestamp) {
+        self.failing.clear();
+        self.since = at;
+        self.delay = Some(Delay {
+            until: at + step,
+            step,
+        });
+        self.suspect = true;
+    }
+
+    /// The endpoint has shown that it is well, or someone says so.
+    pub fn recover(&mut self) {
+        self.failing.clear();
+        self.delay = None;
+        self.unsure = false;
+        for open in &mut self.open {
+            open.stray |= std::mem::take(&mut open.probe);
+        }
+    }
+
+    /// Nothing can be told any more until it recovers or the server starts again.
+    pub fn forget(&mut self) {
+        self.unsure = true;
+        self.suspect = true;
+        self.delay = None;
+        self.failing.clear();
+        for open in &mut self.open {
+            open.stray |= std::mem::take(&mut open.probe);
+        }
+    }
+
+    /// The clock was set: what is under way may end at any time. A delay ends when the clock says so.
+    pub fn clock_set(&mut self) {
+        self.since = Timestamp::MIN;
+        if !self.open.is_empty() {
+            self.forget();
+        }
+    }
+
+    /// The server starts again, knowing only what the catalogue says.
+    pub fn restart(&mut self) {
+        self.failing.clear();
+        self.open.clear();
+        self.unsure = false;
+        self.delay = self.kept;
+        self.since = Timestamp::MIN;
+        self.suspect = self.kept.is_some();
+    }
+}

@@ -1,0 +1,370 @@
+//! The auditor: sees what publishers were told, what receivers got and what was recorded; judges.
+//!
+//! It knows the documents and nothing of the engine's inside. Times are what the clock showed; where the
+//! clock was set meanwhile, only what must not happen too early is held against the engine.
+
+mod books;
+mod endpoint;
+mod rules;
+
+use books::{Books, Ended, Event, Sub};
+pub use endpoint::Delay;
+use endpoint::Endpoint;
+pub use rules::Came;
+use postrider_core::ids::{Position, SubscriptionId};
+use postrider_core::json::Raw;
+use postrider_core::retry::Next;
+use postrider_core::subscription::Subscription;
+use postrider_core::time::{Clock, Timestamp};
+use postrider_store::{Claim, Settled};
+use rules::Rules;
+use std::collections::BTreeSet;
+use std::hash::{Hash, Hasher};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+/// What kind of promise was broken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Kind {
+    /// Accepted, and never came to an end.
+    Lost,
+    /// Attempted before it was due.
+    Early,
+    /// Attempted later than anything explains.
+    HeldBack,
+    /// Attempted more often than the policy allows.
+    TooOften,
+    /// Attempted after its time to live.
+    TooLate,
+    /// Attempted after it had ended.
+    AfterItsEnd,
+    /// Attempted while an attempt was under way.
+    Twice,
+    /// The header says another number of attempts than were recorded.
+    Count,
+    /// Came to an end more than once.
+    TwoEnds,
+    /// Came to an end that nothing explains.
+    WrongEnd,
+    /// Sent to an endpoint that is to be left alone.
+    NotLeftAlone,
+    /// Sent for a subscription that is gone, to a place where it does not point, or where nobody should go.
+    Astray,
+    /// Not published, not matched, or in a batch that is too large.
+    Unasked,
+    /// Something is left in the log at the end.
+    Unrest,
+}
+
+#[derive(Clone, Debug)]
+pub struct Wrong {
+    pub kind: Kind,
+    pub what: String,
+}
+
+/// A request that reached a receiver.
+#[derive(Clone, Debug)]
+pub struct Seen {
+    pub subscription: String,
+    pub receiver: usize,
+    pub ids: Vec<u64>,
+    /// What `aeg-delivery-count` said.
+    pub attempts_before: u32,
+}
+
+/// One pair of eyes for a whole simulation.
+pub struct Audit {
+    clock: Arc<dyn Clock>,
+    /// How much time has really passed.
+    elapsed: Box<dyn Fn() -> Duration + Send + Sync>,
+    books: Mutex<Books>,
+}
+
+impl Audit {
+    pub fn new(clock: Arc<dyn Clock>, elapsed: impl Fn() -> Duration + Send + Sync + 'static) -> Audit {
+        Audit {
+            clock,
+            elapsed: Box::new(elapsed),
+            books: Mutex::default(),
+        }
+    }
+
+    fn books(&self) -> std::sync::MutexGuard<'_, Books> {
+        self.books.lock().expect("no panic holds it")
+    }
+
+    /// Keeps a record of everything, for people.
+    pub fn take_notes(&self) {
+        self.books().notes = Some(Vec::new());
+    }
+
+    /// Notes something that only people look at.
+    pub fn note(&self, what: impl FnOnce() -> String) {
+        let now = self.clock.now();
+        self.books().note(now, what);
+    }
+
+    pub fn notes(&self) -> Vec<String> {
+        self.books().notes.take().unwrap_or_default()
+    }
+
+    /// There is a receiver; its number is the next one. `quick`: it answers at once, whatever it answers.
+    pub fn receiver(&self, quick: bool) {
+        let mut endpoint = Endpoint::default();
+        endpoint.quick = quick;
+        self.books().endpoints.push(endpoint);
+    }
+
+    /// There is a subscription.
+    pub fn subscribe(&self, subscription: &Subscription, default_profile: &str, receiver: usize) {
+        let mut books = self.books();
+        let number = books.subs.len();
+        books.by_id.insert(subscription.id, number);
+        books.subs.push(Sub {
+            name: subscription.name.clone(),
+            rules: Rules::of(subscription, default_profile),
+            batch_max: subscription.destination.batching().events_max.unwrap_or(1) as usize,
+            receiver,
+            moved: Timestamp::MIN,
+            expires: subscription.expires,
+            gone: None,
+        });
+    }
+
+    /// From now on it points elsewhere.
+    pub fn moved(&self, of: SubscriptionId, receiver: usize) {
+        let now = self.clock.now();
+        let mut books = self.books();
+        let sub = books.by_id[&of];
+        books.forget_unused(now);
+        let sub = &mut books.subs[sub];
+        if sub.receiver != receiver {
+            sub.receiver = receiver;
+            sub.moved = now;
+        }
+        books.note(now, || format!("subscription {of} points to {receiver}"));
+        books.forget_unused(now);
+    }
+
+    /// From now on it does not exist.
+    pub fn gone(&self, of: SubscriptionId) {
+        let now = self.clock.now();
+        let mut books = self.books();
+        let sub = books.by_id[&of];
+        books.subs[sub].gone.get_or_insert(now);
+        books.note(now, || format!("subscription {of} is gone"));
+        books.forget_unused(now);
+    }
+
+    /// An event is about to be published for these subscriptions.
+    pub fn publishing(&self, id: u64, published: Timestamp, matched: impl Iterator<Item = SubscriptionId>) {
+        let mut books = self.books();
+        let matched: BTreeSet<usize> = matched.map(|of| books.by_id[&of]).collect();
+        books.note(published, || format!("publishing {id} for {matched:?}"));
+        let era = books.era;
+        books.events.insert(
+            id,
+            Event {
+                published,
+                era,
+                matched,
+                acknowledged: false,
+            },
+        );
+    }
+
+    /// Its publisher was told that it is stored.
+    pub fn acknowledged(&self, id: u64) {
+        self.books().events.get_mut(&id).expect("published before").acknowledged = true;
+    }
+
+    /// A request reached a receiver. Returns its number.
+    pub fn arrived(&self, seen: Seen) -> usize {
+        let now = self.clock.now();
+        let elapsed = (self.elapsed)();
+        self.books().arrived(seen, now, elapsed)
+    }
+
+    /// A request went where a redirection pointed.
+    pub fn strayed(&self) {
+        self.books()
+            .wrong(Kind::Astray, "a redirection was followed".into());
+    }
+
+    /// A receiver has answered, or broken off. Called just before the engine learns of it.
+    pub fn ended(&self, request: usize, came: Came, retry_after: Option<Duration>) {
+        let now = self.clock.now();
+        let mut books = self.books();
+        let Some(found) = books.requests.get(request) else {
+            return;
+        };
+        let (receiver, rules) = (found.receiver, books.subs[found.sub].rules);
+        let sets = books.sets;
+        books.note(now, || format!("request {request} {came:?} {retry_after:?}"));
+        (now.nanos(), request, came).hash(&mut books.trace);
+        books.requests[request].ended = Some(Ended {
+            at: now,
+            sets,
+            came,
+            retry_after,
+        });
+        let well = match came {
+            Came::Answered(status) => rules.is_success(status) || matches!(status, 400 | 413),
+            _ => false,
+        };
+        books.endpoints[receiver].answer(request, came, well, now);
+    }
+
+    /// These are about to be attempted.
+    pub fn claimed(&self, claims: &[Claim]) {
+        let mut books = self.books();
+        for claim in claims {
+            books.ids.insert(claim.position(), event_id(claim));
+        }
+    }
+
+    /// The log was told what follows these claims.
+    pub fn settled(&self, of: SubscriptionId, settled: &[Settled]) {
+        let now = self.clock.now();
+        let mut books = self.books();
+        let sub = books.by_id[&of];
+        for one in settled {
+            books.settled(sub, event_id(&one.claim), one.next, now);
+        }
+    }
+
+    /// The log was told that these turned out to have been delivered.
+    pub fn withdrawn(&self, of: SubscriptionId, ended: &[Position]) {
+        let now = self.clock.now();
+        let mut books = self.books();
+        let sub = books.by_id[&of];
+        for position in ended {
+            let id = books.ids[position];
+            books.settled(sub, id, Next::Done, now);
+        }
+    }
+
+    /// Everything settled so far is durable.
+    pub fn checkpoint(&self) {
+        self.books().lately.clear();
+    }
+
+    /// The catalogue keeps this about a receiver's endpoint.
+    pub fn kept(&self, receiver: usize, delay: Option<Delay>) {
+        self.note(|| format!("the catalogue keeps {delay:?} for {receiver}"));
+        self.books().endpoints[receiver].kept = delay;
+    }
+
+    /// Someone said that a receiver is well.
+    pub fn admitted_again(&self, receiver: usize) {
+        self.note(|| format!("{receiver} is admitted again"));
+        self.books().endpoints[receiver].recover();
+    }
+
+    /// The clock was set.
+    pub fn clock_set(&self) {
+        let elapsed = (self.elapsed)();
+        let mut books = self.books();
+        books.sets += 1;
+        books.note(self.clock.now(), || "the clock was set".into());
+        books.disturb(elapsed);
+        for endpoint in &mut books.endpoints {
+            endpoint.clock_set();
+        }
+    }
+
+    /// The disk has filled up, or has room again.
+    pub fn disturbed(&self) {
+        let elapsed = (self.elapsed)();
+        self.note(|| "the disk is full, or is not any more".into());
+        self.books().disturb(elapsed);
+    }
+
+    /// The power went: what was not durable is as it was before.
+    pub fn crashed(&self) {
+        let mut books = self.books();
+        for (key, before) in std::mem::take(&mut books.lately).into_iter().rev() {
+            let now = books.deliveries.entry(key).or_default();
+            now.recorded = before.recorded;
+            now.ends = before.ends;
+            for (one, before) in now.tries.iter_mut().zip(&before.tries) {
+                one.recorded = before.recorded;
+            }
+        }
+        drop(books);
+        self.restarted();
+    }
+
+    /// The power went, and it cannot be told what of the latest settling was durable.
+    pub fn crashed_somehow(&self) {
+        let mut books = self.books();
+        for (key, before) in std::mem::take(&mut books.lately).into_iter().rev() {
+            let now = books.deliveries.entry(key).or_default();
+            now.recorded.least = now.recorded.least.min(before.recorded.least);
+            now.maybe_ended |= now.ends.len() > before.ends.len();
+            now.ends = before.ends;
+            for (one, before) in now.tries.iter_mut().zip(&before.tries) {
+                one.recorded &= before.recorded;
+            }
+        }
+        drop(books);
+        self.restarted();
+    }
+
+    /// The server stops, or has crashed: attempts under way are cut short, and it knows only what was kept.
+    pub fn restarted(&self) {
+        let elapsed = (self.elapsed)();
+        let mut books = self.books();
+        books.life += 1;
+        books.note(self.clock.now(), || "a life has ended".into());
+        books.disturb(elapsed);
+        for endpoint in &mut books.endpoints {
+            endpoint.restart();
+        }
+    }
+
+    /// How many deliveries have not come to an end yet.
+    pub fn unfinished(&self) -> usize {
+        let now = self.clock.now();
+        self.books().missing(now).count()
+    }
+
+    /// How many requests reached receivers.
+    pub fn attempts(&self) -> usize {
+        self.books().requests.len()
+    }
+
+    /// A number that differs if anything that receivers saw differs.
+    pub fn trace(&self) -> u64 {
+        self.books().trace.finish()
+    }
+
+    /// The log says that something is left.
+    pub fn left_over(&self, what: String) {
+        self.books().wrong(Kind::Unrest, what);
+    }
+
+    /// Everything that was found wrong, now that all has come to rest.
+    pub fn verdict(&self) -> Vec<Wrong> {
+        let now = self.clock.now();
+        let mut books = self.books();
+        let lost: Vec<String> = books
+            .missing(now)
+            .map(|(sub, id)| {
+                let tries = books.deliveries.get(&(sub, id)).map_or(0, |d| d.tries.len());
+                let name = &books.subs[sub].name;
+                format!("event {id} was accepted and never ended for {name}, after {tries} attempts")
+            })
+            .collect();
+        for what in lost {
+            books.wrong(Kind::Lost, what);
+        }
+        books.wrong.clone()
+    }
+}
+
+fn event_id(claim: &Claim) -> u64 {
+    let id = Raw::trusted(claim.object()).get("id").and_then(Raw::as_str);
+    id.and_then(|i| i.parse().ok()).expect("our own ids")
+}
+

@@ -1,0 +1,154 @@
+//! The auditor's own tables, typed from the reference and not taken from the engine's.
+
+use postrider_core::subscription::{Destination, Subscription};
+use std::time::Duration;
+
+/// Which document holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Document {
+    Cloud2018,
+    Cloud2019,
+    Cloud2020,
+    Cloud2021,
+    Current,
+    Edge,
+}
+
+use Document::*;
+
+/// What an attempt came to, as far as a receiver can tell.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Came {
+    Answered(u16),
+    /// Refused or reset.
+    Broken,
+    Unresolved,
+    TimedOut,
+}
+
+/// What the documents and the subscription say about its deliveries.
+#[derive(Clone, Copy, Debug)]
+pub struct Rules {
+    pub document: Document,
+    /// Some rules treat Azure resources and webhooks differently.
+    azure_resource: bool,
+    pub dead_letter: bool,
+    pub attempts_max: u32,
+    pub time_to_live: Duration,
+}
+
+fn seconds(table: &[u64], index: usize) -> Duration {
+    Duration::from_secs(table[index.min(table.len() - 1)])
+}
+
+impl Rules {
+    pub fn of(subscription: &Subscription, default_profile: &str) -> Rules {
+        let document = match subscription.profile.as_deref().unwrap_or(default_profile) {
+            "cloud-2018" => Cloud2018,
+            "cloud-2019" => Cloud2019,
+            "cloud-2020" => Cloud2020,
+            "cloud-2021" => Cloud2021,
+            "cloud-current" => Current,
+            "edge" => Edge,
+            other => panic!("no document is called {other}"),
+        };
+        let default_minutes = if document == Edge { 120 } else { 1440 };
+        let minutes = subscription.retry.time_to_live_minutes.unwrap_or(default_minutes);
+        Rules {
+            document,
+            azure_resource: matches!(subscription.destination, Destination::EventGrid { .. }),
+            dead_letter: subscription.dead_letter.is_some(),
+            attempts_max: subscription.retry.attempts_max.unwrap_or(30),
+            time_to_live: Duration::from_secs(u64::from(minutes) * 60),
+        }
+    }
+
+    pub fn is_success(&self, status: u16) -> bool {
+        match self.document {
+            Cloud2018 | Cloud2019 => status == 200 || status == 202,
+            Cloud2020 | Cloud2021 | Current | Edge => (200..=204).contains(&status),
+        }
+    }
+
+    /// Never retried.
+    pub fn is_final(&self, status: u16) -> bool {
+        match (self.document, status) {
+            (Cloud2018 | Cloud2019 | Cloud2020, 400 | 413) => self.dead_letter,
+            (Cloud2021 | Current, 400 | 403 | 413) => true,
+            (Cloud2021 | Current, 401) | (Cloud2021, 404) => !self.azure_resource,
+            _ => false,
+        }
+    }
+
+    /// The wait after the failure of attempt number `number`, the first being 1, before floors.
+    pub fn step(&self, number: u32) -> Duration {
+        const HOURLY: [u64; 7] = [10, 30, 60, 300, 600, 1800, 3600];
+        const GROWING: [u64; 10] = [10, 30, 60, 300, 600, 1800, 3600, 10_800, 21_600, 43_200];
+        const EDGE: [u64; 2] = [60, 600];
+        let index = number.max(1) as usize - 1;
+        match self.document {
+            Cloud2018 | Cloud2019 | Cloud2020 => seconds(&HOURLY, index),
+            Cloud2021 | Current => seconds(&GROWING, index),
+            Edge => seconds(&EDGE, index),
+        }
+    }
+
+    pub fn floor(&self, came: Came) -> Duration {
+        let Came::Answered(status) = came else {
+            return Duration::from_secs(match self.document {
+                Cloud2018 | Cloud2019 | Edge => 0,
+                Cloud2020 | Cloud2021 | Current => 10,
+            });
+        };
+        Duration::from_secs(match (self.document, status) {
+            (Cloud2018 | Cloud2019 | Edge, _) => 0,
+            (Cloud2020, 400 | 401 | 403 | 404) => 300,
+            (Cloud2021 | Current, 401 | 404) if self.azure_resource => 300,
+            (_, 408) => 120,
+            (_, 503) => 30,
+            _ => 10,
+        })
+    }
+
+    /// The most that chance may lengthen a step.
+    pub fn step_longest(&self, number: u32) -> Duration {
+        let step = self.step(number);
+        match self.document {
+            Edge => step,
+            _ => step + step / 100,
+        }
+    }
+
+    pub fn response_timeout(&self) -> Duration {
+        Duration::from_secs(match self.document {
+            Cloud2018 | Edge => 60,
+            Cloud2019 | Cloud2020 | Cloud2021 | Current => 30,
+        })
+    }
+
+    /// A success counts until this long after sending, though the attempt has timed out.
+    pub fn late_window(&self) -> Option<Duration> {
+        match self.document {
+            Cloud2018 | Edge => None,
+            Cloud2019 | Cloud2020 | Cloud2021 | Current => Some(Duration::from_secs(180)),
+        }
+    }
+
+    /// Whether sick endpoints are left alone.
+    pub fn knows_delays(&self) -> bool {
+        matches!(self.document, Cloud2020 | Cloud2021 | Current)
+    }
+}
+
+/// So many different deliveries must fail before an endpoint is left alone.
+pub const DELAY_AFTER: usize = 10;
+pub const DELAY_MAX: Duration = Duration::from_secs(4 * 3600);
+
+/// How long an endpoint is left alone at first.
+pub fn first_delay(came: Came) -> Duration {
+    Duration::from_secs(match came {
+        Came::Broken => 30,
+        Came::Unresolved | Came::Answered(401 | 403 | 404) => 300,
+        Came::TimedOut | Came::Answered(_) => 10,
+    })
+}

@@ -1,0 +1,283 @@
+//! What every simulated run has: a topic, some subscriptions, and someone who publishes.
+
+use crate::audit::Audit;
+use crate::chance::Chance;
+use crate::receivers::{HOST, number};
+use bytes::Bytes;
+use postrider_core::envelope::Envelope;
+use postrider_core::event::{Batch, EventRef, Lacks, Schema, Span};
+use postrider_core::filter::Filter;
+use postrider_core::ids::{Secret, SubscriptionId, TopicId};
+use postrider_core::json::Raw;
+use postrider_core::profile::Profiles;
+use postrider_core::subscription::{
+    Batching, DeadLetterDestination, Destination, Origin, RetryChoice, Subscription, Topic, TopicKind,
+    WebHook,
+};
+use postrider_core::time::{Clock, Timestamp};
+use postrider_engine::Engine;
+use postrider_engine::directory::Router;
+use postrider_store::{Catalog, Change};
+use std::sync::Arc;
+use std::time::Duration;
+
+const PROFILES: [&str; 6] = [
+    "cloud-2018",
+    "cloud-2019",
+    "cloud-2020",
+    "cloud-2021",
+    "cloud-current",
+    "edge",
+];
+
+pub struct Scene {
+    pub audit: Arc<Audit>,
+    pub clock: Arc<dyn Clock>,
+    pub topic: Topic,
+    /// Those that exist, as far as the publisher knows.
+    pub subscriptions: Vec<Subscription>,
+    pub server_profile: &'static str,
+    next_event: u64,
+}
+
+impl Scene {
+    pub fn any(chance: &mut Chance, clock: Arc<dyn Clock>, audit: Arc<Audit>) -> Scene {
+        let profile = |chance: &mut Chance| PROFILES[chance.below(6) as usize];
+        let server_profile = profile(chance);
+        let topic_profile = chance.percent(20).then(|| profile(chance).to_owned());
+        Scene {
+            audit,
+            clock,
+            topic: topic(topic_profile),
+            subscriptions: Vec::new(),
+            server_profile,
+            next_event: 0,
+        }
+    }
+
+    /// One more subscription, to this receiver.
+    pub fn subscribe(&mut self, chance: &mut Chance, receiver: usize, expires: Option<Timestamp>) {
+        let mut subscription = any_subscription(chance, self.subscriptions.len() as u64, receiver);
+        subscription.expires = expires;
+        if chance.percent(30) {
+            subscription.profile = Some(PROFILES[chance.below(6) as usize].to_owned());
+        }
+        let fallback = self.topic.profile.as_deref().unwrap_or(self.server_profile);
+        self.audit.subscribe(&subscription, fallback, receiver);
+        self.subscriptions.push(subscription);
+    }
+
+    /// The profiles of the documents, with the server's default.
+    pub fn profiles(&self) -> Profiles {
+        let mut profiles = Profiles::default();
+        assert!(profiles.set_default(self.server_profile));
+        profiles
+    }
+
+    pub async fn declare(&self, catalog: &dyn Catalog) {
+        let mut changes = vec![Change::PutTopic(self.topic.clone())];
+        changes.extend(self.subscriptions.iter().cloned().map(Change::PutSubscription));
+        catalog.commit(changes).await.expect("memory does not fail");
+    }
+
+    /// Who is there, for people.
+    pub fn about(&self) -> String {
+        let line = |s: &Subscription| {
+            let profile = s.profile.as_deref().or(self.topic.profile.as_deref());
+            format!(
+                "{} to {} by {}, {:?}, dead letters {}, batches {:?}, until {:?}\n",
+                s.name,
+                receiver_of(s),
+                profile.unwrap_or(self.server_profile),
+                s.retry,
+                s.dead_letter.is_some(),
+                s.destination.batching().events_max,
+                s.expires.map(|at| at.to_string())
+            )
+        };
+        self.subscriptions.iter().map(line).collect()
+    }
+
+    pub fn events(&self) -> u64 {
+        self.next_event
+    }
+
+    /// Publishes a few events. Which ones were accepted, none if the server could not.
+    pub async fn publish(&mut self, engine: &Engine, chance: &mut Chance) -> Vec<u64> {
+        let topic = engine.directory.topic("orders").expect("declared");
+        let now = self.clock.now();
+        let count = 1 + chance.below(4);
+        let ids: Vec<u64> = (0..count).map(|i| self.next_event + i).collect();
+        self.next_event += count;
+        let (body, spans) = body(&ids, chance);
+        let text = std::str::from_utf8(&body).expect("our own text").to_owned();
+        let mut router = Router::new(&topic, now);
+        let mut events = Vec::new();
+        for (span, id) in spans.iter().zip(&ids) {
+            let object = Raw::parse(&text[span.range()]).expect("our own JSON");
+            let envelope = Envelope::read(Schema::EventGrid, object, None);
+            let matched = router.route(&envelope, None);
+            // Who should get it is worked out anew.
+            let subject = envelope.subject.and_then(Raw::as_str).expect("our own subject");
+            let wanted = self.subscriptions.iter().filter(|s| wants(s, &subject, now));
+            self.audit.publishing(*id, now, wanted.map(|s| s.id));
+            events.push(EventRef {
+                object: *span,
+                matched,
+                lacks: Lacks {
+                    topic: true,
+                    data_version: false,
+                    metadata_version: true,
+                },
+                ..EventRef::default()
+            });
+        }
+        let unmatched = router.unmatched;
+        let batch = Batch {
+            topic: topic.topic.id,
+            schema: Schema::EventGrid,
+            received: now,
+            publisher: "sim".into(),
+            trace: None,
+            body,
+            events,
+            matched: router.into_sets(),
+        };
+        match engine.accept(&topic, batch, unmatched).await {
+            Ok(()) => ids,
+            Err(_) => Vec::new(),
+        }
+    }
+}
+
+/// The same subscription, pointing to another receiver.
+pub fn pointing_to(subscription: &Subscription, receiver: usize) -> Subscription {
+    let mut moved = subscription.clone();
+    match &mut moved.destination {
+        Destination::WebHook(hook) => hook.url = Secret::new(format!("{HOST}{receiver}")),
+        Destination::EventGrid { url, .. } => *url = format!("{HOST}{receiver}"),
+        other => unreachable!("{other:?}"),
+    }
+    moved
+}
+
+/// The number of the receiver that a subscription points to.
+pub fn receiver_of(subscription: &Subscription) -> usize {
+    match &subscription.destination {
+        Destination::WebHook(hook) => number(hook.url.expose()),
+        Destination::EventGrid { url, .. } => number(url),
+        other => unreachable!("{other:?}"),
+    }
+}
+
+fn any_subscription(chance: &mut Chance, number: u64, receiver: usize) -> Subscription {
+    let batched = chance.percent(40);
+    let retry = if chance.percent(50) {
+        RetryChoice {
+            attempts_max: Some(1 + chance.below(8) as u32),
+            time_to_live_minutes: Some(1 + chance.below(300) as u32),
+        }
+    } else {
+        RetryChoice::default()
+    };
+    let batching = Batching {
+        events_max: batched.then(|| 1 + chance.below(5) as u32),
+        preferred_kilobytes: None,
+    };
+    let url = format!("{HOST}{receiver}");
+    let destination = if chance.percent(15) {
+        Destination::EventGrid {
+            url,
+            sas_key: Secret::new("k"),
+            topic_name: None,
+            batching,
+        }
+    } else {
+        Destination::WebHook(WebHook {
+            url: Secret::new(url),
+            batching,
+            attributes: Vec::new(),
+            aad_tenant: None,
+            aad_application: None,
+        })
+    };
+    Subscription {
+        id: SubscriptionId(number + 1),
+        name: format!("s{number}"),
+        topic: TopicId(1),
+        domain_topic: None,
+        destination,
+        identity: None,
+        filter: Filter {
+            subject_begins_with: chance.percent(40).then(|| "/even".to_owned()),
+            ..Filter::default()
+        },
+        labels: Vec::new(),
+        expires: None,
+        delivery_schema: Schema::EventGrid,
+        retry,
+        dead_letter: chance.percent(50).then(|| DeadLetterDestination {
+            account: "local".into(),
+            container: "dead".into(),
+        }),
+        dead_letter_identity: None,
+        profile: None,
+        created: Timestamp::MIN,
+        origin: Origin::Config,
+        extras: None,
+    }
+}
+
+fn wants(subscription: &Subscription, subject: &str, now: Timestamp) -> bool {
+    let prefix = subscription.filter.subject_begins_with.as_deref().unwrap_or("");
+    let over = subscription.expires.is_some_and(|at| at <= now);
+    !over && subject.to_lowercase().starts_with(prefix)
+}
+
+fn topic(profile: Option<String>) -> Topic {
+    Topic {
+        id: TopicId(1),
+        name: "orders".into(),
+        kind: TopicKind::Custom,
+        resource_group: "rg1".into(),
+        location: "here".into(),
+        tags: Default::default(),
+        input_schema: Schema::EventGrid,
+        mapping: None,
+        keys: [Secret::new("a"), Secret::new("b")],
+        local_auth_disabled: false,
+        public_network: true,
+        inbound_ip_rules: Vec::new(),
+        profile,
+        created: Timestamp::MIN,
+        extras: None,
+    }
+}
+
+/// A publish request's text and where its events are.
+fn body(ids: &[u64], chance: &mut Chance) -> (Bytes, Vec<Span>) {
+    let mut text = String::from("[");
+    let mut spans = Vec::new();
+    for (i, id) in ids.iter().enumerate() {
+        if i > 0 {
+            text.push(',');
+        }
+        let start = text.len();
+        let side = if chance.percent(50) { "even" } else { "odd" };
+        text.push_str(&format!(
+            r#"{{"id":"{id}","subject":"/{side}/{id}","eventType":"t","eventTime":"2026-01-01T00:00:00Z","dataVersion":"1","data":{{}}}}"#
+        ));
+        spans.push(Span::new(start, text.len()));
+    }
+    text.push(']');
+    (Bytes::from(text), spans)
+}
+
+/// Bursts, then silence: retries come due while nothing else happens.
+pub fn any_pause(chance: &mut Chance) -> Duration {
+    match chance.below(10) {
+        0 => Duration::from_secs(chance.below(1800)),
+        1..=3 => Duration::from_secs(chance.below(60)),
+        _ => Duration::from_millis(chance.below(200)),
+    }
+}

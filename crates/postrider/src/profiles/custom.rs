@@ -1,0 +1,121 @@
+//! The operator's own profile, made from `[profile_custom]` and the profile that it is based on.
+
+use crate::config::{OrOff, ProbationCustom, ProfileCustom, TimeToLiveCheck};
+use postrider_core::outcome::Outcome;
+use postrider_core::probation::Probation;
+use postrider_core::profile::{Profile, StatusLine, StatusRule, TimeToLiveRule};
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+pub const NAME: &str = "custom";
+
+/// The base as it is in force, with what the operator wrote laid over it. `documented` are the rules of
+/// probation where the base knows none. Lists and texts live as long as the process.
+pub fn profile(written: &ProfileCustom, base: &Profile, documented: Probation) -> Profile {
+    let success: &[u16] = match &written.success {
+        Some(success) => success.clone().leak(),
+        None => base.success,
+    };
+    let other_floor = written.other_floor.unwrap_or(base.other_floor);
+    Profile {
+        name: NAME,
+        about: format!("from the configuration, based on {}", base.name).leak(),
+        schedule: match &written.schedule {
+            Some(schedule) => schedule.clone().leak(),
+            None => base.schedule,
+        },
+        response_timeout: written.response_timeout.unwrap_or(base.response_timeout),
+        late_window: match written.late_window {
+            Some(OrOff::On(window)) => Some(window),
+            Some(OrOff::Off) => None,
+            None => base.late_window,
+        },
+        success,
+        statuses: statuses(written, base.statuses, success, other_floor).leak(),
+        other_floor,
+        jitter_percent: written.jitter_percent.unwrap_or(base.jitter_percent),
+        attempts_max: written.attempts_max.unwrap_or(base.attempts_max),
+        time_to_live: written.time_to_live.unwrap_or(base.time_to_live),
+        time_to_live_rule: match written.time_to_live_check {
+            Some(TimeToLiveCheck::WhenDue) => TimeToLiveRule::WhenDue,
+            Some(TimeToLiveCheck::BeforeWaiting) => TimeToLiveRule::BeforeWaiting,
+            None => base.time_to_live_rule,
+        },
+        probation: match &written.probation {
+            Some(OrOff::On(rules)) => Some(probation(rules, base.probation.unwrap_or(documented))),
+            Some(OrOff::Off) => None,
+            None => base.probation,
+        },
+        dead_letter: base.dead_letter,
+    }
+}
+
+/// The base's lines, less the finality that the operator took from them, under the operator's own.
+fn statuses(
+    written: &ProfileCustom,
+    base: &[StatusLine],
+    success: &[u16],
+    other_floor: Duration,
+) -> Vec<StatusLine> {
+    let kept = |rule: StatusRule| match rule {
+        StatusRule::Final if written.finals.is_some() => StatusRule::RetryAfter(other_floor),
+        StatusRule::FinalIfDeadLettered(floor) if written.final_if_dead_lettered.is_some() => {
+            StatusRule::RetryAfter(floor)
+        }
+        rule => rule,
+    };
+    let mut lines: BTreeMap<u16, StatusLine> = BTreeMap::new();
+    for line in base {
+        let kept = StatusLine {
+            status: line.status,
+            web_hook: kept(line.web_hook),
+            azure_resource: kept(line.azure_resource),
+        };
+        lines.insert(line.status, kept);
+    }
+    // Without a dead-letter destination these are retried as the base would, the slower way where it has two.
+    let floor = |status: u16| {
+        let line = base.iter().find(|line| line.status == status);
+        let rules = line
+            .into_iter()
+            .flat_map(|line| [line.web_hook, line.azure_resource]);
+        let floors = rules.filter_map(|rule| match rule {
+            StatusRule::RetryAfter(floor) | StatusRule::FinalIfDeadLettered(floor) => Some(floor),
+            StatusRule::Final => None,
+        });
+        floors.max().unwrap_or(other_floor)
+    };
+    let finals = written.finals.iter().flatten();
+    let finals = finals.map(|status| (*status, StatusRule::Final));
+    let if_dead_lettered = written.final_if_dead_lettered.iter().flatten();
+    let if_dead_lettered =
+        if_dead_lettered.map(|status| (*status, StatusRule::FinalIfDeadLettered(floor(*status))));
+    let floors = written.floors.iter().flatten();
+    let floors = floors.map(|(status, floor)| (*status, StatusRule::RetryAfter(*floor)));
+    for (status, rule) in finals.chain(if_dead_lettered).chain(floors) {
+        let line = StatusLine {
+            status,
+            web_hook: rule,
+            azure_resource: rule,
+        };
+        lines.insert(status, line);
+    }
+    lines.retain(|status, _| !success.contains(status));
+    lines.into_values().collect()
+}
+
+fn probation(written: &ProbationCustom, rules: Probation) -> Probation {
+    let mut causes: Vec<(Outcome, Duration)> = rules.causes.to_vec();
+    for (&cause, &wait) in written.causes.iter().flatten() {
+        match causes.iter_mut().find(|(known, _)| *known == cause) {
+            Some(known) => known.1 = wait,
+            None => causes.push((cause, wait)),
+        }
+    }
+    Probation {
+        failures: written.failures.unwrap_or(rules.failures),
+        causes: causes.leak(),
+        other: written.other.unwrap_or(rules.other),
+        max: written.max.unwrap_or(rules.max),
+    }
+}

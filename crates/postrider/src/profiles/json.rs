@@ -1,0 +1,243 @@
+//! Profiles as JSON. Names and meanings stay as they are; new fields may appear.
+//!
+//! Durations are numbers of seconds, with a fraction where there is one; `null` is never, or not there.
+//!
+//! `postrider profiles --json` prints a [`List`], `postrider profiles show NAME --json` a [`Shown`].
+
+use super::course::{ATTEMPTS_RANGE, Course, End, TIME_TO_LIVE_MINUTES_RANGE};
+use crate::config::NEVER;
+use postrider_core::profile::{Profile, Profiles, StatusRule, TimeToLiveRule};
+use serde::{Serialize, Serializer};
+use std::time::Duration;
+
+pub fn list(profiles: &Profiles) -> String {
+    let summary = |profile: &'static Profile| Summary {
+        name: profile.name,
+        default: profile.name == profiles.fallback().name,
+        about: profile.about,
+        response_timeout: Seconds(profile.response_timeout),
+        time_to_live: Seconds(profile.time_to_live),
+        attempts_fitting: Course::of(profile).attempts,
+    };
+    print(&List {
+        default: profiles.fallback().name,
+        profiles: profiles.iter().map(summary).collect(),
+    })
+}
+
+pub fn show(profile: &Profile, profiles: &Profiles) -> String {
+    print(&shown(profile, profiles))
+}
+
+fn print(value: &impl Serialize) -> String {
+    serde_json::to_string_pretty(value).expect("it has a JSON form") + "\n"
+}
+
+#[derive(Serialize)]
+struct List<'a> {
+    /// The name of the profile that holds where none is named.
+    default: &'a str,
+    profiles: Vec<Summary<'a>>,
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Summary<'a> {
+    name: &'a str,
+    default: bool,
+    about: &'a str,
+    response_timeout: Seconds,
+    /// That of a subscription which names none.
+    time_to_live: Seconds,
+    /// How many attempts fit into it, if each fails at once.
+    attempts_fitting: usize,
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Shown<'a> {
+    name: &'a str,
+    default: bool,
+    about: &'a str,
+    /// The waits between attempts; the last repeats.
+    schedule: Vec<Seconds>,
+    /// How much longer each wait may be by chance, in percent of itself.
+    jitter_percent: u32,
+    response_timeout: Seconds,
+    /// How long after sending a late response counts; `null`: it does not.
+    late_window: Option<Seconds>,
+    success: &'a [u16],
+    statuses: Vec<Status>,
+    /// After any other failure, no answer included.
+    other: Rule,
+    retry_policy: RetryPolicy,
+    /// The first thousand, if each fails at once with a failure of no special kind, jitter left out.
+    attempts: Vec<Attempt>,
+    attempts_fitting: usize,
+    end: Ending,
+    /// `null`: deliveries are not delayed.
+    probation: Option<Probation>,
+    dead_letter: DeadLetter,
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Status {
+    status: u16,
+    web_hook: Rule,
+    azure_resource: Rule,
+}
+
+/// `{"rule": "final"}`, `{"rule": "retry", "floor": 300}` or `{"rule": "finalIfDeadLettered", "floor": 300}`;
+/// the floor is the least wait.
+#[derive(Serialize)]
+#[serde(tag = "rule", rename_all = "camelCase")]
+enum Rule {
+    Final,
+    Retry { floor: Seconds },
+    FinalIfDeadLettered { floor: Seconds },
+}
+
+/// The limits of a subscription that names none, and the ranges that the management API accepts.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct RetryPolicy {
+    attempts_max: u32,
+    attempts_range: [u32; 2],
+    time_to_live: Seconds,
+    time_to_live_minutes_range: [u32; 2],
+    /// `when-due` or `before-waiting`.
+    time_to_live_check: &'static str,
+}
+
+#[derive(Serialize)]
+struct Attempt {
+    /// The first is 1.
+    attempt: usize,
+    /// Since the attempt before; `null` for the first.
+    wait: Option<Seconds>,
+    /// Since the first attempt.
+    offset: Seconds,
+}
+
+/// What ends it, and when: `offset` is that of the last attempt, or of the slot at which the time to live is
+/// found to have passed.
+#[derive(Serialize)]
+struct Ending {
+    /// `attempts` or `timeToLive`.
+    by: &'static str,
+    offset: Seconds,
+}
+
+#[derive(Serialize)]
+struct Probation {
+    /// This many different deliveries must have failed.
+    failures: u32,
+    /// How long an endpoint is left alone at first.
+    causes: Vec<Cause>,
+    /// The same for any other cause.
+    other: Seconds,
+    /// Each failed probe doubles it, up to this.
+    max: Seconds,
+}
+
+#[derive(Serialize)]
+struct Cause {
+    outcome: &'static str,
+    wait: Seconds,
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct DeadLetter {
+    delay: Seconds,
+    /// `null`: never.
+    give_up_after: Seconds,
+}
+
+struct Seconds(Duration);
+
+impl Serialize for Seconds {
+    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        match self.0 {
+            NEVER => to.serialize_none(),
+            whole if whole.subsec_nanos() == 0 => to.serialize_u64(whole.as_secs()),
+            fraction => to.serialize_f64(fraction.as_secs_f64()),
+        }
+    }
+}
+
+fn shown<'a>(profile: &'a Profile, profiles: &Profiles) -> Shown<'a> {
+    let course = Course::of(profile);
+    let status = |line: &postrider_core::profile::StatusLine| Status {
+        status: line.status,
+        web_hook: rule(line.web_hook),
+        azure_resource: rule(line.azure_resource),
+    };
+    let attempt = |(attempt, wait, offset): (usize, Option<Duration>, Duration)| Attempt {
+        attempt,
+        wait: wait.map(Seconds),
+        offset: Seconds(offset),
+    };
+    let (by, offset) = match course.end {
+        End::Attempts(offset) => ("attempts", offset),
+        End::TimeToLive(offset) => ("timeToLive", offset),
+    };
+    Shown {
+        name: profile.name,
+        default: profile.name == profiles.fallback().name,
+        about: profile.about,
+        schedule: profile.schedule.iter().copied().map(Seconds).collect(),
+        jitter_percent: profile.jitter_percent,
+        response_timeout: Seconds(profile.response_timeout),
+        late_window: profile.late_window.map(Seconds),
+        success: profile.success,
+        statuses: profile.statuses.iter().map(status).collect(),
+        other: rule(StatusRule::RetryAfter(profile.other_floor)),
+        retry_policy: RetryPolicy {
+            attempts_max: profile.attempts_max,
+            attempts_range: ATTEMPTS_RANGE,
+            time_to_live: Seconds(profile.time_to_live),
+            time_to_live_minutes_range: TIME_TO_LIVE_MINUTES_RANGE,
+            time_to_live_check: match profile.time_to_live_rule {
+                TimeToLiveRule::WhenDue => "when-due",
+                TimeToLiveRule::BeforeWaiting => "before-waiting",
+            },
+        },
+        attempts: course.steps().map(attempt).collect(),
+        attempts_fitting: course.attempts,
+        end: Ending {
+            by,
+            offset: Seconds(offset),
+        },
+        probation: profile.probation.map(|rules| Probation {
+            failures: rules.failures,
+            causes: rules
+                .causes
+                .iter()
+                .map(|(cause, _)| Cause {
+                    outcome: cause.name(),
+                    wait: Seconds(rules.first(*cause)),
+                })
+                .collect(),
+            other: Seconds(rules.other.min(rules.max)),
+            max: Seconds(rules.max),
+        }),
+        dead_letter: DeadLetter {
+            delay: Seconds(profile.dead_letter.delay),
+            give_up_after: Seconds(profile.dead_letter.give_up_after),
+        },
+    }
+}
+
+fn rule(rule: StatusRule) -> Rule {
+    match rule {
+        StatusRule::Final => Rule::Final,
+        StatusRule::RetryAfter(floor) => Rule::Retry {
+            floor: Seconds(floor),
+        },
+        StatusRule::FinalIfDeadLettered(floor) => Rule::FinalIfDeadLettered {
+            floor: Seconds(floor),
+        },
+    }
+}

@@ -1,0 +1,143 @@
+//! The profiles that the configuration leaves in force, and `postrider profiles`, which shows them.
+
+mod custom;
+mod course;
+mod text;
+mod json;
+
+use crate::config::{self, EDGE_SUCCESS_STRICT, Loaded, ServeFlags, nearest};
+use anyhow::{Result, bail};
+use postrider_core::probation::Probation;
+use postrider_core::profile::{DeadLetterTiming, EDGE, Profile, Profiles};
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// Every profile as this server follows it, and which of them holds where none is named.
+///
+/// What is changed lives as long as the process: call this once for each configuration.
+pub fn of(loaded: &Loaded) -> Profiles {
+    let config = &loaded.config;
+    let mut profiles = Profiles::default();
+    let mut all: Vec<Profile> = profiles.iter().map(|profile| standard(profile, loaded)).collect();
+    if let Some(written) = &config.profile_custom {
+        let base = all.iter().find(|profile| profile.name == written.base);
+        let base = base.expect("the base is a standard profile");
+        let documented = with_probation(Probation::DOCUMENTED, loaded);
+        all.push(custom::profile(written, base, documented));
+    }
+    for mut profile in all {
+        if profile.jitter_percent > 0 {
+            profile.jitter_percent = config.retry.jitter_percent.unwrap_or(profile.jitter_percent);
+        }
+        if profiles.named(profile.name) != Some(&profile) {
+            profiles.put(profile);
+        }
+    }
+    assert!(
+        profiles.set_default(&config.profile),
+        "loading refuses a profile that is not there"
+    );
+    profiles
+}
+
+/// A profile of the documents, with what the operator may change in it.
+fn standard(profile: &Profile, loaded: &Loaded) -> Profile {
+    let config = &loaded.config;
+    let profile = Profile {
+        probation: profile.probation.map(|rules| with_probation(rules, loaded)),
+        dead_letter: DeadLetterTiming {
+            delay: config.dead_letter.delay,
+            give_up_after: config.dead_letter.give_up_after,
+        },
+        ..*profile
+    };
+    if profile.name != EDGE.name {
+        return profile;
+    }
+    let broker = &loaded.edge.broker;
+    Profile {
+        attempts_max: broker.default_max_delivery_attempts,
+        time_to_live: Duration::from_secs(u64::from(broker.default_event_time_to_live_in_seconds)),
+        success: match config.edge.strict_success {
+            true => EDGE_SUCCESS_STRICT,
+            false => profile.success,
+        },
+        ..profile
+    }
+}
+
+fn with_probation(rules: Probation, loaded: &Loaded) -> Probation {
+    let given = &loaded.config.probation;
+    Probation {
+        failures: given.failures,
+        max: given.max,
+        ..rules
+    }
+}
+
+/// List the profiles, or show all of one, as the configuration leaves them
+#[derive(Clone, Debug, Default, clap::Args)]
+pub struct ProfilesArgs {
+    #[command(subcommand)]
+    command: Option<Command>,
+    /// Configuration file (TOML); also POSTRIDER_CONFIG
+    #[arg(long, value_name = "FILE", global = true)]
+    config: Option<PathBuf>,
+    /// The profile that holds where none is named [default: cloud-2021]
+    #[arg(long, value_name = "NAME", global = true)]
+    profile: Option<String>,
+    /// Print JSON
+    #[arg(long, global = true)]
+    json: bool,
+}
+
+#[derive(Clone, Debug, clap::Subcommand)]
+enum Command {
+    /// Print all of one profile
+    Show {
+        /// Its name
+        name: String,
+    },
+}
+
+pub fn run(args: &ProfilesArgs) -> Result<()> {
+    print!("{}", answer(args, std::env::vars())?);
+    Ok(())
+}
+
+/// What is printed.
+fn answer(args: &ProfilesArgs, env: impl IntoIterator<Item = (String, String)>) -> Result<String> {
+    let flags = ServeFlags {
+        config: args.config.clone(),
+        profile: args.profile.clone(),
+        ..ServeFlags::default()
+    };
+    let profiles = of(&config::load(&flags, env)?);
+    Ok(match (&args.command, args.json) {
+        (None, false) => text::list(&profiles),
+        (None, true) => json::list(&profiles),
+        (Some(Command::Show { name }), false) => text::show(named(&profiles, name)?, &profiles),
+        (Some(Command::Show { name }), true) => json::show(named(&profiles, name)?, &profiles),
+    })
+}
+
+fn named(profiles: &Profiles, name: &str) -> Result<&'static Profile> {
+    if let Some(profile) = profiles.named(name) {
+        return Ok(profile);
+    }
+    if name == custom::NAME {
+        bail!("profile \"custom\" does not exist: the configuration has no [profile_custom]");
+    }
+    let names: Vec<_> = profiles.iter().map(|profile| profile.name).collect();
+    let hint = nearest(name, names.iter().copied());
+    let hint = hint
+        .map(|near| format!("; did you mean \"{near}\"?"))
+        .unwrap_or_default();
+    bail!(
+        "profile \"{name}\" does not exist, only {}{hint}",
+        names.join(", ")
+    )
+}
+
+#[cfg(test)]
+mod tests;
