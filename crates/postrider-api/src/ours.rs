@@ -82,8 +82,8 @@ pub async fn answer(server: &Server, call: &mut Call, segments: &Segments<'_>) -
 }
 
 async fn route(server: &Server, call: &mut Call, segments: &Segments<'_>) -> Result<Answer, Problem> {
-    let path = [segments.get(1), segments.get(2), segments.get(3)];
-    let path = &path[..segments.count().clamp(1, 4) - 1];
+    let path = [segments.get(1), segments.get(2), segments.get(3), segments.get(4)];
+    let path = &path[..segments.count().clamp(1, 5) - 1];
     match path {
         ["v1", "clock"] | ["v1", "clock", "advance"] => {
             let clock = test_clock(server, call)?;

@@ -49,12 +49,15 @@ impl Timestamp {
         i64::try_from(at.as_nanosecond()).ok().map(Timestamp)
     }
 
-    /// Reads the date of an HTTP header.
+    /// Reads the date of an HTTP header. One that lies beyond all others is the last there is.
     pub fn parse_http_date(text: &str) -> Option<Timestamp> {
-        let zoned = jiff::fmt::rfc2822::parse(text).ok()?;
-        i64::try_from(zoned.timestamp().as_nanosecond())
-            .ok()
-            .map(Timestamp)
+        let Ok(zoned) = jiff::fmt::rfc2822::parse(text) else {
+            // The last day of the year 9999, which some say for "never", is beyond jiff's instants.
+            let never = jiff::fmt::strtime::parse("%a, %d %b 9999 %H:%M:%S GMT", text).is_ok();
+            return never.then_some(Timestamp::MAX);
+        };
+        let nanos = zoned.timestamp().as_nanosecond();
+        Some(Timestamp(nanos.clamp(0, i128::from(i64::MAX)) as i64))
     }
 
     /// The calendar fields in UTC.
@@ -147,6 +150,8 @@ mod tests {
         check("2023-01-02T03:04:05.678901", "2023-01-02T03:04:05.6789010Z");
         let date = Timestamp::parse_http_date("Sun, 06 Nov 1994 08:49:37 GMT").unwrap();
         assert_eq!(date.to_string(), "1994-11-06T08:49:37.0000000Z");
+        let far = Timestamp::parse_http_date("Fri, 31 Dec 9999 23:59:59 GMT");
+        assert_eq!(far, Some(Timestamp::MAX));
         for bad in ["", "yesterday", "2020-13-01T00:00:00Z", "12"] {
             assert_eq!(Timestamp::parse(bad), None, "{bad}");
         }

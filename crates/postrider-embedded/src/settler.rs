@@ -107,8 +107,13 @@ impl Settler {
             while batch.len() < COMMIT_REQUESTS_MAX {
                 match batch.last() {
                     Some(ToSettler::Close(_)) => break,
-                    // What is there already still comes along: others may want a flush too.
-                    Some(ToSettler::Flush(_)) => until_commit = Duration::ZERO,
+                    // Someone waits for these. What is there already still comes along.
+                    Some(
+                        ToSettler::Flush(_)
+                        | ToSettler::Open(..)
+                        | ToSettler::Forget(..)
+                        | ToSettler::Withdraw(_),
+                    ) => until_commit = Duration::ZERO,
                     _ => {}
                 }
                 match self

@@ -16,7 +16,7 @@ use postrider_core::ids::{Position, SubscriptionId};
 use postrider_core::outcome::Outcome;
 use postrider_core::probation::{Delay, EndpointDelay};
 use postrider_core::profile::Profile;
-use postrider_core::retry::{Next, chance};
+use postrider_core::retry::{Next, Reason, chance};
 use postrider_core::subscription::Subscription;
 use postrider_core::time::{Clock, Timestamp};
 use postrider_store::log::LastAttempt;
@@ -84,6 +84,9 @@ pub struct Outlet {
     /// Lanes that wait for an answer.
     sending: AtomicUsize,
     late: LateBook,
+    /// Why the subscription is gone, once it is. Held for reading while something other than a success is
+    /// settled: what the log is told after that would be forgotten uncounted.
+    gone: tokio::sync::RwLock<Option<Reason>>,
     pub counters: Counters,
 }
 
@@ -102,6 +105,7 @@ impl Outlet {
             ready: AtomicI64::new(0),
             sending: AtomicUsize::new(0),
             late: LateBook::default(),
+            gone: tokio::sync::RwLock::new(None),
             counters: Counters::default(),
         }
     }
@@ -225,9 +229,11 @@ impl Dispatcher {
         self.wake(&outlet, 1);
     }
 
-    pub fn remove(&self, id: SubscriptionId) {
+    /// Lets go of a subscription. Attempts under way end, but nothing follows them.
+    pub async fn remove(&self, id: SubscriptionId, reason: Reason) {
         let outlet = self.outlets.write().expect("no panic holds it").remove(&id);
         if let Some(outlet) = outlet {
+            *outlet.gone.write().await = Some(reason);
             *outlet.plan.write().expect("no panic holds it") = None;
             outlet.unpark_all();
         }
@@ -664,9 +670,19 @@ impl Dispatcher {
         }
     }
 
-    async fn settle(&self, outlet: &Outlet, settled: Vec<Settled>) {
+    async fn settle(&self, outlet: &Outlet, mut settled: Vec<Settled>) {
         if settled.is_empty() {
             return;
+        }
+        let mut gone = None;
+        if settled.iter().any(|one| one.next != Next::Done) {
+            let reason = outlet.gone.read().await;
+            if let Some(reason) = *reason {
+                for one in settled.iter_mut().filter(|one| one.next != Next::Done) {
+                    one.next = Next::Drop(reason);
+                }
+            }
+            gone = Some(reason);
         }
         for counters in [&self.counters, &outlet.counters] {
             for one in &settled {
@@ -687,6 +703,7 @@ impl Dispatcher {
         if let Err(e) = self.log.settle(outlet.id, settled).await {
             tracing::error!(error = %e, "cannot settle; the deliveries will be offered again");
         }
+        drop(gone);
     }
 
     fn after_leaving(self: &Arc<Self>, plan: &Arc<Plan>, left: Left) {

@@ -301,23 +301,29 @@ impl Endpoint {
             admitted: Vec::new(),
             changed: (before != after).then_some(after),
         };
-        while let Some(first) = inner.waiting.front() {
-            let Some(outlet) = first.upgrade() else {
-                inner.waiting.pop_front();
+        let mut place = 0;
+        while let Some(waiting) = inner.waiting.get(place) {
+            let Some(outlet) = waiting.upgrade() else {
+                inner.waiting.remove(place);
                 continue;
             };
             if Arc::ptr_eq(&outlet, leaving) {
                 // The lane that leaves asks again by itself.
-                inner.waiting.pop_front();
+                inner.waiting.remove(place);
                 outlet.waiting.store(false, Relaxed);
                 continue;
             }
-            let Admission::Go(pass) = inner.health.enter(outlet.obeys(), now) else {
-                break;
-            };
-            inner.waiting.pop_front();
-            outlet.waiting.store(false, Relaxed);
-            left.admitted.push((outlet, pass));
+            let obeys = outlet.obeys();
+            match inner.health.enter(obeys, now) {
+                Admission::Go(pass) => {
+                    inner.waiting.remove(place);
+                    outlet.waiting.store(false, Relaxed);
+                    left.admitted.push((outlet, pass));
+                }
+                // The delay holds it back, not the window: those behind it may know nothing of delays.
+                _ if obeys && after.is_some() => place += 1,
+                _ => break,
+            }
         }
         left
     }

@@ -104,7 +104,12 @@ impl Engine {
             let subscription = Arc::new(subscription);
             engine.directory.put_subscription(subscription.clone());
         }
+        let now = engine.clock.now();
         for subscription in engine.directory.all_subscriptions() {
+            // One whose time was over before this life began is retired, with no attempt more.
+            if subscription.expires.is_some_and(|at| at <= now) {
+                continue;
+            }
             if let Some(topic) = engine.directory.topic_by_id(subscription.topic) {
                 engine.take_up(subscription, topic);
             }

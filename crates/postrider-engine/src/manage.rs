@@ -114,7 +114,7 @@ impl Engine {
 
     /// Stops deliveries of a subscription that is gone from the catalogue.
     async fn retire(&self, id: SubscriptionId, reason: Reason) -> Result<(), Error> {
-        self.dispatcher.remove(id);
+        self.dispatcher.remove(id, reason).await;
         let dropped = self.log.close_subscription(id).await?;
         if dropped > 0 {
             tracing::warn!(subscription = %id, dropped, %reason, "subscription gone with events waiting");

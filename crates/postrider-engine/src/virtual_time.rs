@@ -296,6 +296,9 @@ impl VirtualTime {
         made: u64,
         settle: Duration,
     ) -> Result<(), Error> {
+        if self.engine.is_stopping() {
+            return Err(Error::Stopping);
+        }
         self.clock.set(at);
         self.dispatcher().look(at);
         self.come_to_rest(durable, made, settle).await
@@ -322,6 +325,10 @@ impl VirtualTime {
         settle: Duration,
     ) -> Result<(), Error> {
         loop {
+            // Nothing is claimed any more: what is due would be passed by.
+            if self.engine.is_stopping() {
+                return Err(Error::Stopping);
+            }
             let pulse = self.pulse();
             if self.at_rest(made, settle) && self.still_at_rest(pulse, made, settle).await {
                 if *durable == Some(pulse) {

@@ -3,6 +3,7 @@
 use crate::client::{Answer, Connection};
 use crate::receiver::Receiver;
 use crate::server::{JSON, Server, Setup, event};
+use crate::wait;
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
 use ring::hmac;
@@ -447,6 +448,54 @@ fn a_request_is_bounded_in_bytes_and_in_events() {
     server
         .send("POST", THINGS, &[JSON, WITH_KEY], json!(many).to_string())
         .expect(200);
+}
+
+#[test]
+fn who_comes_when_there_is_no_room_is_told_to_come_back() {
+    let receiver = Receiver::start();
+    let mut setup = setup(&receiver);
+    setup.config.insert_str(0, "limits.publish_queue_max = 1\n");
+    let server = setup.start();
+    // The first has a place from when it is asked for its body until that is durable.
+    let body = json!([event("slow")]).to_string();
+    let mut slow = server.connect();
+    let head = format!(
+        "POST {ORDERS} HTTP/1.1\r\nhost: {}\r\naeg-sas-key: {KEY1}\r\nexpect: 100-continue\r\ncontent-length: {}\r\n\r\n",
+        server.http,
+        body.len()
+    );
+    slow.write(head.as_bytes()).unwrap();
+    slow.answer("POST").unwrap().expect(100);
+
+    let events = json!([event("quick")]).to_string();
+    let turned_away = server.send("POST", ORDERS, &[JSON, WITH_KEY], &events);
+    assert_eq!(turned_away.header("retry-after"), Some("1"));
+    let message = "The rate of events exceeds the limit of this resource.";
+    refused(turned_away, 429, "TooManyRequests", "TooManyRequests", message);
+    let edge = server.edge("POST", "/topics/orders/events", &json!([event("quick")]));
+    assert_eq!(edge.header("retry-after"), Some("1"));
+    assert_eq!(edge.expect(429).json()["error"]["code"], "429");
+
+    slow.write(body.as_bytes()).unwrap();
+    slow.answer("POST").unwrap().expect(200);
+    assert_eq!(receiver.next().ids(), ["slow"]);
+    server
+        .send("POST", ORDERS, &[JSON, WITH_KEY], &events)
+        .expect(200);
+    assert_eq!(
+        receiver.next().ids(),
+        ["quick"],
+        "what was turned away was not kept"
+    );
+    // Whoever goes away gives the place back.
+    let mut gone = server.connect();
+    gone.write(head.as_bytes()).unwrap();
+    gone.answer("POST").unwrap().expect(100);
+    drop(gone);
+    wait::until("there is room again", || {
+        let answer = server.send("POST", ORDERS, &[JSON, WITH_KEY], &events);
+        (answer.status == 200).then_some(())
+    });
 }
 
 /// Most clients read the answer only after they have sent everything, the Azure SDKs among them.

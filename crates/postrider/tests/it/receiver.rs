@@ -77,6 +77,14 @@ impl Receiver {
         Receiver::answering(|_| Reply::Status(200))
     }
 
+    /// Answers with the status that the path begins with.
+    pub fn by_path() -> Receiver {
+        Receiver::answering(|delivery| {
+            let status = delivery.path[1..].split(['/', '?']).next().unwrap_or_default();
+            Reply::Status(status.parse().expect("paths begin with a status"))
+        })
+    }
+
     pub fn answering(script: impl Fn(&Delivery) -> Reply + Send + Sync + 'static) -> Receiver {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
         let address = listener.local_addr().expect("it is bound");
@@ -198,6 +206,8 @@ fn converse(stream: TcpStream, script: &Script, sender: &mpsc::Sender<Delivery>)
         };
         let _ = sender.send(delivery.clone());
         match script(&delivery) {
+            // These have no body, and no length of one.
+            Reply::Status(status @ (204 | 304)) => write!(out, "HTTP/1.1 {status} Scripted\r\n\r\n")?,
             Reply::Status(status) => write!(out, "HTTP/1.1 {status} Scripted\r\ncontent-length: 0\r\n\r\n")?,
             Reply::Silence => {
                 io::copy(&mut stream, &mut io::sink())?;

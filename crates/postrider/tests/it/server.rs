@@ -21,6 +21,8 @@ pub struct Setup {
     pub env: Vec<(&'static str, String)>,
     /// Further flags, instead of those that make it listen on free ports.
     pub flags: Option<Vec<String>>,
+    /// Flags besides those.
+    pub more: Vec<&'static str>,
     /// How many files and connections it may have open.
     pub open_files_max: Option<u32>,
     /// Where its files go, instead of into a temporary directory.
@@ -33,6 +35,28 @@ impl Setup {
             config: text.into(),
             ..Setup::default()
         }
+    }
+
+    /// On a clock that stands still until it is moved, with waits that are not lengthened by chance.
+    pub fn test_clock(config: impl Into<String>) -> Setup {
+        let config = config.into();
+        Setup {
+            config: format!("retry.jitter_percent = 0\n{config}"),
+            more: vec!["--test-clock"],
+            ..Setup::default()
+        }
+    }
+
+    /// Which Event Grid it behaves like.
+    pub fn profile(mut self, name: &'static str) -> Setup {
+        self.more.extend(["--profile", name]);
+        self
+    }
+
+    /// Sets a variable in its environment.
+    pub fn with(mut self, name: &'static str, value: &str) -> Setup {
+        self.env.push((name, value.to_owned()));
+        self
     }
 
     /// `postrider serve` as this setup says, in `directory`.
@@ -63,6 +87,7 @@ impl Setup {
             Some(flags) => command.args(flags),
             None => command.args(["--http", http, "--https", https]),
         };
+        command.args(&self.more);
         command.current_dir(directory);
         command
             .stdin(Stdio::null())
@@ -310,6 +335,13 @@ impl Server {
     pub fn publish(&self, topic: &str, events: &[Value]) {
         self.edge("POST", &format!("/topics/{topic}/events"), &json!(events))
             .expect(200);
+    }
+
+    /// Deletes a subscription.
+    #[track_caller]
+    pub fn unsubscribe(&self, topic: &str, name: &str) {
+        let path = format!("/topics/{topic}/eventSubscriptions/{name}");
+        self.edge("DELETE", &path, &Value::Null).expect(200);
     }
 
     pub fn health(&self) -> Value {

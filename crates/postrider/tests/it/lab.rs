@@ -1,0 +1,199 @@
+//! A day of retries in a second: a server whose clock a test moves, and when deliveries arrived by that clock.
+
+use crate::receiver::{Delivery, Receiver};
+use crate::server::{Server, Setup};
+use postrider_core::time::Timestamp;
+use serde_json::{Value, json};
+use std::time::Duration;
+
+/// Real time that an attempt gets to reach a receiver which is not going to answer.
+pub const UNANSWERED: &str = "500ms";
+
+impl Server {
+    /// What its test clock shows.
+    #[track_caller]
+    pub fn now(&self) -> Timestamp {
+        let clock = self
+            .send("GET", "/postrider/v1/clock", &[], "")
+            .expect(200)
+            .json();
+        timestamp(&clock["now"])
+    }
+
+    /// Moves its test clock. Returns what it shows then, and how many attempts were made on the way.
+    #[track_caller]
+    pub fn advance(&self, how: &Value) -> (Timestamp, u64) {
+        let path = "/postrider/v1/clock/advance";
+        let answer = self.send("POST", path, &[], how.to_string()).expect(200).json();
+        let attempts = answer["attempts"].as_u64().expect("a number of attempts");
+        (timestamp(&answer["now"]), attempts)
+    }
+}
+
+#[track_caller]
+pub fn timestamp(text: &Value) -> Timestamp {
+    let parsed = text.as_str().and_then(Timestamp::parse);
+    parsed.unwrap_or_else(|| panic!("not a time: {text}"))
+}
+
+/// A server on a test clock and the receiver that it delivers to.
+pub struct Lab {
+    pub server: Server,
+    pub receiver: Receiver,
+    /// What the clock showed when times began to be counted.
+    pub start: Timestamp,
+}
+
+/// A delivery and when it arrived, counted from the lab's start.
+#[derive(Debug)]
+pub struct Arrival {
+    pub at: Duration,
+    pub delivery: Delivery,
+}
+
+impl Arrival {
+    /// How many attempts were made before, as the delivery says.
+    pub fn count(&self) -> u64 {
+        let count = self.delivery.header("aeg-delivery-count").expect("a count");
+        count.parse().expect("a number")
+    }
+
+    /// The id of its only event.
+    pub fn id(&self) -> String {
+        let [id] = self.delivery.ids().try_into().expect("one event");
+        id
+    }
+
+    pub fn seconds(&self) -> u64 {
+        whole_seconds(self.at)
+    }
+}
+
+#[track_caller]
+pub fn whole_seconds(time: Duration) -> u64 {
+    assert_eq!(time.subsec_nanos(), 0, "{time:?} is a whole number of seconds");
+    time.as_secs()
+}
+
+/// When deliveries arrived, in seconds.
+pub fn seconds(arrivals: &[Arrival]) -> Vec<u64> {
+    arrivals.iter().map(Arrival::seconds).collect()
+}
+
+/// When deliveries arrived, in seconds, and how many attempts each said were made before.
+pub fn seconds_and_counts(arrivals: &[Arrival]) -> Vec<(u64, u64)> {
+    arrivals.iter().map(|one| (one.seconds(), one.count())).collect()
+}
+
+impl Lab {
+    pub fn start(setup: Setup, receiver: Receiver) -> Lab {
+        let server = setup.start();
+        let start = server.now();
+        Lab {
+            server,
+            receiver,
+            start,
+        }
+    }
+
+    /// With a topic `orders` and a subscription `billing` to the receiver's `/`.
+    pub fn subscribed(setup: Setup, receiver: Receiver, properties: Value) -> Lab {
+        let lab = Lab::start(setup, receiver);
+        lab.server.put_topic("orders");
+        lab.subscribe("billing", "/", properties);
+        lab
+    }
+
+    /// Subscribes a path of the receiver to the topic `orders`.
+    #[track_caller]
+    pub fn subscribe(&self, name: &str, path: &str, properties: Value) {
+        let url = self.receiver.url(path);
+        self.server.subscribe("orders", name, &url, properties);
+    }
+
+    /// Seconds since the start.
+    #[track_caller]
+    pub fn now(&self) -> u64 {
+        whole_seconds(self.server.now().since(self.start))
+    }
+
+    /// Moves the clock and takes what arrived on the way, as of the instant that was reached.
+    #[track_caller]
+    fn advance(&self, how: &Value) -> Vec<Arrival> {
+        let (now, attempts) = self.server.advance(how);
+        let at = now.since(self.start);
+        let arrival = |_| Arrival {
+            at,
+            delivery: self.receiver.next(),
+        };
+        (0..attempts).map(arrival).collect()
+    }
+
+    /// Moves by so many seconds and returns how many attempts that brought.
+    #[track_caller]
+    pub fn pass(&self, seconds: u64) -> usize {
+        self.advance(&json!({"by": format!("{seconds}s")})).len()
+    }
+
+    /// Moves on to so many seconds after the start and returns how many attempts that brought.
+    #[track_caller]
+    pub fn pass_to(&self, seconds: u64) -> usize {
+        let to = self.start + Duration::from_secs(seconds);
+        self.advance(&json!({"to": to.to_string()})).len()
+    }
+
+    /// As `pass_to`, past attempts that are not answered.
+    #[track_caller]
+    pub fn pass_to_unanswered(&self, seconds: u64) -> usize {
+        let to = self.start + Duration::from_secs(seconds);
+        let how = json!({"to": to.to_string(), "settle": UNANSWERED});
+        self.advance(&how).len()
+    }
+
+    /// What arrives without the clock being moved.
+    #[track_caller]
+    pub fn at_once(&self) -> Vec<Arrival> {
+        let at = self.server.advance(&json!({"by": "0s"})).0.since(self.start);
+        let arrived = self.receiver.so_far().into_iter();
+        arrived.map(|delivery| Arrival { at, delivery }).collect()
+    }
+
+    /// What arrives at the next instant at which anything does; nothing if nothing is left.
+    #[track_caller]
+    pub fn next_arrivals(&self) -> Vec<Arrival> {
+        self.advance(&json!({"toNextAttempt": true}))
+    }
+
+    /// The only delivery at the next instant at which anything arrives.
+    #[track_caller]
+    pub fn next_arrival(&self) -> Arrival {
+        let [arrival] = self.next_arrivals().try_into().expect("one arrives");
+        arrival
+    }
+
+    /// Everything that arrives from now on until nothing is left.
+    #[track_caller]
+    pub fn all_arrivals(&self) -> Vec<Arrival> {
+        let mut all = self.at_once();
+        loop {
+            let next = self.next_arrivals();
+            if next.is_empty() {
+                return all;
+            }
+            all.extend(next);
+        }
+    }
+
+    /// A number in `/healthz`, among the deliveries.
+    #[track_caller]
+    pub fn count(&self, name: &str) -> u64 {
+        let health = self.server.health();
+        let number = health["deliveries"][name].as_u64();
+        number.unwrap_or_else(|| panic!("no {name} in {health}"))
+    }
+
+    /// What was dropped, by reason.
+    pub fn dropped(&self) -> Value {
+        self.server.health()["deliveries"]["dropped"].take()
+    }
+}

@@ -1,0 +1,246 @@
+//! `kill -9` in the middle of a schedule, by the test clock: what is due stays due, what was done stays done.
+
+use crate::lab::{Arrival, Lab, seconds_and_counts};
+use crate::receiver::{Delivery, Gate, Receiver, Reply};
+use crate::server::{Setup, event};
+use serde_json::json;
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+
+/// Every attempt of an event that fails all the time, with how many were made before.
+const SCHEDULE: [(u64, u64); 11] = [
+    (0, 0),
+    (10, 1),
+    (40, 2),
+    (100, 3),
+    (400, 4),
+    (1000, 5),
+    (2800, 6),
+    (6400, 7),
+    (17_200, 8),
+    (38_800, 9),
+    (82_000, 10),
+];
+
+fn failing() -> Receiver {
+    Receiver::answering(|_| Reply::Status(500))
+}
+
+impl Lab {
+    /// `kill -9`, and on again from where the clock stood.
+    #[track_caller]
+    fn restart(&mut self) {
+        let stood = self.server.now();
+        self.server.kill();
+        self.server.start();
+        assert_eq!(self.server.now(), stood);
+    }
+}
+
+#[test]
+fn a_restart_anywhere_changes_neither_times_nor_counts() {
+    // Between every two attempts, right after one and just before the next.
+    let mut lab = Lab::subscribed(Setup::test_clock(""), failing(), json!(null));
+    lab.server.publish("orders", &[event("a")]);
+    let mut made = lab.at_once();
+    for (next, _) in &SCHEDULE[1..] {
+        lab.restart();
+        assert!(lab.at_once().is_empty(), "nothing is attempted twice");
+        assert_eq!(lab.pass_to(next - 1), 0);
+        lab.restart();
+        made.push(lab.next_arrival());
+    }
+    assert_eq!(seconds_and_counts(&made), SCHEDULE);
+    lab.restart();
+    assert_eq!(lab.pass_to(125_199), 0);
+    lab.restart();
+    assert_eq!(lab.dropped(), json!({}));
+    assert_eq!(lab.pass_to(125_200), 0);
+    assert_eq!(lab.dropped(), json!({"TimeToLiveExceeded": 1}));
+    lab.restart();
+    assert!(lab.all_arrivals().is_empty(), "it stays dropped");
+}
+
+#[test]
+fn one_restart_in_the_middle_changes_nothing_for_events_of_all_kinds() {
+    for at in [0, 5, 10, 400, 3000] {
+        let receiver = Receiver::answering(|delivery| {
+            let id = delivery.ids().concat();
+            let count = delivery.header("aeg-delivery-count").unwrap_or_default();
+            Reply::Status(match (id.as_str(), count) {
+                ("good", _) | ("recovering", "3") => 200,
+                ("bad", _) => 400,
+                ("busy", _) => 503,
+                _ => 500,
+            })
+        });
+        let mut lab = Lab::subscribed(Setup::test_clock(""), receiver, json!(null));
+        let ids = ["good", "bad", "busy", "failing", "recovering"];
+        lab.server.publish("orders", &ids.map(event));
+        let mut arrivals = lab.at_once();
+        let mut restarted = false;
+        loop {
+            if !restarted && arrivals.last().is_some_and(|last| last.seconds() >= at) {
+                lab.restart();
+                restarted = true;
+            }
+            let next = lab.next_arrivals();
+            if next.is_empty() {
+                break;
+            }
+            arrivals.extend(next);
+        }
+        assert!(restarted);
+        let mut by_id: BTreeMap<String, Vec<Arrival>> = BTreeMap::new();
+        for arrival in arrivals {
+            by_id.entry(arrival.id()).or_default().push(arrival);
+        }
+        let of = |id: &str| seconds_and_counts(&by_id[id]);
+        assert_eq!(of("good"), [(0, 0)], "{at}");
+        assert_eq!(of("bad"), [(0, 0)], "{at}");
+        assert_eq!(of("recovering"), SCHEDULE[..4], "{at}");
+        assert_eq!(of("failing"), SCHEDULE, "{at}");
+        let busy = [0, 30, 60, 120, 420, 1020, 2820, 6420, 17_220, 38_820, 82_020];
+        let busy: Vec<_> = busy.into_iter().zip(0..).collect();
+        assert_eq!(of("busy"), busy, "{at}");
+    }
+}
+
+#[test]
+fn waits_that_chance_has_lengthened_stay_as_they_are() {
+    let setup = Setup {
+        config: String::new(),
+        ..Setup::test_clock("")
+    };
+    let mut lab = Lab::subscribed(setup, failing(), json!(null));
+    let events: Vec<_> = (0..5).map(|n| event(n.to_string())).collect();
+    lab.server.publish("orders", &events);
+    assert_eq!(lab.at_once().len(), 5);
+    lab.server.kill();
+    // The same state is gone on with twice. Each life has its own chance, but these waits are decided.
+    let data = lab.server.data_dir();
+    let kept = data.with_extension("kept");
+    copy(&data, &kept);
+    let mut instants = || {
+        lab.server.start();
+        let next: Vec<_> = (0..5).map(|_| lab.next_arrival()).collect();
+        lab.server.kill();
+        next.iter().map(|one| (one.id(), one.at)).collect::<Vec<_>>()
+    };
+    let once = instants();
+    std::fs::remove_dir_all(&data).expect("it can be removed");
+    copy(&kept, &data);
+    assert_eq!(instants(), once);
+    let lengthened = once.iter().filter(|(_, at)| at.subsec_nanos() > 0).count();
+    assert!(lengthened > 0, "{once:?}");
+}
+
+fn copy(from: &Path, to: &Path) {
+    let copied = Command::new("cp").arg("-r").arg(from).arg(to).status();
+    assert!(copied.expect("cp can be run").success());
+}
+
+#[test]
+fn an_attempt_that_was_under_way_is_made_again_at_once() {
+    // The first attempt, or the second, is not answered when the server is killed.
+    for (silent, sent_at, killed_at, more) in [(0, 0, 15, [25, 55, 115]), (1, 10, 20, [50, 110, 410])] {
+        let number = AtomicUsize::new(0);
+        let receiver = Receiver::answering(move |_| match number.fetch_add(1, Relaxed) == silent {
+            true => Reply::Silence,
+            false => Reply::Status(500),
+        });
+        let mut lab = Lab::subscribed(Setup::test_clock(""), receiver, json!(null));
+        lab.server.publish("orders", &[event("a")]);
+        lab.receiver.next();
+        if sent_at > 0 {
+            assert_eq!(lab.pass_to_unanswered(sent_at), 1);
+        }
+        assert_eq!(lab.pass_to_unanswered(killed_at), 0);
+        lab.restart();
+        // Nobody knows what became of it: it does not count, and it is made again.
+        let again = lab.at_once();
+        let count = silent as u64;
+        assert_eq!(seconds_and_counts(&again), [(killed_at, count)]);
+        let next: Vec<_> = (0..3).map(|_| lab.next_arrival()).collect();
+        let expected: Vec<_> = more.into_iter().zip(count + 1..).collect();
+        assert_eq!(seconds_and_counts(&next), expected);
+    }
+}
+
+/// As many retries are made before the one that is held up.
+const HELD: usize = 110;
+
+#[test]
+fn a_restart_while_time_is_moving_loses_no_attempt_that_was_made() {
+    // One attempt in the middle of it all is held up until the server is no more.
+    let gate = Arc::new(Gate::default());
+    let number = AtomicUsize::new(0);
+    let receiver = Receiver::answering({
+        let gate = gate.clone();
+        move |_| {
+            if number.fetch_add(1, Relaxed) == 20 + HELD {
+                gate.wait();
+            }
+            Reply::Status(500)
+        }
+    });
+    let mut lab = Lab::subscribed(Setup::test_clock("").profile("cloud-2018"), receiver, json!(null));
+    let events: Vec<_> = (0..20).map(|n| event(n.to_string())).collect();
+    lab.server.publish("orders", &events);
+    assert_eq!(lab.at_once().len(), 20);
+    let mut arrived: BTreeMap<String, Vec<u64>> = BTreeMap::new();
+    let mut note = |delivery: &Delivery| {
+        let count = delivery.header("aeg-delivery-count").expect("a count");
+        let counts = arrived.entry(delivery.ids().concat()).or_default();
+        counts.push(count.parse().expect("a number"));
+    };
+    let mut connection = lab.server.connect();
+    let moving = std::thread::spawn(move || {
+        let days = json!({"by": "48h"}).to_string();
+        connection
+            .send("POST", "/postrider/v1/clock/advance", &[], days.as_bytes())
+            .is_err()
+    });
+    for _ in 0..=HELD {
+        note(&lab.receiver.next());
+    }
+    lab.server.kill();
+    gate.open();
+    assert!(moving.join().expect("no panic"), "it was killed on the way");
+    lab.receiver.so_far().iter().for_each(&mut note);
+    lab.server.start();
+    for arrival in lab.all_arrivals() {
+        note(&arrival.delivery);
+    }
+    assert_eq!(lab.dropped(), json!({"MaxDeliveryAttemptsExceeded": 20}));
+    assert_eq!(arrived.len(), 20);
+    for (id, mut counts) in arrived {
+        // What was under way when it was killed is made again, with the same count.
+        assert!(counts.len() <= 30, "{id}: {counts:?}");
+        counts.dedup();
+        assert_eq!(counts, (1..30).collect::<Vec<_>>(), "{id}");
+    }
+}
+
+#[test]
+fn what_a_test_clock_has_touched_is_not_gone_on_with_in_real_time() {
+    let mut lab = Lab::subscribed(Setup::test_clock(""), failing(), json!(null));
+    lab.server.publish("orders", &[event("a")]);
+    lab.at_once();
+    lab.pass_to(3600);
+    lab.server.kill();
+    let refused = lab.server.start_second("127.0.0.1:0", "127.0.0.1:0");
+    let told = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert_eq!(refused.status.code(), Some(1), "{told}");
+    let file = lab.server.data_dir().join("test-clock");
+    for words in [file.to_str().expect("text"), "--test-clock"] {
+        assert!(told.contains(words), "{words} in {told}");
+    }
+    // Nothing was lost by trying.
+    lab.server.start();
+    assert_eq!(lab.now(), 3600);
+    assert_eq!(lab.next_arrival().seconds(), 6400);
+}
