@@ -146,6 +146,8 @@ pub struct Dispatcher {
     alarms: Mutex<BTreeMap<(Timestamp, u64), Alarm>>,
     alarm_number: AtomicU64,
     changed: Notify,
+    /// When it is next looked at what is due, in nanoseconds.
+    looks_at: AtomicI64,
     delays: Delays,
     late_room: Arc<Semaphore>,
     /// Late answers that are being seen to.
@@ -186,6 +188,7 @@ impl Dispatcher {
             alarms: Mutex::default(),
             alarm_number: AtomicU64::new(0),
             changed: Notify::new(),
+            looks_at: AtomicI64::new(i64::MAX),
             tasks: TaskTracker::new(),
             stop: CancellationToken::new(),
             abort: CancellationToken::new(),
@@ -670,7 +673,7 @@ impl Dispatcher {
         }
     }
 
-    async fn settle(&self, outlet: &Outlet, mut settled: Vec<Settled>) {
+    async fn settle(&self, outlet: &Arc<Outlet>, mut settled: Vec<Settled>) {
         if settled.is_empty() {
             return;
         }
@@ -700,10 +703,22 @@ impl Dispatcher {
                 tracing::warn!(position = %one.claim.position(), attempts = one.attempts_made, %reason, "event dropped");
             }
         }
+        let retry = |one: &Settled| match one.next {
+            Next::RetryAt(due) => Some(due),
+            _ => None,
+        };
+        let soonest = settled.iter().filter_map(retry).min();
         if let Err(e) = self.log.settle(outlet.id, settled).await {
             tracing::error!(error = %e, "cannot settle; the deliveries will be offered again");
         }
         drop(gone);
+        // The log tells when the earliest retry of all has changed. It need not have: an earlier one may be held
+        // back, and the clock may have been set back.
+        if let Some(due) = soonest
+            && due.nanos() < self.looks_at.load(Acquire)
+        {
+            self.alarm(due, Alarm::Outlet(Arc::downgrade(outlet)));
+        }
     }
 
     fn after_leaving(self: &Arc<Self>, plan: &Arc<Plan>, left: Left) {
@@ -750,6 +765,8 @@ impl Dispatcher {
             // What is due by now and still waits is held back by its endpoint, which sees to it. The clock may
             // have been set back since the last time: what is due counts from what it shows now.
             let now = self.clock.now();
+            // Until the next time is known, everything that comes is earlier.
+            self.looks_at.store(i64::MAX, Release);
             self.look(now);
             let alarm = self
                 .alarms
@@ -758,11 +775,13 @@ impl Dispatcher {
                 .first_key_value()
                 .map(|(key, _)| key.0);
             let next = [self.log.next_due_after(now), alarm].into_iter().flatten().min();
+            let looks_at = next.unwrap_or(Timestamp::MAX);
+            self.looks_at.store(looks_at.nanos(), Release);
             tokio::select! {
                 biased;
                 () = self.stop.cancelled() => return,
                 () = self.changed.notified() => {}
-                () = self.clock.sleep_until(next.unwrap_or(Timestamp::MAX)), if next.is_some() => {}
+                () = self.clock.sleep_until(looks_at), if next.is_some() => {}
             }
         }
     }

@@ -17,6 +17,8 @@ pub struct SimClock {
     started: Instant,
     /// How far it has been set, in nanoseconds.
     set_by: AtomicI64,
+    /// What it showed when it was last set back, at the latest.
+    latest: AtomicI64,
     /// It will not be set any more, so that there is no need to look again.
     steady: AtomicBool,
 }
@@ -27,6 +29,7 @@ impl SimClock {
         SimClock {
             started: Instant::now(),
             set_by: AtomicI64::new(0),
+            latest: AtomicI64::new(0),
             steady: AtomicBool::new(false),
         }
     }
@@ -41,7 +44,13 @@ impl SimClock {
     }
 
     pub fn set_back(&self, by: Duration) {
+        self.latest.fetch_max(self.now().nanos(), Relaxed);
         self.set_by.fetch_sub(by.as_nanos() as i64, Relaxed);
+    }
+
+    /// The latest time that it ever showed.
+    pub fn latest(&self) -> Timestamp {
+        Timestamp::from_nanos(self.latest.load(Relaxed)).max(self.now())
     }
 
     /// Nobody sets it any more.

@@ -253,6 +253,7 @@ impl Transport for Receivers {
             receiver,
             ids,
             attempts_before: count,
+            will: doing.came.map(|came| (doing.takes, came)),
         });
         let Some(came) = doing.came else {
             return std::future::pending().await;

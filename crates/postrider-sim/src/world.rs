@@ -50,8 +50,10 @@ pub struct Planted {
     pub catalog: Option<Wrap<dyn Catalog>>,
     pub transport: Option<Wrap<dyn Transport>>,
     pub clock: Option<Wrap<dyn Clock>>,
-    pub profiles: Option<Box<dyn Fn(&mut Profiles) + Send + Sync>>,
+    pub profiles: Option<Doctor>,
 }
+
+pub type Doctor = Box<dyn Fn(&mut Profiles) + Send + Sync>;
 
 pub type Wrap<T> = Box<dyn Fn(Arc<T>) -> Arc<T> + Send + Sync>;
 
@@ -90,6 +92,8 @@ struct World<'a> {
     catalog: Arc<MemoryCatalog>,
     receivers: Arc<Receivers>,
     scene: Scene,
+    /// Those that are gone too.
+    everyone: Vec<SubscriptionId>,
     dispatch: dispatch::Config,
     clock_sets: u32,
     /// A change to it was cut short: the catalogue knows how far it came.
@@ -170,6 +174,7 @@ impl<'a> World<'a> {
             audit,
             catalog: Arc::new(MemoryCatalog::default()),
             receivers: Arc::new(receivers),
+            everyone: scene.subscriptions.iter().map(|s| s.id).collect(),
             scene,
             dispatch,
             clock_sets: 0,
@@ -205,6 +210,11 @@ impl<'a> World<'a> {
                 self.audit.restarted();
             }
             self.find_out().await;
+            // Most of the time someone starts it again at once.
+            if self.chance.percent(30) {
+                let away = Duration::from_secs(self.chance.below(1800));
+                self.clock.pass(away).await;
+            }
             if ended == Ended::OutOfFaults || self.clock.elapsed() >= FAULTS {
                 break;
             }
@@ -278,7 +288,7 @@ impl<'a> World<'a> {
             }
             if life.power.full() && self.chance.percent(40) {
                 life.power.set_full(false);
-                self.audit.disturbed();
+                self.audit.disk_full(false);
             }
             match self.chance.below(60) {
                 0 => self.set_clock(),
@@ -287,7 +297,7 @@ impl<'a> World<'a> {
                 4 => self.admit_again(life),
                 5 => {
                     life.power.set_full(true);
-                    self.audit.disturbed();
+                    self.audit.disk_full(true);
                 }
                 6 => life.log.memory.fail_next_append(),
                 7 => return Ended::Stopped,
@@ -343,16 +353,20 @@ impl<'a> World<'a> {
     fn any_subscription(&mut self) -> Option<Subscription> {
         let count = self.scene.subscriptions.len() as u64;
         let number = self.chance.below(count) as usize;
-        let over = |s: &&Subscription| s.expires.is_none_or(|at| at > self.clock.now());
-        self.scene.subscriptions.get(number).filter(over).cloned()
+        let latest = self.clock.latest();
+        let exists = |s: &&Subscription| s.expires.is_none_or(|at| at > latest);
+        self.scene.subscriptions.get(number).filter(exists).cloned()
     }
 
     async fn delete(&mut self, life: &Life) {
         let Some(subscription) = self.any_subscription() else {
             return;
         };
+        self.audit.going(subscription.id);
         match life.engine.delete_subscription(subscription.id).await {
             Ok(()) => self.forget(subscription.id),
+            // The disk is full, so that nothing has changed; or the power went.
+            Err(_) if !life.power.crashed() => self.put(subscription),
             Err(_) => self.unclear = Some(subscription.id),
         }
     }
@@ -382,9 +396,11 @@ impl<'a> World<'a> {
         }
         self.clock_sets += 1;
         if self.chance.percent(50) {
-            self.clock.set_forward(Duration::from_secs(1 + self.chance.below(3 * 3600)));
+            self.clock
+                .set_forward(Duration::from_secs(1 + self.chance.below(3 * 3600)));
         } else {
-            self.clock.set_back(Duration::from_secs(1 + self.chance.below(3600)));
+            self.clock
+                .set_back(Duration::from_secs(1 + self.chance.below(3600)));
         }
         self.audit.clock_set();
     }
@@ -409,10 +425,10 @@ impl<'a> World<'a> {
 
     /// What the server still has to do, in its own words.
     fn left_over(&self, engine: &Engine) -> Option<String> {
-        self.scene.subscriptions.iter().find_map(|s| {
-            let backlog = engine.log().backlog(s.id);
+        self.everyone.iter().find_map(|id| {
+            let backlog = engine.log().backlog(*id);
             let left = backlog.waiting + backlog.claimed + backlog.retrying;
-            (left > 0).then(|| format!("{} has {backlog:?}", s.name))
+            (left > 0).then(|| format!("subscription {id} has {backlog:?}"))
         })
     }
 }

@@ -256,7 +256,6 @@ impl EventLog for MemoryLog {
 
     async fn settle(&self, of: SubscriptionId, settled: Vec<Settled>) -> Result<(), Error> {
         let earliest = self.next_due();
-        let sooner;
         {
             let mut log = self.lock();
             if log.closed {
@@ -271,7 +270,6 @@ impl EventLog for MemoryLog {
             let Some(deliveries) = subscriptions.get_mut(&of) else {
                 return Ok(());
             };
-            let first = deliveries.retrying.keys().next().copied();
             for one in settled {
                 let Some(before) = deliveries.end_claim(&one.claim) else {
                     continue;
@@ -291,11 +289,8 @@ impl EventLog for MemoryLog {
                 }
                 not_durable.entry(key).or_insert(before);
             }
-            // Another subscription's retry may be due already and be held back: this one is news all the same.
-            let now_first = deliveries.retrying.keys().next().copied();
-            sooner = now_first.is_some_and(|now| first.is_none_or(|first| now < first));
         }
-        if sooner || self.next_due() != earliest {
+        if self.next_due() != earliest {
             self.tell(|listener| listener.due_changed());
         }
         Ok(())

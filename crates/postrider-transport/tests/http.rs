@@ -262,17 +262,26 @@ async fn a_request_is_the_callers_headers_a_host_and_a_length() {
         Arc::make_mut(&mut request.headers)
             .insert(HeaderName::from_static(name), HeaderValue::from_static(value));
     }
-    assert!(matches!(transport.clone().send(request).await, Reply::Answered(_)));
+    assert!(matches!(
+        transport.clone().send(request).await,
+        Reply::Answered(_)
+    ));
 
     // A URL without a path still asks for one, and a POST without a body says so.
     assert!(matches!(
-        transport.clone().send(post(&format!("http://{address}?q=1"), "")).await,
+        transport
+            .clone()
+            .send(post(&format!("http://{address}?q=1"), ""))
+            .await,
         Reply::Answered(_)
     ));
 
     let mut options = post(&format!("http://{address}"), "");
     options.method = Method::OPTIONS;
-    assert!(matches!(transport.clone().send(options).await, Reply::Answered(_)));
+    assert!(matches!(
+        transport.clone().send(options).await,
+        Reply::Answered(_)
+    ));
 
     assert_eq!(
         peer.requests(),

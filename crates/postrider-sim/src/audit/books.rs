@@ -14,9 +14,8 @@ use std::time::Duration;
 const PROMPT: Duration = Duration::from_secs(2);
 /// And this much more for each delivery that waits for the same endpoint: it may get them one by one.
 const PROMPT_EACH: Duration = Duration::from_millis(60);
-/// Subscriptions are retired this long after their time at the latest, when the clock was set or the disk
-/// full: by then someone has looked again.
-const RETIRED_WITHIN: Duration = Duration::from_secs(75);
+/// After the clock was set or the disk full, everyone has looked again by then: no nap is longer than a minute.
+const LOOKED_AGAIN: Duration = Duration::from_secs(75);
 
 pub struct Sub {
     pub name: String,
@@ -25,6 +24,8 @@ pub struct Sub {
     pub receiver: usize,
     pub moved: Timestamp,
     pub expires: Option<Timestamp>,
+    /// Someone is deleting it.
+    pub going: bool,
     /// Since then.
     pub gone: Option<Timestamp>,
 }
@@ -45,6 +46,8 @@ pub struct Request {
     pub life: u32,
     pub era: u64,
     pub ended: Option<Ended>,
+    /// What the receiver answers if it is left to.
+    pub will: Option<(Timestamp, Came)>,
 }
 
 #[derive(Clone, Copy)]
@@ -144,8 +147,13 @@ pub struct Books {
     /// Changes whenever something happens that may hold deliveries back.
     pub era: u64,
     pub sets: u64,
-    /// When the era began, by a clock that nobody sets.
-    pub disturbed: Duration,
+    /// When the clock was last set or the disk full, by a clock that nobody sets.
+    pub disturbed: Option<Duration>,
+    pub disk_full: bool,
+    /// By the same clock.
+    pub elapsed: Duration,
+    /// The latest time that the other one ever showed.
+    pub latest: Timestamp,
     pub trace: DefaultHasher,
     pub wrong: Vec<Wrong>,
     /// Everything that happened, if someone wants to read it.
@@ -166,9 +174,10 @@ impl Books {
         self.wrong.push(Wrong { kind, what });
     }
 
-    pub fn disturb(&mut self, elapsed: Duration) {
-        self.era += 1;
-        self.disturbed = elapsed;
+    /// Whether nothing explains that something is late.
+    fn undisturbed(&self) -> bool {
+        let looked = |at: Duration| self.elapsed > at + LOOKED_AGAIN;
+        self.disturbed.is_none_or(looked) && !self.disk_full
     }
 
     /// An endpoint that nobody points to is forgotten, and its delay with it.
@@ -177,13 +186,12 @@ impl Books {
             let exists = |sub: &Sub| sub.gone.is_none() && sub.expires.is_none_or(|at| now < at);
             let used = |sub: &Sub| sub.receiver == receiver && exists(sub);
             if !self.subs.iter().any(used) {
-                endpoint.recover();
-                endpoint.kept = None;
+                endpoint.abandon();
             }
         }
     }
 
-    pub fn arrived(&mut self, seen: Seen, now: Timestamp, elapsed: Duration) -> usize {
+    pub fn arrived(&mut self, seen: Seen, now: Timestamp) -> usize {
         let named = self.subs.iter().position(|sub| sub.name == seen.subscription);
         let Some(number) = named else {
             let what = format!("a delivery for {:?}, which does not exist", seen.subscription);
@@ -193,7 +201,7 @@ impl Books {
         let request = self.requests.len();
         let sub = &self.subs[number];
         let (rules, name) = (sub.rules, sub.name.clone());
-        let expired = sub.expires.is_some_and(|at| now > at) && elapsed > self.disturbed + RETIRED_WITHIN;
+        let expired = sub.expires.is_some_and(|at| now > at) && self.undisturbed();
         if sub.gone.is_some_and(|gone| now > gone) || expired {
             let what = format!("events {:?} sent at {now} for {name}, which is gone", seen.ids);
             self.wrong(Kind::Astray, what);
@@ -228,6 +236,7 @@ impl Books {
             life: self.life,
             era: self.era,
             ended: None,
+            will: seen.will.map(|(after, came)| (now + after, came)),
         });
         let mut count = Between::default();
         for id in &seen.ids {
@@ -238,7 +247,10 @@ impl Books {
         }
         let said = seen.attempts_before;
         if said < count.least || said > count.most {
-            let what = format!("aeg-delivery-count of {:?} for {name} says {said}, not {count:?}", seen.ids);
+            let what = format!(
+                "aeg-delivery-count of {:?} for {name} says {said}, not {count:?}",
+                seen.ids
+            );
             self.wrong(Kind::Count, what);
         }
         for id in &seen.ids {
@@ -258,7 +270,10 @@ impl Books {
             });
         }
         self.note(now, || {
-            format!("request {request} {:?} of {name} to {}, count {said}", seen.ids, seen.receiver)
+            format!(
+                "request {request} {:?} of {name} to {}, count {said}",
+                seen.ids, seen.receiver
+            )
         });
         (now.nanos(), number, seen.receiver, &seen.ids, said).hash(&mut self.trace);
         request
@@ -270,7 +285,10 @@ impl Books {
         let (rules, name) = (sub.rules, sub.name.clone());
         let now = self.requests[request].at;
         let Some(event) = self.events.get(&id) else {
-            self.wrong(Kind::Unasked, format!("event {id} for {name} was never published"));
+            self.wrong(
+                Kind::Unasked,
+                format!("event {id} for {name} was never published"),
+            );
             return;
         };
         if !event.matched.contains(&number) {
@@ -279,7 +297,10 @@ impl Books {
         }
         let (published, era) = (event.published, event.era);
         if now.since(published) >= rules.time_to_live {
-            let what = format!("event {id} for {name} attempted {:?} after publishing", now.since(published));
+            let what = format!(
+                "event {id} for {name} attempted {:?} after publishing",
+                now.since(published)
+            );
             self.wrong(Kind::TooLate, what);
         }
         let delivery = self.deliveries.get(&(number, id)).cloned().unwrap_or_default();
@@ -289,7 +310,10 @@ impl Books {
             return;
         }
         if delivery.recorded.least >= rules.attempts_max {
-            let what = format!("event {id} for {name} attempted after {:?} attempts", delivery.recorded);
+            let what = format!(
+                "event {id} for {name} attempted after {:?} attempts",
+                delivery.recorded
+            );
             self.wrong(Kind::TooOften, what);
         }
         let Some(last) = delivery.tries.last() else {
@@ -300,7 +324,10 @@ impl Books {
         };
         let before = &self.requests[last.request];
         if !last.settled && before.life == self.life {
-            self.wrong(Kind::Twice, format!("event {id} for {name} attempted twice at once"));
+            self.wrong(
+                Kind::Twice,
+                format!("event {id} for {name} attempted twice at once"),
+            );
             return;
         }
         if let Some(what) = self.over(&rules, before, now) {
@@ -329,20 +356,25 @@ impl Books {
 
     /// Why an attempt that followed `before` in the same life should not have been made, if so.
     fn over(&self, rules: &Rules, before: &Request, now: Timestamp) -> Option<String> {
-        let ended = before.ended.filter(|_| before.life == self.life)?;
-        let Came::Answered(status) = ended.came else {
+        if before.life != self.life {
+            return None;
+        }
+        // Whether anyone listened or not, if nothing has kept them from it.
+        let unheard = before.will.filter(|_| before.era == self.era);
+        let (at, came) = before.ended.map(|ended| (ended.at, ended.came)).or(unheard)?;
+        let Came::Answered(status) = came else {
             return None;
         };
         let over = match before.told(rules) {
             Told::InTime => rules.is_success(status) || rules.is_final(status),
             Told::TimedOut => {
                 let window = rules.late_window();
-                let counts = window.is_some_and(|window| ended.at + TICK < before.at + window);
-                rules.is_success(status) && counts && now > ended.at
+                let counts = window.is_some_and(|window| at + TICK < before.at + window);
+                rules.is_success(status) && counts && now > at + TICK
             }
             Told::Unclear => false,
         };
-        over.then(|| format!("{status} at {}", ended.at))
+        over.then(|| format!("{status} at {at}"))
     }
 
     /// Nothing holds back what is due, unless its endpoint is slow or sick, or something has happened since.
@@ -360,8 +392,12 @@ impl Books {
         let held = endpoint.suspect && self.subs[number].rules.knows_delays();
         // Where it pointed before, it may have been held back, with every lane waiting for an answer.
         let sub = &self.subs[number];
+        if sub.moved > Timestamp::MIN && self.sets > 0 {
+            // They may wait for as long as the clock was set back.
+            return;
+        }
         let waited = now.since(due.max(sub.moved + sub.rules.response_timeout()));
-        if era != self.era || !endpoint.quick || held || waited <= PROMPT {
+        if era != self.era || !self.undisturbed() || !endpoint.quick || held || waited <= PROMPT {
             return;
         }
         let busy = |key: &Key| self.subs[key.0].receiver == receiver;
@@ -413,6 +449,15 @@ impl Books {
                 let counts = requests.any(|r| r.succeeded(rules) && r.may_count(rules));
                 return (!counts).then(|| "nobody took it in time".into());
             }
+            // One that was under way when the subscription went.
+            Next::Drop(Reason::SubscriptionGone) => {
+                let sub = &self.subs[key.0];
+                return (!sub.going && sub.gone.is_none()).then(|| "nobody deletes it".into());
+            }
+            Next::Drop(Reason::SubscriptionExpired) => {
+                let expired = self.subs[key.0].expires.is_some_and(|at| at <= now);
+                return (!expired && self.sets == 0).then(|| "its time is not over".into());
+            }
             Next::DeadLetter(_) if !rules.dead_letter => return Some("it has no dead letters".into()),
             Next::Drop(_) if rules.dead_letter => return Some("it has dead letters".into()),
             Next::DeadLetter(reason) | Next::Drop(reason) => reason,
@@ -421,7 +466,7 @@ impl Books {
             Reason::AttemptsExhausted => delivery.recorded.most >= rules.attempts_max,
             Reason::TimeToLiveExceeded => {
                 let event = self.events.get(&key.1);
-                event.is_some_and(|event| now.since(event.published) >= rules.time_to_live)
+                event.is_some_and(|event| self.latest.since(event.published) >= rules.time_to_live)
             }
             Reason::BadRequest | Reason::ClientError => {
                 let last = delivery.tries.last().map(|t| &self.requests[t.request]);

@@ -45,6 +45,8 @@ struct Open {
     probe: bool,
     /// It was a probe of a delay that has ended since.
     stray: bool,
+    /// The clock was set meanwhile: nobody knows when it is given up.
+    unclear: bool,
 }
 
 /// A request arrives.
@@ -68,7 +70,7 @@ impl Endpoint {
             if now < delay.until {
                 wrong = Some(format!("left alone until {}", delay.until));
             } else if self.open.iter().any(|open| open.probe) {
-                wrong = Some("a probe is under way already".into());
+                wrong = Some(format!("a probe is under way already, since {}", self.since));
             }
             probe = true;
         }
@@ -79,6 +81,7 @@ impl Endpoint {
             obeys: arrival.obeys,
             probe,
             stray: false,
+            unclear: false,
         });
         wrong
     }
@@ -87,7 +90,7 @@ impl Endpoint {
     fn give_up(&mut self, now: Timestamp) {
         let mut over: Vec<Open> = Vec::new();
         self.open.retain(|open| {
-            let gone = open.deadline <= now;
+            let gone = open.deadline <= now && !open.unclear;
             if gone {
                 over.push(*open);
             }
@@ -102,12 +105,14 @@ impl Endpoint {
     /// A request has been answered or broken off, `well` if that shows that the endpoint is well.
     pub fn answer(&mut self, request: usize, came: Came, well: bool, now: Timestamp) {
         let close = |open: &Open| open.deadline <= now + TICK && now <= open.deadline + TICK;
-        if self.open.iter().any(close) {
-            self.unsure = true;
-        }
+        let unsure = self.open.iter().any(close);
         self.give_up(now);
         let at = self.open.iter().position(|open| open.request == request);
         let open = at.map(|at| self.open.remove(at));
+        if unsure || open.is_some_and(|open| open.unclear) {
+            self.unsure = true;
+            self.suspect = true;
+        }
         if well {
             // A late success too: it is news for everyone.
             self.recover();
@@ -152,11 +157,17 @@ impl Endpoint {
         self.suspect = true;
     }
 
+    /// Someone says that it is well.
+    pub fn admit_again(&mut self, now: Timestamp) {
+        self.give_up(now);
+        self.recover();
+    }
+
     /// The endpoint has shown that it is well, or someone says so.
-    pub fn recover(&mut self) {
+    fn recover(&mut self) {
         self.failing.clear();
         self.delay = None;
-        self.unsure = false;
+        self.unsure = self.open.iter().any(|open| open.unclear);
         for open in &mut self.open {
             open.stray |= std::mem::take(&mut open.probe);
         }
@@ -173,11 +184,18 @@ impl Endpoint {
         }
     }
 
+    /// Nobody points here any more: it is forgotten, unless someone comes back soon.
+    pub fn abandon(&mut self) {
+        self.kept = None;
+        self.forget();
+    }
+
     /// The clock was set: what is under way may end at any time. A delay ends when the clock says so.
     pub fn clock_set(&mut self) {
         self.since = Timestamp::MIN;
         if !self.open.is_empty() {
             self.forget();
+            self.open.iter_mut().for_each(|open| open.unclear = true);
         }
     }
 

@@ -10,13 +10,13 @@ mod rules;
 use books::{Books, Ended, Event, Sub};
 pub use endpoint::Delay;
 use endpoint::Endpoint;
-pub use rules::Came;
 use postrider_core::ids::{Position, SubscriptionId};
 use postrider_core::json::Raw;
 use postrider_core::retry::Next;
 use postrider_core::subscription::Subscription;
 use postrider_core::time::{Clock, Timestamp};
 use postrider_store::{Claim, Settled};
+pub use rules::Came;
 use rules::Rules;
 use std::collections::BTreeSet;
 use std::hash::{Hash, Hasher};
@@ -70,6 +70,8 @@ pub struct Seen {
     pub ids: Vec<u64>,
     /// What `aeg-delivery-count` said.
     pub attempts_before: u32,
+    /// What the receiver will answer, and after what time, whether anyone listens or not.
+    pub will: Option<(Duration, Came)>,
 }
 
 /// One pair of eyes for a whole simulation.
@@ -127,6 +129,7 @@ impl Audit {
             receiver,
             moved: Timestamp::MIN,
             expires: subscription.expires,
+            going: false,
             gone: None,
         });
     }
@@ -138,12 +141,20 @@ impl Audit {
         let sub = books.by_id[&of];
         books.forget_unused(now);
         let sub = &mut books.subs[sub];
+        sub.going = false;
         if sub.receiver != receiver {
             sub.receiver = receiver;
             sub.moved = now;
         }
         books.note(now, || format!("subscription {of} points to {receiver}"));
         books.forget_unused(now);
+    }
+
+    /// Someone is about to delete it.
+    pub fn going(&self, of: SubscriptionId) {
+        let mut books = self.books();
+        let sub = books.by_id[&of];
+        books.subs[sub].going = true;
     }
 
     /// From now on it does not exist.
@@ -175,14 +186,20 @@ impl Audit {
 
     /// Its publisher was told that it is stored.
     pub fn acknowledged(&self, id: u64) {
-        self.books().events.get_mut(&id).expect("published before").acknowledged = true;
+        self.books()
+            .events
+            .get_mut(&id)
+            .expect("published before")
+            .acknowledged = true;
     }
 
     /// A request reached a receiver. Returns its number.
     pub fn arrived(&self, seen: Seen) -> usize {
         let now = self.clock.now();
-        let elapsed = (self.elapsed)();
-        self.books().arrived(seen, now, elapsed)
+        let mut books = self.books();
+        books.elapsed = (self.elapsed)();
+        books.latest = books.latest.max(now);
+        books.arrived(seen, now)
     }
 
     /// A request went where a redirection pointed.
@@ -228,6 +245,7 @@ impl Audit {
         let now = self.clock.now();
         let mut books = self.books();
         let sub = books.by_id[&of];
+        books.latest = books.latest.max(now);
         for one in settled {
             books.settled(sub, event_id(&one.claim), one.next, now);
         }
@@ -258,7 +276,8 @@ impl Audit {
     /// Someone said that a receiver is well.
     pub fn admitted_again(&self, receiver: usize) {
         self.note(|| format!("{receiver} is admitted again"));
-        self.books().endpoints[receiver].recover();
+        let now = self.clock.now();
+        self.books().endpoints[receiver].admit_again(now);
     }
 
     /// The clock was set.
@@ -267,17 +286,21 @@ impl Audit {
         let mut books = self.books();
         books.sets += 1;
         books.note(self.clock.now(), || "the clock was set".into());
-        books.disturb(elapsed);
+        books.era += 1;
+        books.disturbed = Some(elapsed);
         for endpoint in &mut books.endpoints {
             endpoint.clock_set();
         }
     }
 
     /// The disk has filled up, or has room again.
-    pub fn disturbed(&self) {
+    pub fn disk_full(&self, full: bool) {
         let elapsed = (self.elapsed)();
-        self.note(|| "the disk is full, or is not any more".into());
-        self.books().disturb(elapsed);
+        self.note(|| format!("the disk is full: {full}"));
+        let mut books = self.books();
+        books.era += 1;
+        books.disturbed = Some(elapsed);
+        books.disk_full = full;
     }
 
     /// The power went: what was not durable is as it was before.
@@ -313,11 +336,11 @@ impl Audit {
 
     /// The server stops, or has crashed: attempts under way are cut short, and it knows only what was kept.
     pub fn restarted(&self) {
-        let elapsed = (self.elapsed)();
         let mut books = self.books();
         books.life += 1;
+        books.disk_full = false;
+        books.era += 1;
         books.note(self.clock.now(), || "a life has ended".into());
-        books.disturb(elapsed);
         for endpoint in &mut books.endpoints {
             endpoint.restart();
         }
@@ -367,4 +390,3 @@ fn event_id(claim: &Claim) -> u64 {
     let id = Raw::trusted(claim.object()).get("id").and_then(Raw::as_str);
     id.and_then(|i| i.parse().ok()).expect("our own ids")
 }
-

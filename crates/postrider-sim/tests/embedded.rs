@@ -1,0 +1,547 @@
+//! The engine on the real embedded log, on a disk that tears writes, fills up and loses what was not flushed.
+//!
+//! The log has threads of its own, for which paused time would not wait: the clock is one that moves when
+//! everything is at rest. A seed decides what is done and where the power goes, but not how threads race, so
+//! that a failure may take a few runs to come again.
+
+#[expect(dead_code, reason = "it serves the log's own tests too")]
+#[path = "../../postrider-embedded/tests/fault_disk/mod.rs"]
+mod fault_disk;
+
+use async_trait::async_trait;
+use fault_disk::{FaultDisk, Image};
+use postrider_core::event::Batch;
+use postrider_core::ids::{Position, SubscriptionId};
+use postrider_core::time::{Clock, Timestamp};
+use postrider_embedded::EmbeddedLog;
+use postrider_embedded::disk::{Disk, DiskFile};
+use postrider_engine::clock::SystemClock;
+use postrider_engine::virtual_time::{Target, TestClock, VirtualTime, WatchedTransport};
+use postrider_engine::{Engine, Parts, dispatch};
+use postrider_sim::audit::{Audit, Kind, Wrong};
+use postrider_sim::chance::Chance;
+use postrider_sim::clock::EPOCH;
+use postrider_sim::crash::{CrashCatalog, Power};
+use postrider_sim::receivers::{Manner, Receivers};
+use postrider_sim::scene::Scene;
+use postrider_store::memory::MemoryCatalog;
+use postrider_store::{Backlog, Claim, Error, EventLog, Health, Listener, Settled, Want};
+use std::io::{self, IoSlice};
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+use tempfile::TempDir;
+
+/// An attempt that is not answered at once is left under way after so much real time.
+const ANSWER_WITHIN: Duration = Duration::from_millis(2);
+const LIVES: u32 = 4;
+/// By then everything must have come to rest.
+const REST: Duration = Duration::from_secs(40 * 3600);
+
+/// What a restart finds.
+#[derive(Clone, Default)]
+struct Found {
+    image: Image,
+    state: Option<Vec<u8>>,
+}
+
+/// Tells the auditor what the log is told, until the power goes.
+struct WatchedLog {
+    log: EmbeddedLog,
+    audit: Arc<Audit>,
+    cut: Arc<AtomicBool>,
+}
+
+#[async_trait]
+impl EventLog for WatchedLog {
+    async fn append(&self, batch: Batch) -> Result<Position, Error> {
+        self.log.append(batch).await
+    }
+
+    async fn claim(&self, of: SubscriptionId, now: Timestamp, want: Want) -> Result<Vec<Claim>, Error> {
+        let claims = self.log.claim(of, now, want).await?;
+        self.audit.claimed(&claims);
+        Ok(claims)
+    }
+
+    async fn settle(&self, of: SubscriptionId, settled: Vec<Settled>) -> Result<(), Error> {
+        self.audit.settled(of, &settled);
+        self.log.settle(of, settled).await
+    }
+
+    async fn withdraw(
+        &self,
+        of: SubscriptionId,
+        waiting: Vec<(Timestamp, Position)>,
+    ) -> Result<Vec<Position>, Error> {
+        let ended = self.log.withdraw(of, waiting).await?;
+        self.audit.withdrawn(of, &ended);
+        Ok(ended)
+    }
+
+    async fn flush(&self) -> Result<(), Error> {
+        self.log.flush().await?;
+        if !self.cut.load(SeqCst) {
+            self.audit.checkpoint();
+        }
+        Ok(())
+    }
+
+    fn release(&self, of: SubscriptionId, claims: Vec<Claim>) {
+        self.log.release(of, claims);
+    }
+
+    fn rest(&self, of: SubscriptionId) {
+        self.log.rest(of);
+    }
+
+    fn next_due(&self) -> Option<Timestamp> {
+        self.log.next_due()
+    }
+
+    fn next_due_after(&self, after: Timestamp) -> Option<Timestamp> {
+        self.log.next_due_after(after)
+    }
+
+    fn due(&self, now: Timestamp) -> Vec<SubscriptionId> {
+        self.log.due(now)
+    }
+
+    async fn open_subscription(&self, of: SubscriptionId) -> Result<(), Error> {
+        self.log.open_subscription(of).await
+    }
+
+    async fn close_subscription(&self, of: SubscriptionId) -> Result<u64, Error> {
+        self.log.close_subscription(of).await
+    }
+
+    fn subscriptions(&self) -> Vec<SubscriptionId> {
+        self.log.subscriptions()
+    }
+
+    fn backlog(&self, of: SubscriptionId) -> Backlog {
+        self.log.backlog(of)
+    }
+
+    fn health(&self) -> Health {
+        self.log.health()
+    }
+
+    fn identity(&self) -> u64 {
+        self.log.identity()
+    }
+
+    fn listen(&self, listener: Arc<dyn Listener>) {
+        self.log.listen(listener);
+    }
+
+    async fn close(&self) -> Result<(), Error> {
+        self.log.close().await
+    }
+}
+
+/// The state database as a crash would leave it: read until nobody has written to it meanwhile.
+fn state(path: &Path) -> Vec<u8> {
+    let mut last = std::fs::read(path).expect("it is there");
+    loop {
+        let now = std::fs::read(path).expect("it is there");
+        if now == last {
+            return now;
+        }
+        last = now;
+    }
+}
+
+/// A disk that says it has flushed what it has not.
+struct LyingDisk(FaultDisk);
+
+impl Disk for LyingDisk {
+    fn open(&self, name: &str) -> io::Result<Arc<dyn DiskFile>> {
+        Ok(Arc::new(LyingFile(self.0.open(name)?)))
+    }
+
+    fn create(&self, name: &str) -> io::Result<Arc<dyn DiskFile>> {
+        Ok(Arc::new(LyingFile(self.0.create(name)?)))
+    }
+
+    fn names(&self) -> io::Result<Vec<String>> {
+        self.0.names()
+    }
+
+    fn remove(&self, name: &str) -> io::Result<()> {
+        self.0.remove(name)
+    }
+
+    fn rename(&self, from: &str, to: &str) -> io::Result<()> {
+        self.0.rename(from, to)
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        self.0.sync()
+    }
+
+    fn space(&self) -> io::Result<(u64, u64)> {
+        self.0.space()
+    }
+}
+
+struct LyingFile(Arc<dyn DiskFile>);
+
+impl DiskFile for LyingFile {
+    fn write_at(&self, slices: &mut [IoSlice<'_>], offset: u64) -> io::Result<()> {
+        self.0.write_at(slices, offset)
+    }
+
+    fn read_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<usize> {
+        self.0.read_at(buffer, offset)
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn allocate(&self, len: u64) -> io::Result<()> {
+        self.0.allocate(len)
+    }
+
+    fn truncate(&self, len: u64) -> io::Result<()> {
+        self.0.truncate(len)
+    }
+
+    fn size(&self) -> io::Result<u64> {
+        self.0.size()
+    }
+}
+
+struct World {
+    lying: bool,
+    cuts: u64,
+    chance: Chance,
+    clock: Arc<TestClock>,
+    audit: Arc<Audit>,
+    catalog: Arc<MemoryCatalog>,
+    receivers: Arc<Receivers>,
+    scene: Scene,
+    segment_bytes_max: u64,
+}
+
+/// One life of the server.
+struct Life {
+    engine: Arc<Engine>,
+    time: VirtualTime,
+    disk: FaultDisk,
+    directory: TempDir,
+    /// The power has gone, and this is what it left.
+    cut: Arc<AtomicBool>,
+    left: Arc<Mutex<Found>>,
+}
+
+impl Life {
+    fn is_cut(&self) -> bool {
+        self.cut.load(SeqCst)
+    }
+
+    fn path(&self) -> std::path::PathBuf {
+        self.directory.path().join("state.redb")
+    }
+
+    /// What is on disk now.
+    fn found(&self) -> Found {
+        Found {
+            image: self.disk.image(),
+            state: Some(state(&self.path())),
+        }
+    }
+
+    /// Cuts the power when the log flushes for the `at`th time, just before or after.
+    fn cut_at(&self, at: u64) {
+        let (cut, left, path) = (self.cut.clone(), self.left.clone(), self.path());
+        let mut flushes = 0;
+        self.disk.at_sync(move |image| {
+            flushes += 1;
+            if flushes == at {
+                *left.lock().expect("no panic holds it") = Found {
+                    image,
+                    state: Some(state(&path)),
+                };
+                cut.store(true, SeqCst);
+            }
+        });
+    }
+}
+
+impl World {
+    fn new(seed: u64, lying: bool) -> World {
+        let mut chance = Chance::new(seed ^ 0xE3BE_DDED);
+        let clock = Arc::new(TestClock::new(EPOCH, Box::new(|_| {})));
+        let shown = clock.clone();
+        let audit = Arc::new(Audit::new(clock.clone(), move || shown.now().since(EPOCH)));
+        let mut scene = Scene::any(&mut chance, clock.clone(), audit.clone());
+        let mut manners = Vec::new();
+        for number in 0..2 + chance.below(3) {
+            let manner = if number == 0 {
+                Manner::Healthy
+            } else {
+                Manner::any(&mut chance)
+            };
+            audit.receiver(manner.is_quick());
+            manners.push(manner);
+            scene.subscribe(&mut chance, number as usize, None);
+        }
+        let passing = clock.clone();
+        let receivers = Receivers {
+            manners,
+            clock: clock.clone(),
+            pass: Box::new(move |time| {
+                let clock = passing.clone();
+                Box::pin(async move { clock.sleep_until(clock.now() + time).await })
+            }),
+            audit: audit.clone(),
+            chance: Mutex::new(Chance::new(chance.any())),
+            calm: AtomicBool::new(false),
+            started: EPOCH,
+            latency_max: Duration::ZERO,
+        };
+        World {
+            lying,
+            cuts: 0,
+            segment_bytes_max: [4 << 10, 16 << 10, 64 << 20][chance.below(3) as usize],
+            chance,
+            clock,
+            audit,
+            catalog: Arc::new(MemoryCatalog::default()),
+            receivers: Arc::new(receivers),
+            scene,
+        }
+    }
+
+    async fn run(mut self) -> Report {
+        self.scene.declare(&*self.catalog).await;
+        let mut found = Found::default();
+        for _ in 0..LIVES {
+            let life = self.start(found).await;
+            if self.chance.percent(60) {
+                life.cut_at(1 + self.chance.below(30));
+            }
+            self.live(&life).await;
+            found = self.end(life).await;
+        }
+        self.receivers.calm.store(true, SeqCst);
+        let life = self.start(found).await;
+        self.rest(&life).await;
+        life.engine.stop(async {}).await.expect("nothing fails any more");
+        Report {
+            wrong: self.audit.verdict(),
+            events: self.scene.events(),
+            attempts: self.audit.attempts() as u64,
+            cuts: self.cuts,
+            about: format!("{:?}\n{}", self.receivers.manners, self.scene.about()),
+        }
+    }
+
+    async fn start(&self, found: Found) -> Life {
+        let directory = tempfile::tempdir().expect("a directory");
+        let path = directory.path().join("state.redb");
+        if let Some(state) = &found.state {
+            std::fs::write(&path, state).expect("there is room");
+        }
+        let disk = FaultDisk::new(found.image);
+        let handed_in: Arc<dyn Disk> = if self.lying {
+            Arc::new(LyingDisk(disk.clone()))
+        } else {
+            Arc::new(disk.clone())
+        };
+        let opened = EmbeddedLog::open_on(handed_in, &path, 7, self.segment_bytes_max);
+        let log = opened.await.expect("what a crash leaves can be opened");
+        let health = log.health();
+        if health.corrupt_records > 0 {
+            self.audit
+                .left_over(format!("damaged records: {:?}", health.corrupt));
+        }
+        let cut = Arc::new(AtomicBool::new(false));
+        let wall = Arc::new(SystemClock);
+        let transport = Arc::new(WatchedTransport::new(self.receivers.clone(), wall.clone()));
+        let parts = Parts {
+            log: Arc::new(WatchedLog {
+                log,
+                audit: self.audit.clone(),
+                cut: cut.clone(),
+            }),
+            catalog: Arc::new(CrashCatalog {
+                inner: self.catalog.clone(),
+                power: Arc::new(Power::until(u64::MAX)),
+                audit: self.audit.clone(),
+            }),
+            transport: transport.clone(),
+            clock: self.clock.clone(),
+            profiles: self.scene.profiles(),
+            id_prefix: "/subscriptions/s".into(),
+            dispatch: dispatch::Config::default(),
+        };
+        let engine = Engine::start(parts).await.expect("the log is open");
+        Life {
+            time: VirtualTime::new(self.clock.clone(), transport, wall, engine.clone()),
+            engine,
+            disk,
+            directory,
+            cut,
+            left: Arc::default(),
+        }
+    }
+
+    async fn live(&mut self, life: &Life) {
+        for _ in 0..4 + self.chance.below(20) {
+            match self.chance.below(20) {
+                0..=9 => {
+                    let accepted = self.scene.publish(&life.engine, &mut self.chance).await;
+                    // What is acknowledged after the power went was never heard of.
+                    if !life.is_cut() {
+                        accepted.into_iter().for_each(|id| self.audit.acknowledged(id));
+                    }
+                }
+                10 => {
+                    life.disk.limit(Some(1));
+                    self.scene.publish(&life.engine, &mut self.chance).await;
+                    life.disk.limit(None);
+                }
+                11 => life.disk.fail_syncs(1),
+                12 => life.disk.fail_writes(1),
+                _ => {
+                    let pause = Duration::from_secs(self.chance.below(900));
+                    self.advance(life, pause).await;
+                }
+            }
+            if life.is_cut() {
+                return;
+            }
+        }
+    }
+
+    async fn advance(&self, life: &Life, time: Duration) {
+        let advanced = life.time.advance(Target::By(time), ANSWER_WITHIN).await;
+        advanced.expect("the state database does not fail");
+    }
+
+    /// Ends a life by what has happened to it, or else kills or stops it.
+    async fn end(&mut self, life: Life) -> Found {
+        let killed = match self.chance.below(3) {
+            0 => None,
+            1 => Some(life.found()),
+            // The power goes while nothing is being written.
+            _ => Some(Found {
+                image: life.disk.cut(self.chance.any()),
+                ..life.found()
+            }),
+        };
+        let stopped = life.engine.stop(async {}).await;
+        if life.is_cut() {
+            self.cuts += 1;
+            self.audit.crashed_somehow();
+            return std::mem::take(&mut life.left.lock().expect("no panic holds it"));
+        }
+        match killed {
+            None if stopped.is_ok() => {
+                self.audit.checkpoint();
+                self.audit.restarted();
+                life.found()
+            }
+            killed => {
+                self.audit.crashed_somehow();
+                killed.unwrap_or_else(|| life.found())
+            }
+        }
+    }
+
+    /// Lets time pass until nothing is left to do, or far too much of it has passed.
+    async fn rest(&self, life: &Life) {
+        let deadline = self.clock.now() + REST;
+        let left = |life: &Life| {
+            let subscriptions = self.scene.subscriptions.iter();
+            let backlogs = subscriptions.map(|s| life.engine.log().backlog(s.id));
+            backlogs.map(|b| b.waiting + b.claimed + b.retrying).sum::<u64>()
+        };
+        self.advance(life, Duration::from_secs(1)).await;
+        while (self.audit.unfinished() > 0 || left(life) > 0) && self.clock.now() < deadline {
+            self.advance(life, Duration::from_secs(4 * 3600)).await;
+        }
+        if left(life) > 0 {
+            self.audit
+                .left_over(format!("{} deliveries are left", left(life)));
+        }
+    }
+}
+
+struct Report {
+    wrong: Vec<Wrong>,
+    events: u64,
+    attempts: u64,
+    cuts: u64,
+    about: String,
+}
+
+fn run(seed: u64, lying: bool) -> Report {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_time()
+        .build()
+        .expect("a runtime");
+    runtime.block_on(async { World::new(seed, lying).run().await })
+}
+
+#[expect(
+    clippy::disallowed_methods,
+    reason = "which seeds to run is asked for from outside"
+)]
+fn asked(name: &str) -> Option<u64> {
+    std::env::var(name).ok()?.parse().ok()
+}
+
+#[test]
+fn what_was_accepted_survives_a_disk_that_tears_and_forgets() {
+    let seeds = match asked("POSTRIDER_SEED") {
+        Some(seed) => seed..seed + 1,
+        None => 0..asked("POSTRIDER_SEEDS").map_or(32, |seeds| seeds / 50),
+    };
+    let next = AtomicU64::new(seeds.start);
+    let [events, attempts, cuts] = [const { AtomicU64::new(0) }; 3];
+    let work = || {
+        loop {
+            let seed = next.fetch_add(1, SeqCst);
+            if seed >= seeds.end {
+                return;
+            }
+            let report = run(seed, false);
+            if !report.wrong.is_empty() {
+                next.store(seeds.end, SeqCst);
+                panic!(
+                    "POSTRIDER_SEED={seed} --test embedded: {:#?}\n{}",
+                    report.wrong, report.about
+                );
+            }
+            events.fetch_add(report.events, SeqCst);
+            attempts.fetch_add(report.attempts, SeqCst);
+            cuts.fetch_add(report.cuts, SeqCst);
+        }
+    };
+    let cores = std::thread::available_parallelism().map_or(2, usize::from);
+    std::thread::scope(|scope| {
+        for _ in 0..cores {
+            scope.spawn(work);
+        }
+    });
+    println!("{events:?} events, {attempts:?} attempts, {cuts:?} torn commits");
+    assert!(events.into_inner() > 0 && attempts.into_inner() > 0);
+}
+
+/// The auditor's own test: a disk that lies is found out.
+#[test]
+fn a_disk_that_does_not_flush_is_noticed() {
+    for seed in 0..20 {
+        let lost = |wrong: &Wrong| wrong.kind == Kind::Lost;
+        if run(seed, true).wrong.iter().any(lost) {
+            println!("noticed with seed {seed}");
+            return;
+        }
+    }
+    panic!("nobody noticed");
+}

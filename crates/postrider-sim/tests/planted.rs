@@ -1,0 +1,481 @@
+//! The auditor's own test: bugs are planted from outside, and each must be noticed for what it is.
+//! Nothing here ships: a bug is a part that is handed in bent, or a profile that was doctored.
+
+use async_trait::async_trait;
+use postrider_core::event::Batch;
+use postrider_core::ids::{Position, SubscriptionId};
+use postrider_core::probation::Probation;
+use postrider_core::profile::{Profile, StatusRule};
+use postrider_core::retry::Next;
+use postrider_core::time::Timestamp;
+use postrider_engine::deliver::{Reply, Request, Transport};
+use postrider_sim::audit::Kind;
+use postrider_sim::world::{Planted, run_with};
+use postrider_store::{
+    Backlog, Catalog, Change, Claim, Error, EventLog, Health, Listener, Loaded, Settled, Want,
+};
+use std::collections::BTreeSet;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+/// A planted bug must be noticed within so many seeds.
+const SEEDS_MAX: u64 = 120;
+
+/// Runs seeds until the auditor complains of this; says how many it took.
+fn is_noticed(planted: &Planted, kind: Kind) -> u64 {
+    let mut others = Vec::new();
+    for seed in 0..SEEDS_MAX {
+        let report = run_with(seed, planted, false);
+        if report.wrong.iter().any(|wrong| wrong.kind == kind) {
+            println!("{kind:?} noticed with seed {seed}");
+            return seed;
+        }
+        others.extend(report.wrong);
+    }
+    panic!("nobody noticed in {SEEDS_MAX} seeds; but {others:#?}");
+}
+
+/// What is wrong with a log.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Bent {
+    /// Says that it has stored what it has not.
+    AppendsNothing,
+    /// Takes a retry for the end.
+    ForgetsRetries,
+    /// Writes a retry down for too early a time.
+    HurriesRetries,
+    /// Forgets how often a delivery was attempted.
+    ForgetsAttempts,
+    /// Offers again what was settled as done.
+    OffersAgain,
+    /// Offers again what was withdrawn.
+    OffersWithdrawn,
+    /// Keeps what waits for a subscription that is closed.
+    NeverCloses,
+}
+
+struct BentLog {
+    log: Arc<dyn EventLog>,
+    bent: Bent,
+    offered_again: Mutex<BTreeSet<Position>>,
+}
+
+fn bent(bent: Bent) -> Planted {
+    Planted {
+        log: Some(Box::new(move |log| {
+            Arc::new(BentLog {
+                log,
+                bent,
+                offered_again: Mutex::default(),
+            })
+        })),
+        ..Planted::default()
+    }
+}
+
+#[async_trait]
+impl EventLog for BentLog {
+    async fn append(&self, batch: Batch) -> Result<Position, Error> {
+        if self.bent == Bent::AppendsNothing && batch.body.len().is_multiple_of(7) {
+            return Ok(Position(0));
+        }
+        self.log.append(batch).await
+    }
+
+    async fn claim(&self, of: SubscriptionId, now: Timestamp, want: Want) -> Result<Vec<Claim>, Error> {
+        self.log.claim(of, now, want).await
+    }
+
+    async fn settle(&self, of: SubscriptionId, mut settled: Vec<Settled>) -> Result<(), Error> {
+        for one in &mut settled {
+            match (self.bent, one.next) {
+                (Bent::ForgetsRetries, Next::RetryAt(_)) if one.claim.position().0.is_multiple_of(5) => {
+                    one.next = Next::Done;
+                }
+                (Bent::HurriesRetries, Next::RetryAt(due)) => {
+                    one.next = Next::RetryAt(due - Duration::from_secs(3));
+                }
+                (Bent::ForgetsAttempts, Next::RetryAt(_)) => one.attempts_made = 0,
+                _ => {}
+            }
+        }
+        if self.bent == Bent::OffersAgain {
+            let mut offered = self.offered_again.lock().expect("no panic holds it");
+            let mut again = |one: &&Settled| one.next == Next::Done && offered.insert(one.claim.position());
+            let claims = settled.iter().filter(&mut again).map(|one| one.claim.clone());
+            self.log.release(of, claims.collect());
+        }
+        self.log.settle(of, settled).await
+    }
+
+    async fn withdraw(
+        &self,
+        of: SubscriptionId,
+        waiting: Vec<(Timestamp, Position)>,
+    ) -> Result<Vec<Position>, Error> {
+        if self.bent == Bent::OffersWithdrawn {
+            return Ok(waiting.into_iter().map(|(_, position)| position).collect());
+        }
+        self.log.withdraw(of, waiting).await
+    }
+
+    async fn flush(&self) -> Result<(), Error> {
+        self.log.flush().await
+    }
+
+    fn release(&self, of: SubscriptionId, claims: Vec<Claim>) {
+        self.log.release(of, claims);
+    }
+
+    fn next_due(&self) -> Option<Timestamp> {
+        self.log.next_due()
+    }
+
+    fn next_due_after(&self, after: Timestamp) -> Option<Timestamp> {
+        self.log.next_due_after(after)
+    }
+
+    fn due(&self, now: Timestamp) -> Vec<SubscriptionId> {
+        self.log.due(now)
+    }
+
+    async fn open_subscription(&self, of: SubscriptionId) -> Result<(), Error> {
+        self.log.open_subscription(of).await
+    }
+
+    async fn close_subscription(&self, of: SubscriptionId) -> Result<u64, Error> {
+        if self.bent == Bent::NeverCloses {
+            return Ok(0);
+        }
+        self.log.close_subscription(of).await
+    }
+
+    fn subscriptions(&self) -> Vec<SubscriptionId> {
+        self.log.subscriptions()
+    }
+
+    fn backlog(&self, of: SubscriptionId) -> Backlog {
+        self.log.backlog(of)
+    }
+
+    fn health(&self) -> Health {
+        self.log.health()
+    }
+
+    fn identity(&self) -> u64 {
+        self.log.identity()
+    }
+
+    fn listen(&self, listener: Arc<dyn Listener>) {
+        self.log.listen(listener);
+    }
+
+    async fn close(&self) -> Result<(), Error> {
+        self.log.close().await
+    }
+}
+
+/// A catalogue that loses some of the changes it is given.
+struct BentCatalog {
+    catalog: Arc<dyn Catalog>,
+    loses: fn(&Change) -> bool,
+}
+
+fn losing(loses: fn(&Change) -> bool) -> Planted {
+    Planted {
+        catalog: Some(Box::new(move |catalog| Arc::new(BentCatalog { catalog, loses }))),
+        ..Planted::default()
+    }
+}
+
+#[async_trait]
+impl Catalog for BentCatalog {
+    async fn load(&self) -> Result<Loaded, Error> {
+        self.catalog.load().await
+    }
+
+    async fn commit(&self, mut changes: Vec<Change>) -> Result<(), Error> {
+        changes.retain(|change| !(self.loses)(change));
+        self.catalog.commit(changes).await
+    }
+
+    async fn next_id(&self) -> Result<u64, Error> {
+        self.catalog.next_id().await
+    }
+}
+
+/// A transport that does more, or tells less, than it should.
+#[derive(Clone, Copy)]
+enum BentTransport {
+    FollowsRedirections,
+    TakesFailureForSuccess,
+    SendsTwice,
+}
+
+struct BentSender {
+    transport: Arc<dyn Transport>,
+    bent: BentTransport,
+}
+
+#[async_trait]
+impl Transport for BentSender {
+    async fn send(self: Arc<Self>, request: Request) -> Reply {
+        let reply = self.transport.clone().send(request.clone()).await;
+        let Reply::Answered(mut answer) = reply else {
+            return reply;
+        };
+        match self.bent {
+            BentTransport::FollowsRedirections => {
+                if let Some(location) = answer.headers.get("location") {
+                    let location = location.to_str().expect("text").parse().expect("a URL");
+                    let url = Arc::new(location);
+                    return self.transport.clone().send(Request { url, ..request }).await;
+                }
+            }
+            BentTransport::TakesFailureForSuccess => {
+                if answer.status >= 500 {
+                    answer.status = 200;
+                }
+            }
+            BentTransport::SendsTwice => {
+                if answer.status == 503 {
+                    return self.transport.clone().send(request).await;
+                }
+            }
+        }
+        Reply::Answered(answer)
+    }
+}
+
+fn sending(bent: BentTransport) -> Planted {
+    Planted {
+        transport: Some(Box::new(move |transport| {
+            Arc::new(BentSender { transport, bent })
+        })),
+        ..Planted::default()
+    }
+}
+
+/// Every profile, doctored in the same way.
+fn doctored(doctor: fn(&mut Profile)) -> Planted {
+    Planted {
+        profiles: Some(Box::new(move |profiles| {
+            let all: Vec<Profile> = profiles.iter().copied().collect();
+            for mut profile in all {
+                doctor(&mut profile);
+                profiles.put(profile);
+            }
+        })),
+        ..Planted::default()
+    }
+}
+
+/// The profile's table of statuses with another rule for some.
+fn with_rule(profile: &mut Profile, change: impl Fn(u16, StatusRule) -> StatusRule) {
+    let lines = profile.statuses.iter().map(|line| {
+        let mut line = *line;
+        line.web_hook = change(line.status, line.web_hook);
+        line.azure_resource = change(line.status, line.azure_resource);
+        line
+    });
+    profile.statuses = lines.collect::<Vec<_>>().leak();
+}
+
+fn with_probation(profile: &mut Profile, change: impl Fn(&mut Probation)) {
+    if let Some(probation) = &mut profile.probation {
+        change(probation);
+    }
+}
+
+#[test]
+fn without_a_bug_nobody_complains() {
+    for seed in 0..SEEDS_MAX {
+        let report = run_with(seed, &Planted::default(), false);
+        assert!(
+            report.wrong.is_empty(),
+            "POSTRIDER_SEED={seed}: {:#?}",
+            report.wrong
+        );
+    }
+}
+
+#[test]
+fn an_event_that_was_accepted_and_not_stored() {
+    is_noticed(&bent(Bent::AppendsNothing), Kind::Lost);
+}
+
+#[test]
+fn a_retry_that_was_forgotten() {
+    is_noticed(&bent(Bent::ForgetsRetries), Kind::Lost);
+}
+
+#[test]
+fn a_retry_that_was_written_down_for_too_early() {
+    is_noticed(&bent(Bent::HurriesRetries), Kind::Early);
+}
+
+#[test]
+fn attempts_that_were_forgotten() {
+    is_noticed(&bent(Bent::ForgetsAttempts), Kind::Count);
+}
+
+#[test]
+fn a_delivery_that_was_done_and_is_offered_again() {
+    is_noticed(&bent(Bent::OffersAgain), Kind::AfterItsEnd);
+}
+
+#[test]
+fn a_delivery_that_was_withdrawn_and_is_offered_again() {
+    is_noticed(&bent(Bent::OffersWithdrawn), Kind::AfterItsEnd);
+}
+
+#[test]
+fn a_second_end() {
+    is_noticed(&bent(Bent::OffersWithdrawn), Kind::TwoEnds);
+}
+
+#[test]
+fn what_waits_for_a_subscription_that_is_gone() {
+    is_noticed(&bent(Bent::NeverCloses), Kind::Unrest);
+}
+
+#[test]
+fn a_deletion_that_did_not_last() {
+    is_noticed(
+        &losing(|change| matches!(change, Change::DeleteSubscription(_))),
+        Kind::Astray,
+    );
+}
+
+#[test]
+fn a_new_endpoint_that_did_not_last() {
+    is_noticed(
+        &losing(|change| matches!(change, Change::PutSubscription(s) if s.id.0.is_multiple_of(2))),
+        Kind::Astray,
+    );
+}
+
+#[test]
+fn a_delay_that_a_restart_forgets() {
+    is_noticed(
+        &losing(|change| matches!(change, Change::PutEndpointDelay(_))),
+        Kind::NotLeftAlone,
+    );
+}
+
+#[test]
+fn a_redirection_that_was_followed() {
+    is_noticed(&sending(BentTransport::FollowsRedirections), Kind::Astray);
+}
+
+#[test]
+fn a_failure_that_was_taken_for_a_success() {
+    is_noticed(&sending(BentTransport::TakesFailureForSuccess), Kind::WrongEnd);
+}
+
+#[test]
+fn an_attempt_that_the_transport_repeats() {
+    is_noticed(&sending(BentTransport::SendsTwice), Kind::Twice);
+}
+
+#[test]
+fn a_final_status_that_is_retried() {
+    let planted = doctored(|profile| {
+        with_rule(profile, |_, rule| match rule {
+            StatusRule::Final => StatusRule::RetryAfter(Duration::from_secs(10)),
+            other => other,
+        });
+    });
+    is_noticed(&planted, Kind::AfterItsEnd);
+}
+
+#[test]
+fn a_status_that_ends_what_should_be_retried() {
+    let planted = doctored(|profile| {
+        with_rule(
+            profile,
+            |status, rule| if status == 408 { StatusRule::Final } else { rule },
+        );
+    });
+    is_noticed(&planted, Kind::WrongEnd);
+}
+
+#[test]
+fn a_floor_that_is_ignored() {
+    let planted = doctored(|profile| {
+        with_rule(profile, |status, rule| match rule {
+            StatusRule::RetryAfter(_) if status == 503 => StatusRule::RetryAfter(Duration::ZERO),
+            other => other,
+        });
+    });
+    is_noticed(&planted, Kind::Early);
+}
+
+#[test]
+fn a_schedule_that_lags() {
+    let planted = doctored(|profile| {
+        let later = |step: &Duration| *step + Duration::from_secs(20);
+        profile.schedule = profile.schedule.iter().map(later).collect::<Vec<_>>().leak();
+    });
+    is_noticed(&planted, Kind::HeldBack);
+}
+
+#[test]
+fn a_time_to_live_that_is_ignored() {
+    let planted = doctored(|profile| profile.time_to_live = Duration::from_secs(1_000_000));
+    is_noticed(&planted, Kind::TooLate);
+}
+
+#[test]
+fn attempts_without_end() {
+    // A subscription of the default profile says nothing about attempts; those that do are not doctored.
+    let planted = doctored(|profile| {
+        profile.attempts_max = 1000;
+        profile.schedule = const { &[Duration::from_secs(60)] };
+    });
+    is_noticed(&planted, Kind::TooOften);
+}
+
+#[test]
+fn an_impatient_timeout() {
+    let planted = doctored(|profile| profile.response_timeout = Duration::from_secs(20));
+    is_noticed(&planted, Kind::Early);
+}
+
+#[test]
+fn a_late_answer_that_came_too_late() {
+    let planted = doctored(|profile| profile.late_window = Some(Duration::from_secs(3600)));
+    is_noticed(&planted, Kind::WrongEnd);
+}
+
+#[test]
+fn a_late_answer_that_nobody_hears() {
+    let planted = doctored(|profile| profile.late_window = None);
+    is_noticed(&planted, Kind::AfterItsEnd);
+}
+
+#[test]
+fn a_sick_endpoint_that_is_not_left_alone() {
+    let planted = doctored(|profile| with_probation(profile, |rules| rules.failures = u32::MAX));
+    is_noticed(&planted, Kind::NotLeftAlone);
+}
+
+#[test]
+fn a_healthy_endpoint_that_is_left_alone() {
+    let planted = doctored(|profile| with_probation(profile, |rules| rules.failures = 1));
+    is_noticed(&planted, Kind::HeldBack);
+}
+
+#[test]
+fn a_delay_that_never_ends() {
+    let planted = doctored(|profile| {
+        with_probation(profile, |rules| {
+            rules.causes = &[];
+            rules.other = Duration::from_secs(1_000_000);
+            rules.max = Duration::from_secs(1_000_000);
+        });
+        // What waits so long would come to its end by itself.
+        profile.time_to_live = Duration::from_secs(10_000_000);
+    });
+    is_noticed(&planted, Kind::Lost);
+}
