@@ -57,7 +57,7 @@ impl LateBook {
         self.change(|entries| {
             for (_, position) in deliveries {
                 if let Some(entry) = entries.get_mut(position) {
-                    entry.listeners -= 1;
+                    entry.listeners = entry.listeners.saturating_sub(1);
                     if entry.listeners == 0 && !entry.answered {
                         entries.remove(position);
                     }
@@ -73,7 +73,7 @@ impl LateBook {
             let mut waiting = Vec::new();
             for (_, position) in deliveries {
                 if let Some(entry) = entries.get_mut(position) {
-                    entry.listeners -= 1;
+                    entry.listeners = entry.listeners.saturating_sub(1);
                     entry.answered = true;
                     waiting.extend(entry.due.map(|due| (due, *position)));
                 }

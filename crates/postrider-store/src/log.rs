@@ -126,7 +126,7 @@ pub trait EventLog: Send + Sync {
 
     /// Records the attempts and what follows each. An attempt and what follows from it become durable
     /// together, within a tenth of a second; a crash before that offers the delivery again.
-    /// Waits only while too much is already waiting to be recorded.
+    /// Waits only while too much is already waiting to be recorded. `Err` means that the log is closed.
     async fn settle(&self, of: SubscriptionId, settled: Vec<Settled>) -> Result<(), Error>;
 
     /// Ends deliveries that wait to be retried: they turned out to have been delivered. Each is named by the
