@@ -1,6 +1,7 @@
 #!/bin/sh
-# Prepares a directory with the Azure clients that the tests drive: setup.sh DIR
+# Prepares a directory with the Azure clients and the storage servers that the tests drive: setup.sh DIR
 # Then: POSTRIDER_CLIENTS=DIR cargo test -p postrider --test it azure_clients
+#   or: POSTRIDER_CLIENTS=DIR cargo test -p postrider-blobs
 # Does nothing to what is there already in the right version.
 set -eu
 
@@ -19,7 +20,8 @@ if ! cmp -s "$here/python/requirements.txt" "$directory/venv/requirements.txt"; 
 fi
 
 mkdir -p "$directory/js"
-if ! cmp -s "$here/js/package.json" "$directory/js/package.json" || [ ! -d "$directory/js/node_modules/@azure/eventgrid" ]; then
+if ! cmp -s "$here/js/package.json" "$directory/js/package.json" ||
+    [ ! -d "$directory/js/node_modules/@azure/eventgrid" ] || [ ! -d "$directory/js/node_modules/azurite" ]; then
     rm -f "$directory/js/package.json"
     cp "$here/js/package.json" "$directory/js/package.json.new"
     mv "$directory/js/package.json.new" "$directory/js/package.json"

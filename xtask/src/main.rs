@@ -13,6 +13,7 @@ const EDGES: &[(&str, &[&str])] = &[
     ("postrider-embedded", &["postrider-core", "postrider-store"]),
     ("postrider-engine", &["postrider-core", "postrider-store"]),
     ("postrider-transport", &["postrider-core", "postrider-engine"]),
+    ("postrider-blobs", &["postrider-core", "postrider-engine"]),
     ("postrider-wire", &["postrider-core"]),
     (
         "postrider-api",
@@ -35,6 +36,7 @@ const EDGES: &[(&str, &[&str])] = &[
             "postrider-embedded",
             "postrider-engine",
             "postrider-transport",
+            "postrider-blobs",
             "postrider-wire",
             "postrider-api",
         ],
@@ -86,7 +88,7 @@ fn test() -> Result<()> {
         ])
     })?;
     step("licences, sources and duplicates of dependencies", deny)?;
-    let clients = step("the Azure clients that tests drive", clients)?;
+    let clients = step("the clients and storage servers that tests drive", clients)?;
     println!("== tests");
     let (passed, failed) = run_tests(&clients)?;
     println!("{passed} passed, {failed} failed");
@@ -131,7 +133,7 @@ fn deny() -> Result<()> {
     run(Command::new(program).args(["--log-level", "error", "check", "bans", "licenses", "sources"]))
 }
 
-/// Prepares the unmodified clients under `target` and says where they are.
+/// Prepares the unmodified clients and servers under `target` and says where they are.
 fn clients() -> Result<PathBuf> {
     let directory = root().join("target/clients");
     let script = root().join("tests/clients/setup.sh");

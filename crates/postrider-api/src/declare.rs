@@ -3,11 +3,13 @@
 use crate::Server;
 use postrider_core::ids::{Secret, SubscriptionId, TopicId};
 use postrider_core::json::Raw;
-use postrider_core::subscription::{Destination, Subscription};
+use postrider_core::subscription::{DeadLetterDestination, Destination, Subscription};
+use postrider_engine::blobs::BlobError;
 use postrider_engine::directory::TopicEntry;
 use postrider_wire::auth::fresh_key;
 use postrider_wire::resources::{
-    FieldError, Road, SubscriptionContext, TopicContext, parse_domain, parse_subscription, parse_topic,
+    FieldError, Road, SubscriptionContext, SubscriptionSpec, TopicContext, parse_domain, parse_subscription,
+    parse_system_topic, parse_topic,
 };
 use std::sync::Arc;
 
@@ -35,7 +37,7 @@ pub async fn topic(
     name: &str,
     keys: Option<[Option<String>; 2]>,
 ) -> Result<Arc<TopicEntry>, Error> {
-    put(server, body, road, name, keys, false).await
+    put(server, body, road, name, keys, Kind::Topic).await
 }
 
 /// The same for a domain.
@@ -46,7 +48,24 @@ pub async fn domain(
     name: &str,
     keys: Option<[Option<String>; 2]>,
 ) -> Result<Arc<TopicEntry>, Error> {
-    put(server, body, road, name, keys, true).await
+    put(server, body, road, name, keys, Kind::Domain).await
+}
+
+/// The same for a system topic, to which nobody but its source publishes.
+pub async fn system_topic(
+    server: &Server,
+    body: Raw<'_>,
+    road: Road,
+    name: &str,
+) -> Result<Arc<TopicEntry>, Error> {
+    put(server, body, road, name, None, Kind::SystemTopic).await
+}
+
+#[derive(Clone, Copy)]
+enum Kind {
+    Topic,
+    Domain,
+    SystemTopic,
 }
 
 async fn put(
@@ -55,20 +74,20 @@ async fn put(
     road: Road,
     name: &str,
     keys: Option<[Option<String>; 2]>,
-    domain: bool,
+    kind: Kind,
 ) -> Result<Arc<TopicEntry>, Error> {
     let _one_at_a_time = server.declaring.lock().await;
     let directory = &server.engine.directory;
-    let known = if domain {
-        directory.domain(name)
-    } else {
-        directory.topic(name)
+    let known = match kind {
+        Kind::Topic => directory.topic(name),
+        Kind::Domain => directory.domain(name),
+        Kind::SystemTopic => directory.system_topic(name),
     };
     let previous = known.as_ref().map(|entry| &entry.topic);
-    let mut spec = if domain {
-        parse_domain(body, road, name, previous)?
-    } else {
-        parse_topic(body, road, name, previous)?
+    let mut spec = match kind {
+        Kind::Topic => parse_topic(body, road, name, previous)?,
+        Kind::Domain => parse_domain(body, road, name, previous)?,
+        Kind::SystemTopic => parse_system_topic(body, road, name, previous)?,
     };
     check_profile(server, spec.profile.as_deref())?;
     if spec.location.is_empty() {
@@ -137,6 +156,21 @@ pub async fn domain_subscription(
     put_subscription(server, body, road, &topic, domain_topic, name).await
 }
 
+/// The same for a system topic.
+pub async fn system_subscription(
+    server: &Server,
+    body: Raw<'_>,
+    road: Road,
+    topic: &str,
+    name: &str,
+) -> Result<Arc<Subscription>, Error> {
+    let _one_at_a_time = server.declaring.lock().await;
+    let Some(topic) = server.engine.directory.system_topic(topic) else {
+        return Err(Error::TopicMissing(topic.to_owned()));
+    };
+    put_subscription(server, body, road, &topic, None, name).await
+}
+
 async fn put_subscription(
     server: &Server,
     body: Raw<'_>,
@@ -163,6 +197,7 @@ async fn put_subscription(
     let spec = parse_subscription(body, &context)?;
     check_deliverable(&spec.destination)?;
     check_profile(server, spec.profile.as_deref())?;
+    check_dead_letter(server, road, &spec, previous.as_deref()).await?;
     let (id, created) = match &previous {
         Some(known) => (known.id, known.created),
         None => (SubscriptionId(engine.next_id().await?), now),
@@ -183,6 +218,78 @@ fn check_profile(server: &Server, name: Option<&str>) -> Result<(), FieldError> 
             format!("{name} needs a [profile_{name}] section in the server's configuration"),
         )),
         _ => Ok(()),
+    }
+}
+
+/// Dead letters must have somewhere to go. What was accepted before is not asked for again: a store that has
+/// changed since must not keep a server from starting.
+async fn check_dead_letter(
+    server: &Server,
+    road: Road,
+    spec: &SubscriptionSpec,
+    previous: Option<&Subscription>,
+) -> Result<(), FieldError> {
+    let Some(place) = &spec.dead_letter else {
+        return Ok(());
+    };
+    if previous.is_some_and(|known| known.dead_letter.as_ref() == Some(place)) {
+        return Ok(());
+    }
+    let (account, container) = (place.account_name(), &place.container);
+    let refused = match judge(server, place).await {
+        Ok(()) => return Ok(()),
+        Err(Judgement::Doubtful(reason)) => {
+            tracing::warn!(subscription = %spec.name, account, container, %reason, "dead letters could not be written now");
+            return Ok(());
+        }
+        Err(Judgement::Refused { member, reason }) => {
+            let outer = match spec.dead_letter_identity {
+                Some(_) => "properties.deadLetterWithResourceIdentity.deadLetterDestination",
+                None => "properties.deadLetterDestination",
+            };
+            FieldError::new(format!("{outer}.properties.{member}"), reason)
+        }
+    };
+    if road == Road::Edge {
+        // The module knows no dead letters and refuses nothing about them.
+        tracing::warn!(subscription = %spec.name, account, container, reason = %refused, "dead letters cannot be written");
+        return Ok(());
+    }
+    Err(refused)
+}
+
+/// Why dead letters cannot be written to a place.
+enum Judgement {
+    /// It is wrong, in this member.
+    Refused { member: &'static str, reason: String },
+    /// It may be otherwise by the time there are any.
+    Doubtful(String),
+}
+
+async fn judge(server: &Server, place: &DeadLetterDestination) -> Result<(), Judgement> {
+    let blobs = &server.engine.dead_letters.blobs;
+    let account = place.account_name();
+    let refused = |member, reason| Err(Judgement::Refused { member, reason });
+    let known = blobs.accounts();
+    if !known.iter().any(|name| name == account) {
+        let reason = format!(
+            "names storage account {account:?}, which is not configured; configured are {}",
+            known.join(", ")
+        );
+        return refused("resourceId", reason);
+    }
+    if let Err(reason) = blobs.check_name(account, &place.container) {
+        return refused("blobContainerName", format!("is refused: {reason}"));
+    }
+    match blobs.probe(account, &place.container).await {
+        Ok(()) => Ok(()),
+        Err(BlobError::Refused { detail, .. }) => refused(
+            "resourceId",
+            format!(
+                "names storage account {account:?}, which refuses the credentials in the server's configuration: {detail}"
+            ),
+        ),
+        Err(other) => Err(Judgement::Doubtful(other.to_string())),
     }
 }
 

@@ -44,6 +44,7 @@ pub fn answer(server: &Server, call: &Call) -> Answer {
             "dropped": by_reason(&counters.dropped),
         },
     });
+    body["deadLetters"] = dead_letters(server);
     if store.corrupt_deliveries > 0 {
         body["deliveries"]["dropped"][Reason::Corrupt.name()] = json!(store.corrupt_deliveries);
     }
@@ -61,4 +62,23 @@ pub fn answer(server: &Server, call: &Call) -> Answer {
         }
     };
     json(code, body.to_string(), &call.id)
+}
+
+/// Dead letters on their way, and why some cannot be written.
+fn dead_letters(server: &Server) -> Value {
+    let engine = &server.engine;
+    let counters = &engine.dispatcher.counters;
+    let waiting = engine.log().letters_waiting();
+    let trouble = waiting.iter().filter_map(|letters| {
+        let reason = engine.dead_letters.trouble(letters.of)?;
+        let subscription = engine.directory.subscription_by_id(letters.of)?;
+        let topic = engine.directory.topic_by_id(subscription.topic)?;
+        Some(json!({"topic": topic.topic.name, "subscription": subscription.name, "reason": reason}))
+    });
+    json!({
+        "pending": waiting.iter().map(|letters| letters.count).sum::<u64>(),
+        "written": counters.dead_letters_written.load(Relaxed),
+        "blobs": counters.blobs_written.load(Relaxed),
+        "trouble": trouble.collect::<Vec<_>>(),
+    })
 }

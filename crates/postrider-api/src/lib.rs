@@ -6,6 +6,7 @@ pub mod edge;
 pub mod declare;
 pub mod health;
 pub mod ours;
+mod dead_letters;
 
 use postrider_core::ids::Secret;
 use postrider_core::time::Clock;

@@ -1,6 +1,8 @@
-//! Our own API, under `/postrider/v1`: the test clock and the endpoints' health. Errors are RFC 9457.
+//! Our own API, under `/postrider/v1`: the test clock, the endpoints' health and the dead letters. Errors are
+//! RFC 9457.
 
 use crate::Server;
+use crate::dead_letters;
 use crate::http::{Answer, Call, Segments, json, status};
 use hyper::header::{ALLOW, CONTENT_TYPE, HeaderValue, WWW_AUTHENTICATE};
 use hyper::{Method, StatusCode};
@@ -20,16 +22,17 @@ const SETTLE_MAX: Duration = Duration::from_secs(600);
 const ADVANCE_MAX: Duration = Duration::from_secs(3650 * 86_400);
 
 /// Why a request is refused.
-struct Problem {
-    status: u16,
-    detail: String,
-    /// What is wrong, if it is one member of the body.
-    field: Option<&'static str>,
-    allow: Option<&'static str>,
+#[derive(Debug)]
+pub(crate) struct Problem {
+    pub status: u16,
+    pub detail: String,
+    /// What is wrong, if it is one member of the body or one query parameter.
+    pub field: Option<&'static str>,
+    pub allow: Option<&'static str>,
 }
 
 impl Problem {
-    fn new(status: u16, detail: impl Into<String>) -> Problem {
+    pub fn new(status: u16, detail: impl Into<String>) -> Problem {
         Problem {
             status,
             detail: detail.into(),
@@ -38,14 +41,14 @@ impl Problem {
         }
     }
 
-    fn field(field: &'static str, reason: impl std::fmt::Display) -> Problem {
+    pub fn field(field: &'static str, reason: impl std::fmt::Display) -> Problem {
         Problem {
             field: Some(field),
             ..Problem::new(400, format!("{field}: {reason}"))
         }
     }
 
-    fn method(allow: &'static str) -> Problem {
+    pub fn method(allow: &'static str) -> Problem {
         Problem {
             allow: Some(allow),
             ..Problem::new(405, format!("only {allow} is possible here"))
@@ -82,8 +85,9 @@ pub async fn answer(server: &Server, call: &mut Call, segments: &Segments<'_>) -
 }
 
 async fn route(server: &Server, call: &mut Call, segments: &Segments<'_>) -> Result<Answer, Problem> {
-    let path = [segments.get(1), segments.get(2), segments.get(3), segments.get(4)];
-    let path = &path[..segments.count().clamp(1, 5) - 1];
+    let path = [1, 2, 3, 4, 5].map(|at| segments.get(at));
+    // Nothing of ours lies deeper.
+    let path = path.get(..segments.count() - 1).unwrap_or_default();
     match path {
         ["v1", "clock"] | ["v1", "clock", "advance"] => {
             let clock = test_clock(server, call)?;
@@ -108,11 +112,19 @@ async fn route(server: &Server, call: &mut Call, segments: &Segments<'_>) -> Res
                 _ => Err(Problem::method("POST")),
             }
         }
+        ["v1", "deadletters", rest @ ..] => {
+            authenticate(server, call)?;
+            dead_letters::answer(server, call, rest).await
+        }
         _ => {
             authenticate(server, call)?;
-            Err(Problem::new(404, format!("{} does not exist", call.uri.path())))
+            Err(nothing_here(call))
         }
     }
+}
+
+pub(crate) fn nothing_here(call: &Call) -> Problem {
+    Problem::new(404, format!("{} does not exist", call.uri.path()))
 }
 
 fn body(call: &Call, value: Value) -> Answer {
@@ -225,7 +237,7 @@ fn bounded(field: &'static str, value: &Value, max: Duration) -> Result<Duration
     Ok(read)
 }
 
-async fn read_object(call: &mut Call) -> Result<Map<String, Value>, Problem> {
+pub(crate) async fn read_object(call: &mut Call) -> Result<Map<String, Value>, Problem> {
     let bytes = match call.read_body(BODY_MAX).await {
         Ok(Some(bytes)) => bytes,
         Ok(None) => {

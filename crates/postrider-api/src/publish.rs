@@ -208,6 +208,7 @@ pub async fn accept(
                 .header("traceparent")
                 .filter(|t| t.len() <= 64)
                 .map(Into::into),
+            replay: 0,
             body: parsed.body,
             events: parsed.events,
             matched: router.into_sets(),

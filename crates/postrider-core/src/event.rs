@@ -24,6 +24,8 @@ pub struct Batch {
     pub publisher: Box<str>,
     /// `traceparent` of the request, if it had one.
     pub trace: Option<Box<str>>,
+    /// How many times it was replayed; 0 for what a publisher sent.
+    pub replay: u32,
     /// The JSON text of all events, as it came (a CloudEvent in binary mode is put together here).
     pub body: Bytes,
     pub events: Vec<EventRef>,

@@ -108,6 +108,38 @@ pub struct Diagnostics<'a> {
     pub last_attempt_time: Option<Timestamp>,
 }
 
+/// The members that a dead letter has besides the event's own.
+fn diagnostic_names(delivery: Schema) -> &'static [&'static str; 5] {
+    match delivery {
+        // CloudEvents allow only lower case in the names of attributes.
+        Schema::CloudEvent => &[
+            "deadletterreason",
+            "deliveryattempts",
+            "lastdeliveryoutcome",
+            "publishtime",
+            "lastdeliveryattempttime",
+        ],
+        Schema::EventGrid | Schema::Custom => &[
+            "deadLetterReason",
+            "deliveryAttempts",
+            "lastDeliveryOutcome",
+            "publishTime",
+            "lastDeliveryAttemptTime",
+        ],
+    }
+}
+
+/// The event that a dead letter was made of, and its schema: all but the diagnostics.
+pub fn read_dead_letter(letter: Raw<'_>) -> (Schema, String) {
+    let schema = match letter.get("specversion") {
+        Some(_) => Schema::CloudEvent,
+        None => Schema::EventGrid,
+    };
+    let mut event = Vec::with_capacity(letter.text().len());
+    Object::without(&mut event, letter, diagnostic_names(schema)).close();
+    (schema, String::from_utf8(event).expect("parts of a text"))
+}
+
 /// Appends one dead-lettered event: its delivered form with the diagnostics among its members. An
 /// event that would have been delivered in its custom schema gets an Event Grid envelope here.
 pub fn write_dead_letter(
@@ -127,25 +159,9 @@ pub fn write_dead_letter(
     write_event(&mut event, batch, index, &how, system_id);
     let event = std::str::from_utf8(&event).expect("an event is made of strings");
 
-    // CloudEvents allow only lower case in the names of attributes.
-    let names = match delivery {
-        Schema::CloudEvent => [
-            "deadletterreason",
-            "deliveryattempts",
-            "lastdeliveryoutcome",
-            "publishtime",
-            "lastdeliveryattempttime",
-        ],
-        Schema::EventGrid | Schema::Custom => [
-            "deadLetterReason",
-            "deliveryAttempts",
-            "lastDeliveryOutcome",
-            "publishTime",
-            "lastDeliveryAttemptTime",
-        ],
-    };
+    let names = diagnostic_names(delivery);
     // Somebody may publish a dead letter again: its old diagnostics give way.
-    let mut object = Object::without(out, Raw::trusted(event), &names);
+    let mut object = Object::without(out, Raw::trusted(event), names);
     json::write_string(diagnostics.reason, object.member(names[0]));
     let attempts = diagnostics.attempts.to_string();
     object.member(names[1]).extend_from_slice(attempts.as_bytes());
@@ -426,6 +442,7 @@ mod tests {
             received: Timestamp::parse("2020-08-13T18:11:29.4121391Z").unwrap(),
             publisher: "Key".into(),
             trace: None,
+            replay: 0,
             body: body.into(),
             events: vec![found],
             matched: vec![Box::new([])],

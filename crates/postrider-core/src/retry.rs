@@ -11,7 +11,10 @@ use std::time::Duration;
 pub struct RetryPolicy {
     pub attempts_max: u32,
     pub time_to_live: Duration,
+    /// The subscription has a dead-letter destination.
     pub dead_letter: bool,
+    /// What would be dropped is kept all the same. Does not change what is retried.
+    pub safety_net: bool,
 }
 
 /// One attempt that was made.
@@ -48,10 +51,14 @@ pub enum Reason {
     Corrupt,
     /// The subscription's own time was over.
     SubscriptionExpired,
+    /// A dead letter could not be written for as long as is waited for that.
+    DeadLetterUnavailable,
+    /// A dead letter whose subscription no longer says where to.
+    DeadLetterHomeless,
 }
 
 impl Reason {
-    pub const ALL: [Reason; 7] = [
+    pub const ALL: [Reason; 9] = [
         Reason::AttemptsExhausted,
         Reason::TimeToLiveExceeded,
         Reason::BadRequest,
@@ -59,6 +66,8 @@ impl Reason {
         Reason::SubscriptionGone,
         Reason::Corrupt,
         Reason::SubscriptionExpired,
+        Reason::DeadLetterUnavailable,
+        Reason::DeadLetterHomeless,
     ];
 
     /// The spelling in dead letters, metrics and logs.
@@ -71,6 +80,8 @@ impl Reason {
             Reason::SubscriptionGone => "SubscriptionDeleted",
             Reason::Corrupt => "StoredEventCorrupt",
             Reason::SubscriptionExpired => "SubscriptionExpired",
+            Reason::DeadLetterUnavailable => "DeadLetterDestinationUnavailable",
+            Reason::DeadLetterHomeless => "DeadLetterDestinationRemoved",
         }
     }
 
@@ -143,7 +154,7 @@ impl RetryPolicy {
     }
 
     fn give_up(&self, reason: Reason) -> Next {
-        if self.dead_letter {
+        if self.dead_letter || self.safety_net {
             Next::DeadLetter(reason)
         } else {
             Next::Drop(reason)
@@ -182,6 +193,7 @@ mod tests {
             attempts_max: 30,
             time_to_live: Duration::from_secs(86_400),
             dead_letter,
+            safety_net: false,
         }
     }
 
@@ -237,6 +249,19 @@ mod tests {
         for status in 200..=204 {
             assert_eq!(decide(answered(1, status), true), Next::Done);
         }
+    }
+
+    #[test]
+    fn a_safety_net_keeps_what_would_be_dropped_and_changes_nothing_else() {
+        let net = RetryPolicy {
+            safety_net: true,
+            ..policy(false)
+        };
+        let next = |profile: &Profile, status| {
+            net.next(profile, EndpointKind::WebHook, answered(1, status), NOW, NOW, 0.0)
+        };
+        assert_eq!(next(&CLOUD_2021, 400), Next::DeadLetter(Reason::BadRequest));
+        assert!(matches!(next(&CLOUD_2018, 400), Next::RetryAt(_)));
     }
 
     #[test]

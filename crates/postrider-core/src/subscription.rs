@@ -121,6 +121,13 @@ pub struct DeadLetterDestination {
     pub container: String,
 }
 
+impl DeadLetterDestination {
+    /// The storage account's name.
+    pub fn account_name(&self) -> &str {
+        self.account.rsplit('/').next().unwrap_or(&self.account)
+    }
+}
+
 /// Where a subscription's events go.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Destination {

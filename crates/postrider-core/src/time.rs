@@ -117,9 +117,11 @@ impl Add<Duration> for Timestamp {
 
 impl Sub<Duration> for Timestamp {
     type Output = Timestamp;
+    /// What would lie before the first instant is the first instant.
     fn sub(self, by: Duration) -> Timestamp {
         let by = i64::try_from(by.as_nanos()).unwrap_or(i64::MAX);
-        Timestamp(self.0.saturating_sub(by))
+        let first = Timestamp::MIN.0.min(self.0);
+        Timestamp(self.0.saturating_sub(by).max(first))
     }
 }
 

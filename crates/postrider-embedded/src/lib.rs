@@ -4,12 +4,15 @@ pub mod disk;
 pub mod record;
 pub mod segment;
 mod queue;
+mod database;
 mod state;
 mod writer;
 mod settler;
 mod recover;
 mod catalog;
+mod archive;
 
+pub use archive::EmbeddedArchive;
 pub use catalog::EmbeddedCatalog;
 
 use async_trait::async_trait;
@@ -18,13 +21,17 @@ use postrider_core::event::Batch;
 use postrider_core::ids::{Position, SubscriptionId};
 use postrider_core::retry::Next;
 use postrider_core::time::Timestamp;
-use postrider_store::{Backlog, Claim, Entry, Error, EventLog, Health, Listener, Settled, Want};
+use postrider_store::{
+    Backlog, Claim, Entry, Error, EventLog, Health, Letter, LetterKey, LettersWaiting, Listener, Settled,
+    Want,
+};
 use queue::{DueRetry, HOT_BYTES_MAX, Queue, Ready};
 use record::Kind;
 use rustc_hash::FxHashMap;
 use segment::Segment;
 use settler::{Settler, ToSettler, Withdrawal};
-use state::State;
+use state::{LetterEntry, State};
+use std::collections::hash_map::Entry::{Occupied, Vacant};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::path::Path;
@@ -42,6 +49,10 @@ const LAG_BYTES: usize = 512 << 10;
 const LAG_RECORDS: usize = 1024;
 /// Retries that are due are brought into memory this many at a time.
 const DUE_MAX: usize = 256;
+/// Letters are looked up this many at a time …
+const LETTER_ROWS: usize = 1024;
+/// … and read from records of about this size together, unless more is wanted.
+const LETTER_RECORD_BYTES: usize = 16 << 20;
 /// Settled claims on their way to the state database.
 const SETTLING_MAX: usize = 1 << 16;
 /// Damaged places that are remembered with their position; all are counted and logged.
@@ -64,6 +75,8 @@ struct Shared {
     /// How many there have been.
     spares: AtomicUsize,
     references: Mutex<FxHashMap<u64, u64>>,
+    /// For subscriptions with letters: when the first was given up, and how many there are.
+    letters: Mutex<BTreeMap<SubscriptionId, (Timestamp, u64)>>,
     subs: RwLock<FxHashMap<SubscriptionId, Arc<Sub>>>,
     /// When each subscription's next retry comes due.
     heads: Mutex<BTreeSet<(Timestamp, SubscriptionId)>>,
@@ -156,11 +169,6 @@ impl EmbeddedLog {
             threads: Mutex::new(threads),
             acknowledging: Mutex::new(Some(acknowledging)),
         })
-    }
-
-    /// Pending dead letters, all subscriptions together.
-    pub fn dead_letters(&self) -> Result<u64, Error> {
-        self.shared.state.dead_letters()
     }
 }
 
@@ -271,14 +279,27 @@ impl Shared {
         Some(segment.clone())
     }
 
-    fn note_references(&self, changed: FxHashMap<u64, u64>) {
+    /// Returns whether there are segments that nothing refers to any more.
+    fn note_references(&self, changed: FxHashMap<u64, u64>) -> bool {
         let mut references = self.references.lock().expect("no panic holds it");
+        let mut released = false;
         for (segment, count) in changed {
             if count == 0 {
-                references.remove(&segment);
+                released |= references.remove(&segment).is_some();
             } else {
                 references.insert(segment, count);
             }
+        }
+        released
+    }
+
+    fn note_letters(&self, changed: FxHashMap<SubscriptionId, Option<(Timestamp, u64)>>) {
+        let mut letters = self.letters.lock().expect("no panic holds it");
+        for (of, waiting) in changed {
+            match waiting {
+                Some(waiting) => letters.insert(of, waiting),
+                None => letters.remove(&of),
+            };
         }
     }
 
@@ -553,7 +574,75 @@ impl Shared {
         }
     }
 
-    /// The entry of a retry; none if it can no longer be read.
+    /// Reads letters and their events, each record once.
+    fn load_letters(
+        &self,
+        of: SubscriptionId,
+        mut after: Option<LetterKey>,
+        until: Timestamp,
+        want: Want,
+    ) -> Result<LoadedLetters, Error> {
+        let mut loaded = LoadedLetters::default();
+        let mut records: FxHashMap<(Position, u32), Option<Arc<Entry>>> = FxHashMap::default();
+        let record_bytes_max = LETTER_RECORD_BYTES.max(want.bytes_max);
+        let mut record_bytes = 0;
+        let mut bytes = 0;
+        loop {
+            let rows_max = LETTER_ROWS.min(want.events_max - loaded.letters.len());
+            let rows = self.state.letters(of, after, until, rows_max)?;
+            for row in &rows {
+                let delivery = &row.delivery;
+                let entry = match records.entry((delivery.segment, delivery.offset)) {
+                    Occupied(read) => read.into_mut(),
+                    Vacant(unread) => {
+                        // A record is kept whole, however few of its events are letters.
+                        if record_bytes >= record_bytes_max && !loaded.letters.is_empty() {
+                            return Ok(loaded);
+                        }
+                        let entry = self.read_entry(delivery);
+                        let entry = entry.map_err(|e| Error::Unavailable(format!("reading the log: {e}")))?;
+                        record_bytes += entry.as_ref().map_or(0, |entry| entry.batch.body.len());
+                        unread.insert(entry)
+                    }
+                };
+                let index = delivery.index as usize;
+                let Some(entry) = entry.as_ref().filter(|entry| index < entry.batch.events.len()) else {
+                    // Unless someone else is done with it by now, and its segment is deleted.
+                    if self.state.has_letter(of, row.key())? {
+                        loaded.lost.push(*row);
+                    }
+                    continue;
+                };
+                let size = entry.batch.events[index].object.len as usize + want.overhead;
+                if !loaded.letters.is_empty() && bytes + size > want.bytes_max {
+                    return Ok(loaded);
+                }
+                bytes += size;
+                loaded.letters.push(letter(row, entry.clone()));
+            }
+            after = rows.last().map(LetterEntry::key);
+            if rows.len() < rows_max || loaded.letters.len() == want.events_max {
+                return Ok(loaded);
+            }
+        }
+    }
+
+    /// Counts letters whose events can no longer be read, and reports their records.
+    fn note_lost(&self, lost: &[LetterEntry]) {
+        self.corrupt_deliveries.fetch_add(lost.len() as u64, Relaxed);
+        for same in lost.chunk_by(|a, b| {
+            (a.delivery.segment, a.delivery.offset) == (b.delivery.segment, b.delivery.offset)
+        }) {
+            let first = &same[0].delivery;
+            let place = segment::log_name(first.segment);
+            self.note_corrupt(format!(
+                "{place} at byte {}, event {} and following",
+                first.offset, first.position
+            ));
+        }
+    }
+
+    /// The entry of a retry or a letter; none if it can no longer be read.
     fn read_entry(&self, retry: &state::RetryEntry) -> io::Result<Option<Arc<Entry>>> {
         let segment = self
             .segments
@@ -574,6 +663,14 @@ impl Shared {
     }
 }
 
+/// Letters with their events.
+#[derive(Default)]
+struct LoadedLetters {
+    letters: Vec<Letter>,
+    /// Those whose event can no longer be read.
+    lost: Vec<LetterEntry>,
+}
+
 /// Retries that are due, brought into memory.
 struct LoadedDue {
     retries: Vec<DueRetry>,
@@ -590,6 +687,17 @@ fn fresh_claim(ready: Ready) -> Claim {
         attempts_made: 0,
         last_attempt: None,
         due: None,
+    }
+}
+
+fn letter(row: &LetterEntry, entry: Arc<Entry>) -> Letter {
+    Letter {
+        entry,
+        index: row.delivery.index,
+        attempts_made: row.delivery.attempts_made,
+        last_attempt: row.delivery.last,
+        reason: row.reason,
+        decided: row.delivery.due,
     }
 }
 
@@ -834,6 +942,59 @@ impl EventLog for EmbeddedLog {
             let bytes = sub.queue.lock().expect("no panic holds it").rest();
             self.shared.hot_bytes.fetch_sub(bytes, Relaxed);
         }
+    }
+
+    fn letters_waiting(&self) -> Vec<LettersWaiting> {
+        let letters = self.shared.letters.lock().expect("no panic holds it");
+        let waiting = letters.iter().map(|(of, (oldest, count))| LettersWaiting {
+            of: *of,
+            oldest: *oldest,
+            count: *count,
+        });
+        waiting.collect()
+    }
+
+    async fn letters(
+        &self,
+        of: SubscriptionId,
+        after: Option<LetterKey>,
+        until: Timestamp,
+        want: Want,
+    ) -> Result<Vec<Letter>, Error> {
+        let Some(sub) = self.shared.sub(of) else {
+            return Ok(Vec::new());
+        };
+        let (shared, settler) = (self.shared.clone(), self.settler.clone());
+        let work = tokio::task::spawn_blocking(move || {
+            let loaded = shared.load_letters(of, after, until, want)?;
+            if loaded.lost.is_empty() {
+                return Ok((loaded.letters, None));
+            }
+            shared.note_lost(&loaded.lost);
+            let lost = loaded.lost.iter().map(LetterEntry::key).collect();
+            let (reply, done) = oneshot::channel();
+            settler
+                .send(ToSettler::LettersDone(sub, lost, reply))
+                .map_err(|_| Error::Closed)?;
+            Ok((loaded.letters, Some(done)))
+        });
+        let (letters, dropped) = work.await.map_err(|_| Error::Closed)??;
+        if let Some(dropped) = dropped {
+            dropped.await.map_err(|_| Error::Closed)?;
+        }
+        Ok(letters)
+    }
+
+    async fn letters_done(&self, of: SubscriptionId, letters: Vec<LetterKey>) -> Result<(), Error> {
+        let sub = self.shared.sub(of).filter(|_| !letters.is_empty());
+        let Some(sub) = sub else {
+            return Ok(());
+        };
+        let (reply, done) = oneshot::channel();
+        self.settler
+            .send(ToSettler::LettersDone(sub, letters, reply))
+            .map_err(|_| Error::Closed)?;
+        done.await.map_err(|_| Error::Closed)
     }
 
     fn next_due(&self) -> Option<Timestamp> {

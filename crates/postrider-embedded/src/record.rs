@@ -1,4 +1,4 @@
-//! The bytes of one record in the log. Format version 1; docs/data.md describes it.
+//! The bytes of one record in the log; docs/data.md describes them.
 //!
 //! A record is a header of fixed size and a payload. Both have their own checksum, so that a reader
 //! can trust a length before it has read the payload, and can find the next record behind a damaged one.
@@ -146,7 +146,12 @@ impl<'a> Reader<'a> {
 /// Everything of a batch but its body, which follows in the payload as it is.
 pub fn encode_batch_head(batch: &Batch) -> Vec<u8> {
     let mut out = Vec::with_capacity(64 + batch.events.len() * 12);
-    put(&mut out, 1);
+    if batch.replay == 0 {
+        put(&mut out, 1);
+    } else {
+        put(&mut out, 2);
+        put(&mut out, u64::from(batch.replay));
+    }
     put(&mut out, batch.topic.0);
     put(
         &mut out,
@@ -198,9 +203,11 @@ pub fn encode_batch_head(batch: &Batch) -> Vec<u8> {
 /// The batch in a payload whose checksum held; none if it is not one.
 pub fn decode_batch(payload: &Bytes) -> Option<Batch> {
     let mut reader = Reader::new(payload);
-    if reader.number()? != 1 {
-        return None;
-    }
+    let replay = match reader.number()? {
+        1 => 0,
+        2 => reader.small()?,
+        _ => return None,
+    };
     let topic = TopicId(reader.number()?);
     let schema = match reader.number()? {
         0 => Schema::EventGrid,
@@ -266,6 +273,7 @@ pub fn decode_batch(payload: &Bytes) -> Option<Batch> {
         received,
         publisher,
         trace,
+        replay,
         body,
         events,
         matched,
@@ -319,11 +327,12 @@ mod tests {
         (
             any::<u64>(),
             any::<u32>(),
+            prop_oneof![Just(0), Just(1), any::<u32>()],
             "[ -~]{0,20}",
             prop::collection::vec(set, 3),
             prop::collection::vec(event, 1..6),
         )
-            .prop_map(|(topic, received, publisher, matched, events)| {
+            .prop_map(|(topic, received, replay, publisher, matched, events)| {
                 let mut body = Vec::new();
                 let mut refs = Vec::new();
                 for (text, set, flags) in events {
@@ -353,6 +362,7 @@ mod tests {
                     received: Timestamp::from_nanos(i64::from(received)),
                     publisher: publisher.into(),
                     trace: None,
+                    replay,
                     body: body.into(),
                     events: refs,
                     matched,
@@ -370,6 +380,15 @@ mod tests {
         #[test]
         fn batches_survive(batch in any_batch()) {
             prop_assert_eq!(decode_batch(&payload(&batch)), Some(batch));
+        }
+
+        // Version 1 is version 2 without the number of replays, and what an older program reads.
+        #[test]
+        fn only_a_replay_takes_version_2(batch in any_batch()) {
+            let replayed = payload(&Batch { replay: 1, ..batch.clone() });
+            let published = payload(&Batch { replay: 0, ..batch.clone() });
+            prop_assert_eq!((published[0], &replayed[..2]), (1, &[2, 1][..]));
+            prop_assert_eq!(&published[1..], &replayed[2..]);
         }
 
         #[test]

@@ -49,6 +49,13 @@ pub fn recover(
         spare: Mutex::new(None),
         spares: AtomicUsize::new(0),
         references: Mutex::new(known.references),
+        letters: Mutex::new(
+            known
+                .letters
+                .into_iter()
+                .map(|(of, first, count)| (of, (first, count)))
+                .collect(),
+        ),
         subs: RwLock::new(FxHashMap::default()),
         heads: Mutex::new(BTreeSet::new()),
         listed: Mutex::new(Vec::new()),

@@ -2,12 +2,12 @@
 
 use crate::queue::{Queue, RetryKey};
 use crate::segment::Segment;
-use crate::state::{RetryEntry, Write};
+use crate::state::{LetterEntry, RetryEntry, Write};
 use crate::{Shared, Sub};
 use postrider_core::ids::{Position, SubscriptionId};
 use postrider_core::retry::Next;
 use postrider_core::time::Timestamp;
-use postrider_store::{Error, Settled};
+use postrider_store::{Error, LetterKey, Settled};
 use rustc_hash::{FxHashMap, FxHashSet};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -30,6 +30,8 @@ pub enum ToSettler {
     Forget(Arc<Sub>, oneshot::Sender<u64>),
     /// Retries whose events can no longer be read.
     Lost(Arc<Sub>, Vec<RetryEntry>),
+    /// Letters that are written, or whose events can no longer be read.
+    LettersDone(Arc<Sub>, Vec<LetterKey>, oneshot::Sender<()>),
     Seal(Arc<Segment>),
     Checkpoint,
     /// Commits at once, the progress of first attempts included.
@@ -112,6 +114,7 @@ impl Settler {
                         ToSettler::Flush(_)
                         | ToSettler::Open(..)
                         | ToSettler::Forget(..)
+                        | ToSettler::LettersDone(..)
                         | ToSettler::Withdraw(_),
                     ) => until_commit = Duration::ZERO,
                     _ => {}
@@ -138,6 +141,7 @@ impl Settler {
         let mut replies = Vec::new();
         let mut withdrawals = Vec::new();
         let mut forgotten = Vec::new();
+        let mut letters_done = false;
         let mut checkpoint = false;
         let mut flush = false;
         let mut close = false;
@@ -163,6 +167,11 @@ impl Settler {
                             touched.after.push(After::LetGo(one.due, one.position));
                         }
                     }
+                }
+                ToSettler::LettersDone(sub, letters, reply) => {
+                    writes.extend(letters.into_iter().map(|key| Write::RemoveLetter(sub.of, key)));
+                    replies.push(reply);
+                    letters_done = true;
                 }
                 ToSettler::Withdraw(withdrawal) => withdrawals.push(withdrawal),
                 ToSettler::Open(sub, reply) => {
@@ -203,8 +212,13 @@ impl Settler {
                 writes.push(Write::Cursor(touched.sub.of, queue.progress(&touched.done)));
             }
         }
-        if !writes.is_empty() && !self.write_until_done(&writes, close) {
-            return close;
+        let letters_added = writes.iter().any(|write| matches!(write, Write::PutLetter(..)));
+        let mut released = false;
+        if !writes.is_empty() {
+            match self.write_until_done(&writes, close) {
+                Some(segments_released) => released = segments_released,
+                None => return close,
+            }
         }
         for touched in touched.into_values() {
             let mut freed = 0;
@@ -223,7 +237,11 @@ impl Settler {
         if !self.withdraw(withdrawals, close) {
             return close;
         }
-        let sweep = checkpoint || !forgotten.is_empty();
+        if letters_added && let Some(listener) = self.shared.listener.get() {
+            listener.letters_added();
+        }
+        // Nothing else may come to pass for a long time: no event, and so no checkpoint.
+        let sweep = checkpoint || !forgotten.is_empty() || (letters_done && released);
         if !self.forget(forgotten, close) {
             return close;
         }
@@ -268,7 +286,7 @@ impl Settler {
             }
             found.push((sub, begun, retries, reply, permit));
         }
-        if !writes.is_empty() && !self.write_until_done(&writes, closing) {
+        if !writes.is_empty() && self.write_until_done(&writes, closing).is_none() {
             return false;
         }
         for (sub, begun, retries, reply, _permit) in found {
@@ -287,7 +305,8 @@ impl Settler {
         true
     }
 
-    /// Closes subscriptions, after what was settled before: retries that it brought are counted too.
+    /// Closes subscriptions, after what was settled before: retries and letters that it brought are counted
+    /// too.
     fn forget(&self, forgotten: Vec<(Arc<Sub>, oneshot::Sender<u64>)>, closing: bool) -> bool {
         if forgotten.is_empty() {
             return true;
@@ -302,10 +321,12 @@ impl Settler {
                 .expect("no panic holds it")
                 .remove(&sub.of);
             self.shared.hot_bytes.fetch_sub(bytes, Relaxed);
+            let letters = self.shared.letters.lock().expect("no panic holds it");
+            let letters = letters.get(&sub.of).map_or(0, |waiting| waiting.1);
             writes.push(Write::Forget(sub.of));
-            replies.push((reply, dropped));
+            replies.push((reply, dropped + letters));
         }
-        let written = self.write_until_done(&writes, closing);
+        let written = self.write_until_done(&writes, closing).is_some();
         if written {
             for (reply, dropped) in replies {
                 let _ = reply.send(dropped);
@@ -346,7 +367,13 @@ impl Settler {
                 writes.push(Write::PutRetry(sub.of, RetryEntry { due, ..entry }));
                 after.push(After::RetryAdded(due, position));
             }
-            Next::DeadLetter(reason) => writes.push(Write::PutDeadLetter(sub.of, entry, reason)),
+            Next::DeadLetter(reason) => {
+                let delivery = RetryEntry {
+                    due: settled.at,
+                    ..entry
+                };
+                writes.push(Write::PutLetter(sub.of, LetterEntry { delivery, reason }));
+            }
             Next::Done | Next::Drop(_) => {}
         }
     }
@@ -364,11 +391,11 @@ impl Settler {
         writes.push(Write::Facts { next, replay_from });
     }
 
-    fn write_until_done(&self, writes: &[Write], closing: bool) -> bool {
-        let written = self.until_done(closing, || self.shared.state.write(writes));
-        written
-            .map(|references| self.shared.note_references(references))
-            .is_some()
+    /// Returns whether there are segments that nothing refers to any more. None as `until_done`.
+    fn write_until_done(&self, writes: &[Write], closing: bool) -> Option<bool> {
+        let changed = self.until_done(closing, || self.shared.state.write(writes))?;
+        self.shared.note_letters(changed.letters);
+        Some(self.shared.note_references(changed.references))
     }
 
     /// Nothing that was settled may be forgotten while the process lives: tries until it is done. None

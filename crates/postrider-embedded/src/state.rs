@@ -1,29 +1,33 @@
-//! The small, ordered part of the store, in redb: retries by due time, pending dead letters, and how
-//! far subscriptions have come.
+//! The small, ordered part of the store, in redb: retries by due time, letters that are to be written, and
+//! how far subscriptions have come.
 
-use crate::disk::open_database;
+use crate::database::Reopening;
 use crate::queue::RetryKey;
 use crate::record::{Progress, Reader};
 use postrider_core::ids::{Position, SubscriptionId};
 use postrider_core::outcome::Outcome;
 use postrider_core::retry::Reason;
 use postrider_core::time::Timestamp;
-use postrider_store::Error;
 use postrider_store::log::LastAttempt;
-use redb::{Database, ReadableDatabase, ReadableTable, ReadableTableMetadata, TableDefinition};
+use postrider_store::{Error, LetterKey};
+use redb::{ReadableTable, TableDefinition, TableHandle};
 use rustc_hash::FxHashMap;
-use std::path::{Path, PathBuf};
-use std::sync::RwLock;
+use std::ops::Bound;
+use std::path::Path;
 
 /// (subscription, due, position) → what is known of the delivery.
 const RETRIES: TableDefinition<(u64, u64, u64), &[u8]> = TableDefinition::new("retries");
 /// subscription → how many retries it has.
 const RETRY_COUNTS: TableDefinition<u64, u64> = TableDefinition::new("retry_counts");
-/// (subscription, position) → why and after what.
+/// (subscription, given up, position) → what is known of the delivery, and why it was given up.
+const LETTERS: TableDefinition<(u64, u64, u64), &[u8]> = TableDefinition::new("letters");
+/// subscription → how many letters it has.
+const LETTER_COUNTS: TableDefinition<u64, u64> = TableDefinition::new("letter_counts");
+/// The same without the time and with no counts, as it was before letters were written anywhere.
 const DEAD_LETTERS: TableDefinition<(u64, u64), &[u8]> = TableDefinition::new("dead_letters");
 /// subscription → progress.
 const CURSORS: TableDefinition<u64, &[u8]> = TableDefinition::new("cursors");
-/// segment → retries and dead letters that refer to it.
+/// segment → retries and letters that refer to it.
 const REFERENCES: TableDefinition<u64, u64> = TableDefinition::new("references");
 /// identity, next position, where reading progress from the log begins.
 const FACTS: TableDefinition<&str, u64> = TableDefinition::new("facts");
@@ -80,12 +84,42 @@ impl RetryEntry {
     }
 }
 
+/// A delivery that was given up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LetterEntry {
+    /// Its `due` is when it was given up.
+    pub delivery: RetryEntry,
+    pub reason: Reason,
+}
+
+impl LetterEntry {
+    pub fn key(&self) -> LetterKey {
+        (self.delivery.due, self.delivery.position)
+    }
+
+    fn encode(&self) -> [u8; 41] {
+        let mut out = [0; 41];
+        out[..40].copy_from_slice(&self.delivery.encode());
+        out[40] = self.reason.code();
+        out
+    }
+
+    fn decode(decided: u64, position: u64, bytes: &[u8]) -> Option<LetterEntry> {
+        let (reason, delivery) = bytes.split_last()?;
+        Some(LetterEntry {
+            delivery: RetryEntry::decode(decided, position, delivery)?,
+            reason: Reason::from_code(*reason),
+        })
+    }
+}
+
 /// One thing to be recorded. All of a list become durable together.
 #[derive(Clone, Debug)]
 pub enum Write {
     PutRetry(SubscriptionId, RetryEntry),
     RemoveRetry(SubscriptionId, Timestamp, Position, Position),
-    PutDeadLetter(SubscriptionId, RetryEntry, Reason),
+    PutLetter(SubscriptionId, LetterEntry),
+    RemoveLetter(SubscriptionId, LetterKey),
     Cursor(SubscriptionId, Progress),
     /// Removes everything of a subscription.
     Forget(SubscriptionId),
@@ -104,72 +138,77 @@ pub struct Recovered {
     pub cursors: Vec<(SubscriptionId, Progress)>,
     /// For subscriptions with retries: the earliest due time and how many.
     pub retries: Vec<(SubscriptionId, Timestamp, u64)>,
+    /// For subscriptions with letters: when the first was given up, and how many there are.
+    pub letters: Vec<(SubscriptionId, Timestamp, u64)>,
     pub references: FxHashMap<u64, u64>,
 }
 
+/// What a list of writes has changed.
+#[derive(Debug, Default)]
+pub struct Changed {
+    /// Segments with how many refer to them now.
+    pub references: FxHashMap<u64, u64>,
+    /// Subscriptions with how many letters they have now, and when the first of them was given up.
+    pub letters: FxHashMap<SubscriptionId, Option<(Timestamp, u64)>>,
+}
+
 pub struct State {
-    path: PathBuf,
-    /// Behind a lock because it is opened anew after an input or output error; none while that fails.
-    database: RwLock<Option<Database>>,
+    database: Reopening,
 }
 
-fn failed(e: impl std::fmt::Display) -> Error {
-    Error::Unavailable(format!("state database: {e}"))
+/// Every key of a subscription.
+fn all_of(of: u64) -> std::ops::RangeInclusive<(u64, u64, u64)> {
+    (of, 0, 0)..=(of, u64::MAX, u64::MAX)
 }
 
-fn opened(database: &Option<Database>) -> Result<&Database, redb::Error> {
-    database.as_ref().ok_or(redb::Error::DatabaseClosed)
+/// The time in the first key of a subscription, and the count that is kept of its keys.
+fn first_of(
+    table: &impl ReadableTable<(u64, u64, u64), &'static [u8]>,
+    of: u64,
+    count: u64,
+) -> Result<Option<(Timestamp, u64)>, redb::Error> {
+    let first = table.range(all_of(of))?.next().transpose()?;
+    Ok(first.map(|(key, _)| (Timestamp::from_nanos(key.value().1 as i64), count)))
+}
+
+/// Adds to a number in a table; a number that becomes zero is removed. Returns what it is then.
+fn add(table: &mut redb::Table<'_, u64, u64>, key: u64, by: i64) -> Result<u64, redb::Error> {
+    let now = table.get(key)?.map_or(0, |v| v.value());
+    let then = now.saturating_add_signed(by);
+    if then == 0 {
+        table.remove(key)?;
+    } else {
+        table.insert(key, then)?;
+    }
+    Ok(then)
 }
 
 impl State {
     pub fn open(path: &Path, fresh_identity: u64) -> Result<State, Error> {
-        let database = open_database(path, CACHE_BYTES).map_err(Error::Unavailable)?;
-        let state = State {
-            path: path.to_owned(),
-            database: RwLock::new(Some(database)),
-        };
-        state.write_with(|txn| {
+        let database = Reopening::open("state database", path, CACHE_BYTES)?;
+        database.write(|txn| {
             txn.open_table(RETRIES)?;
             txn.open_table(RETRY_COUNTS)?;
-            txn.open_table(DEAD_LETTERS)?;
+            txn.open_table(LETTERS)?;
+            txn.open_table(LETTER_COUNTS)?;
             txn.open_table(CURSORS)?;
             txn.open_table(REFERENCES)?;
             let mut facts = txn.open_table(FACTS)?;
             if facts.get("identity")?.is_none() {
                 facts.insert("identity", fresh_identity)?;
             }
-            Ok(())
+            take_over_dead_letters(txn)
         })?;
-        Ok(state)
-    }
-
-    fn write_with(
-        &self,
-        work: impl FnOnce(&redb::WriteTransaction) -> Result<(), redb::Error>,
-    ) -> Result<(), Error> {
-        let result = (|| {
-            let database = self.database.read().expect("no panic holds it");
-            let txn = opened(&database)?.begin_write()?;
-            work(&txn)?;
-            txn.commit()?;
-            Ok::<(), redb::Error>(())
-        })();
-        result.map_err(failed)
+        Ok(State { database })
     }
 
     /// Opens the database anew: after an error redb answers nothing but errors.
     pub fn reopen(&self) -> Result<(), Error> {
-        let mut database = self.database.write().expect("no panic holds it");
-        // The old one must be closed first: it holds the file's lock.
-        *database = None;
-        *database = Some(open_database(&self.path, CACHE_BYTES).map_err(Error::Unavailable)?);
-        Ok(())
+        self.database.reopen()
     }
 
     pub fn recover(&self) -> Result<Recovered, Error> {
-        let database = self.database.read().expect("no panic holds it");
-        let read = || -> Result<Recovered, redb::Error> {
-            let txn = opened(&database)?.begin_read()?;
+        self.database.read(|txn| {
             let facts = txn.open_table(FACTS)?;
             let fact = |name| Ok::<_, redb::Error>(facts.get(name)?.map_or(0, |v| v.value()));
             let mut out = Recovered {
@@ -189,23 +228,23 @@ impl State {
             let retries = txn.open_table(RETRIES)?;
             for row in txn.open_table(RETRY_COUNTS)?.iter()? {
                 let (of, count) = row?;
-                let of = of.value();
-                if let Some(first) = retries.range((of, 0, 0)..=(of, u64::MAX, u64::MAX))?.next() {
-                    let due = first?.0.value().1;
-                    out.retries.push((
-                        SubscriptionId(of),
-                        Timestamp::from_nanos(due as i64),
-                        count.value(),
-                    ));
-                }
+                let first = first_of(&retries, of.value(), count.value())?;
+                out.retries
+                    .extend(first.map(|(due, count)| (SubscriptionId(of.value()), due, count)));
+            }
+            let letters = txn.open_table(LETTERS)?;
+            for row in txn.open_table(LETTER_COUNTS)?.iter()? {
+                let (of, count) = row?;
+                let first = first_of(&letters, of.value(), count.value())?;
+                out.letters
+                    .extend(first.map(|(decided, count)| (SubscriptionId(of.value()), decided, count)));
             }
             for row in txn.open_table(REFERENCES)?.iter()? {
                 let (segment, count) = row?;
                 out.references.insert(segment.value(), count.value());
             }
             Ok(out)
-        };
-        read().map_err(failed)
+        })
     }
 
     /// Retries of one subscription that are due by `now`, earliest first, without those that `skip`
@@ -217,12 +256,10 @@ impl State {
         max: usize,
         skip: impl Fn(Timestamp, Position) -> bool,
     ) -> Result<(Vec<RetryEntry>, Option<Timestamp>), Error> {
-        let database = self.database.read().expect("no panic holds it");
-        let read = || -> Result<_, redb::Error> {
-            let txn = opened(&database)?.begin_read()?;
+        self.database.read(|txn| {
             let table = txn.open_table(RETRIES)?;
             let mut found = Vec::new();
-            for row in table.range((of.0, 0, 0)..=(of.0, u64::MAX, u64::MAX))? {
+            for row in table.range(all_of(of.0))? {
                 let (key, value) = row?;
                 let (_, due, position) = key.value();
                 let at = Timestamp::from_nanos(due as i64);
@@ -235,15 +272,13 @@ impl State {
                 found.extend(RetryEntry::decode(due, position, value.value()));
             }
             Ok((found, None))
-        };
-        read().map_err(failed)
+        })
     }
 
     /// Those of these retries of one subscription that are there, in the order in which they are named.
     pub fn retries(&self, of: SubscriptionId, keys: &[RetryKey]) -> Result<Vec<RetryEntry>, Error> {
-        let database = self.database.read().expect("no panic holds it");
-        let read = || -> Result<_, redb::Error> {
-            let table = opened(&database)?.begin_read()?.open_table(RETRIES)?;
+        self.database.read(|txn| {
+            let table = txn.open_table(RETRIES)?;
             let mut found = Vec::new();
             for (due, position) in keys {
                 let due = due.nanos() as u64;
@@ -252,21 +287,54 @@ impl State {
                 }
             }
             Ok(found)
-        };
-        read().map_err(failed)
+        })
     }
 
-    /// Records a list of things, all or none. Returns the references to segments that changed.
-    pub fn write(&self, writes: &[Write]) -> Result<FxHashMap<u64, u64>, Error> {
-        let mut changed: FxHashMap<u64, u64> = FxHashMap::default();
-        self.write_with(|txn| {
+    /// Letters of one subscription after `after` that were given up by `until`, at most `max`, in order.
+    pub fn letters(
+        &self,
+        of: SubscriptionId,
+        after: Option<LetterKey>,
+        until: Timestamp,
+        max: usize,
+    ) -> Result<Vec<LetterEntry>, Error> {
+        let key = |(decided, position): LetterKey| (of.0, decided.nanos() as u64, position.0);
+        let from = after.map_or(Bound::Included((of.0, 0, 0)), |after| Bound::Excluded(key(after)));
+        let to = key((until, Position(u64::MAX)));
+        if max == 0 || after.is_some_and(|after| key(after) >= to) {
+            return Ok(Vec::new());
+        }
+        self.database.read(|txn| {
+            let table = txn.open_table(LETTERS)?;
+            let mut found = Vec::new();
+            for row in table.range((from, Bound::Included(to)))?.take(max) {
+                let (key, value) = row?;
+                let (_, decided, position) = key.value();
+                found.extend(LetterEntry::decode(decided, position, value.value()));
+            }
+            Ok(found)
+        })
+    }
+
+    pub fn has_letter(&self, of: SubscriptionId, (decided, position): LetterKey) -> Result<bool, Error> {
+        self.database.read(|txn| {
+            let table = txn.open_table(LETTERS)?;
+            Ok(table.get((of.0, decided.nanos() as u64, position.0))?.is_some())
+        })
+    }
+
+    /// Records a list of things, all or none.
+    pub fn write(&self, writes: &[Write]) -> Result<Changed, Error> {
+        self.database.write(|txn| {
             let mut retries = txn.open_table(RETRIES)?;
             let mut counts = txn.open_table(RETRY_COUNTS)?;
-            let mut dead = txn.open_table(DEAD_LETTERS)?;
+            let mut letters = txn.open_table(LETTERS)?;
+            let mut letter_counts = txn.open_table(LETTER_COUNTS)?;
             let mut cursors = txn.open_table(CURSORS)?;
             let mut references = txn.open_table(REFERENCES)?;
             let mut facts = txn.open_table(FACTS)?;
             let mut count_by: FxHashMap<u64, i64> = FxHashMap::default();
+            let mut letters_by: FxHashMap<u64, i64> = FxHashMap::default();
             let mut refer_by: FxHashMap<u64, i64> = FxHashMap::default();
             for write in writes {
                 match write {
@@ -283,11 +351,21 @@ impl State {
                             *refer_by.entry(segment.0).or_default() -= 1;
                         }
                     }
-                    Write::PutDeadLetter(of, entry, reason) => {
-                        let mut value = entry.encode().to_vec();
-                        value.push(reason.code());
-                        if dead.insert((of.0, entry.position.0), value.as_slice())?.is_none() {
-                            *refer_by.entry(entry.segment.0).or_default() += 1;
+                    Write::PutLetter(of, letter) => {
+                        let (decided, position) = letter.key();
+                        let key = (of.0, decided.nanos() as u64, position.0);
+                        if letters.insert(key, letter.encode().as_slice())?.is_none() {
+                            *letters_by.entry(of.0).or_default() += 1;
+                            *refer_by.entry(letter.delivery.segment.0).or_default() += 1;
+                        }
+                    }
+                    Write::RemoveLetter(of, (decided, position)) => {
+                        let (decided, position) = (decided.nanos() as u64, position.0);
+                        if let Some(removed) = letters.remove((of.0, decided, position))? {
+                            *letters_by.entry(of.0).or_default() -= 1;
+                            if let Some(letter) = LetterEntry::decode(decided, position, removed.value()) {
+                                *refer_by.entry(letter.delivery.segment.0).or_default() -= 1;
+                            }
                         }
                     }
                     Write::Cursor(of, progress) => {
@@ -299,12 +377,19 @@ impl State {
                         cursors.remove(of.0)?;
                         counts.remove(of.0)?;
                         count_by.remove(&of.0);
-                        let all = (of.0, 0, 0)..=(of.0, u64::MAX, u64::MAX);
-                        for row in retries.extract_from_if(all, |_, _| true)? {
+                        for row in retries.extract_from_if(all_of(of.0), |_, _| true)? {
                             let (key, value) = row?;
                             let (_, due, position) = key.value();
                             if let Some(entry) = RetryEntry::decode(due, position, value.value()) {
                                 *refer_by.entry(entry.segment.0).or_default() -= 1;
+                            }
+                        }
+                        for row in letters.extract_from_if(all_of(of.0), |_, _| true)? {
+                            let (key, value) = row?;
+                            let (_, decided, position) = key.value();
+                            *letters_by.entry(of.0).or_default() -= 1;
+                            if let Some(letter) = LetterEntry::decode(decided, position, value.value()) {
+                                *refer_by.entry(letter.delivery.segment.0).or_default() -= 1;
                             }
                         }
                     }
@@ -314,33 +399,137 @@ impl State {
                     }
                 }
             }
-            let add =
-                |table: &mut redb::Table<'_, u64, u64>, key: u64, by: i64| -> Result<u64, redb::Error> {
-                    let now = table.get(key)?.map_or(0, |v| v.value());
-                    let then = now.saturating_add_signed(by);
-                    if then == 0 {
-                        table.remove(key)?;
-                    } else {
-                        table.insert(key, then)?;
-                    }
-                    Ok(then)
-                };
+            let mut changed = Changed::default();
             for (of, by) in count_by {
                 add(&mut counts, of, by)?;
             }
-            for (segment, by) in refer_by {
-                changed.insert(segment, add(&mut references, segment, by)?);
+            for (of, by) in letters_by {
+                let count = add(&mut letter_counts, of, by)?;
+                let first = first_of(&letters, of, count)?;
+                changed.letters.insert(SubscriptionId(of), first);
             }
-            Ok(())
-        })?;
-        Ok(changed)
+            for (segment, by) in refer_by {
+                let count = add(&mut references, segment, by)?;
+                changed.references.insert(segment, count);
+            }
+            Ok(changed)
+        })
+    }
+}
+
+/// Dead letters that an older program recorded become letters, given up with their last attempt. Those of
+/// subscriptions that are gone were never dropped then, and are now.
+fn take_over_dead_letters(txn: &redb::WriteTransaction) -> Result<(), redb::Error> {
+    if !txn
+        .list_tables()?
+        .any(|table| table.name() == DEAD_LETTERS.name())
+    {
+        return Ok(());
+    }
+    {
+        let old = txn.open_table(DEAD_LETTERS)?;
+        let cursors = txn.open_table(CURSORS)?;
+        let mut letters = txn.open_table(LETTERS)?;
+        let mut counts = txn.open_table(LETTER_COUNTS)?;
+        let mut references = txn.open_table(REFERENCES)?;
+        for row in old.iter()? {
+            let (key, value) = row?;
+            let (of, position) = key.value();
+            let Some(mut letter) = LetterEntry::decode(0, position, value.value()) else {
+                continue;
+            };
+            if cursors.get(of)?.is_none() {
+                add(&mut references, letter.delivery.segment.0, -1)?;
+                continue;
+            }
+            letter.delivery.due = letter.delivery.last.map_or(Timestamp::MIN, |last| last.at);
+            let decided = letter.delivery.due.nanos() as u64;
+            letters.insert((of, decided, position), letter.encode().as_slice())?;
+            add(&mut counts, of, 1)?;
+        }
+    }
+    txn.delete_table(DEAD_LETTERS)?;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::disk::open_database;
+    use postrider_store::conformance::{at, sub};
+
+    fn delivery(position: u64, last: Option<i64>, segment: u64) -> RetryEntry {
+        RetryEntry {
+            due: Timestamp::MIN,
+            position: Position(position),
+            attempts_made: 4,
+            last: last.map(|secs| LastAttempt {
+                at: at(secs),
+                outcome: Outcome::Busy,
+                status: Some(503),
+            }),
+            segment: Position(segment),
+            offset: 64,
+            index: 3,
+        }
     }
 
-    pub fn dead_letters(&self) -> Result<u64, Error> {
-        let database = self.database.read().expect("no panic holds it");
-        let read = || -> Result<u64, redb::Error> {
-            Ok(opened(&database)?.begin_read()?.open_table(DEAD_LETTERS)?.len()?)
-        };
-        read().map_err(failed)
+    // A file as it was before letters: dead letters without a time, kept even when their subscription went.
+    #[test]
+    fn dead_letters_of_an_older_program_become_letters() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("state.redb");
+        let old = [
+            (1, delivery(10, Some(9), 0), Reason::BadRequest),
+            (1, delivery(11, Some(5), 0), Reason::AttemptsExhausted),
+            (1, delivery(12, None, 8), Reason::TimeToLiveExceeded),
+            (2, delivery(10, Some(7), 0), Reason::BadRequest),
+            (3, delivery(13, Some(1), 8), Reason::BadRequest),
+            (3, delivery(14, Some(1), 16), Reason::BadRequest),
+        ];
+        {
+            let database = open_database(&path, CACHE_BYTES).unwrap();
+            let txn = database.begin_write().unwrap();
+            let mut table = txn.open_table(DEAD_LETTERS).unwrap();
+            for (of, delivery, reason) in old {
+                let value = LetterEntry { delivery, reason }.encode();
+                table.insert((of, delivery.position.0), value.as_slice()).unwrap();
+            }
+            drop(table);
+            let mut cursors = txn.open_table(CURSORS).unwrap();
+            for of in [1, 2] {
+                let mut bytes = Vec::new();
+                Progress::default().encode(sub(of), &mut bytes);
+                cursors.insert(of, bytes.as_slice()).unwrap();
+            }
+            drop(cursors);
+            let mut references = txn.open_table(REFERENCES).unwrap();
+            for (segment, count) in [(0, 3), (8, 2), (16, 1)] {
+                references.insert(segment, count).unwrap();
+            }
+            drop(references);
+            txn.commit().unwrap();
+        }
+        for _ in 0..2 {
+            let state = State::open(&path, 7).unwrap();
+            let known = state.recover().unwrap();
+            assert_eq!(
+                known.letters,
+                [(sub(1), Timestamp::MIN, 3), (sub(2), at(7), 1)],
+                "those of the third are gone with it"
+            );
+            assert_eq!(known.references, FxHashMap::from_iter([(0, 3), (8, 1)]));
+            let letters = state.letters(sub(1), None, at(100), 10).unwrap();
+            let expected = [(2, Timestamp::MIN), (1, at(5)), (0, at(9))];
+            assert_eq!(letters.len(), expected.len());
+            for (letter, (n, decided)) in letters.iter().zip(expected) {
+                let (_, delivery, reason) = old[n];
+                let delivery = RetryEntry {
+                    due: decided,
+                    ..delivery
+                };
+                assert_eq!(*letter, LetterEntry { delivery, reason });
+            }
+        }
     }
 }

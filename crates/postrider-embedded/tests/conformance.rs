@@ -2,9 +2,9 @@
 
 use async_trait::async_trait;
 use postrider_embedded::disk::Directory;
-use postrider_embedded::{EmbeddedCatalog, EmbeddedLog};
-use postrider_store::conformance::{self, CatalogSubject, Subject};
-use postrider_store::{Catalog, EventLog};
+use postrider_embedded::{EmbeddedArchive, EmbeddedCatalog, EmbeddedLog};
+use postrider_store::conformance::{self, ArchiveSubject, CatalogSubject, Subject};
+use postrider_store::{Archive, Catalog, EventLog};
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -105,6 +105,18 @@ impl CatalogSubject for Embedded {
     }
 }
 
+#[async_trait]
+impl ArchiveSubject for Embedded {
+    async fn open(&self) -> Arc<dyn Archive> {
+        Arc::new(EmbeddedArchive::open(&self.fresh().join("archive.redb")).unwrap())
+    }
+
+    async fn reopen(&self, archive: Arc<dyn Archive>) -> Arc<dyn Archive> {
+        drop(archive);
+        Arc::new(EmbeddedArchive::open(&self.newest().join("archive.redb")).unwrap())
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn keeps_the_logs_promise() {
     conformance::all(&Embedded::new(64 << 20)).await;
@@ -123,4 +135,9 @@ async fn keeps_the_logs_promise_on_one_thread() {
 #[tokio::test]
 async fn keeps_the_catalogues_promise() {
     conformance::catalog(&Embedded::new(0)).await;
+}
+
+#[tokio::test]
+async fn keeps_the_archives_promise() {
+    conformance::archive(&Embedded::new(0)).await;
 }

@@ -533,7 +533,7 @@ async fn segments_go_when_nobody_needs_them() {
     settle_all(log, sub(2), &two[91..], Next::Done).await;
     settle_all(log, sub(2), &two[90..91], Next::DeadLetter(Reason::BadRequest)).await;
     eventually("the others are gone", || log.health().segments == 3).await;
-    assert_eq!(log.dead_letters().unwrap(), 1);
+    assert_eq!(log.letters_waiting()[0].count, 1);
     let retry = claim_all(log, sub(1), at(50)).await;
     assert_eq!(retry.len(), 1);
     settle_all(log, sub(1), &retry, Next::Done).await;
@@ -547,8 +547,103 @@ async fn segments_go_when_nobody_needs_them() {
         image.keys()
     );
     let restarted = Opened::on(image, Some(&state), 8 << 10).await;
-    assert_eq!(restarted.log.subscriptions(), []);
-    restarted.log.close_subscription(sub(1)).await.unwrap();
+    let log = &restarted.log;
+    assert_eq!(log.subscriptions(), []);
+    log.close_subscription(sub(1)).await.unwrap();
+    eventually("only the letter's and the current one", || {
+        log.health().segments == 2
+    })
+    .await;
+    let letters = log.letters(sub(2), None, at(100), WANT).await.unwrap();
+    assert_eq!(letters[0].object(), "for two");
+    // Nothing is published that would bring a checkpoint.
+    log.letters_done(sub(2), vec![letters[0].key()]).await.unwrap();
+    assert_eq!(log.health().segments, 1);
+}
+
+#[tokio::test]
+async fn a_segment_stays_until_all_of_its_letters_are_done() {
+    let opened = Opened::fresh(&[1], 8 << 10).await;
+    let text = "p".repeat(1_000);
+    for _ in 0..40 {
+        let request: Vec<(&str, &[u64])> = vec![(&text, &[1]), ("small", &[1])];
+        opened.log.append(events(&request)).await.unwrap();
+    }
+    let log = &opened.log;
+    let claims = claim_all(log, sub(1), at(0)).await;
+    settle_all(log, sub(1), &claims, Next::DeadLetter(Reason::BadRequest)).await;
+    log.flush().await.unwrap();
+    let full = log.health().segments;
+    assert!(full > 4, "{full} segments");
+    let page = Want {
+        events_max: 7,
+        ..WANT
+    };
+    let mut last = full;
+    loop {
+        let letters = log.letters(sub(1), None, at(100), page).await.unwrap();
+        if letters.is_empty() {
+            break;
+        }
+        let keys = letters.iter().map(|letter| letter.key()).collect();
+        log.letters_done(sub(1), keys).await.unwrap();
+        let now = log.health().segments;
+        assert!(now == last || now + 1 == last, "{now} segments after {last}");
+        last = now;
+    }
+    assert_eq!((last, log.letters_waiting()), (1, vec![]));
+
+    // Closing the subscription does the same.
+    for _ in 0..40 {
+        log.append(events(&[(&text, &[1])])).await.unwrap();
+    }
+    let claims = claim_all(log, sub(1), at(0)).await;
+    settle_all(log, sub(1), &claims, Next::DeadLetter(Reason::BadRequest)).await;
+    assert_eq!(log.close_subscription(sub(1)).await.unwrap(), 40);
+    eventually("only the current one", || log.health().segments == 1).await;
+    let (image, state) = opened.closed().await;
+    let restarted = Opened::on(image, Some(&state), 8 << 10).await;
+    assert_eq!(restarted.log.letters_waiting(), []);
+}
+
+#[tokio::test]
+async fn a_letter_whose_record_is_damaged_is_dropped_and_reported() {
+    let (opened, claims) = twelve_requests(900).await;
+    settle_all(&opened.log, sub(1), &claims, Next::DeadLetter(Reason::BadRequest)).await;
+    let (mut image, state) = opened.closed().await;
+    // The records of two requests, of two letters each.
+    for request in [2, 7] {
+        let (name, offset) = place_of(&image, &claims[request * 2]);
+        image.get_mut(&name).unwrap()[offset + 50] ^= 1;
+    }
+    let restarted = Opened::on(image, Some(&state), SEGMENT).await;
+    let log = &restarted.log;
+    let known = log.health().corrupt_records;
+    assert_eq!(log.letters_waiting()[0].count, 24);
+    // A page that would be all damaged goes on to the next letter.
+    let after = (at(2), claims[3].position());
+    let one = Want {
+        events_max: 1,
+        ..WANT
+    };
+    let letters = log.letters(sub(1), Some(after), at(9), one).await.unwrap();
+    assert_eq!(letters[0].object(), claims[6].object());
+    assert_eq!(log.letters_waiting()[0].count, 22);
+    assert_eq!(log.health().corrupt_deliveries, 2);
+    let letters = log.letters(sub(1), None, at(9), WANT).await.unwrap();
+    let mut expected = texts(&claims);
+    expected.drain(14..16);
+    expected.drain(4..6);
+    let found: Vec<&str> = letters.iter().map(|letter| letter.object()).collect();
+    assert_eq!(found, expected);
+    assert_eq!(log.letters_waiting()[0].count, 20);
+    let health = log.health();
+    assert_eq!(
+        (health.corrupt_deliveries, health.corrupt_records),
+        (4, known + 2)
+    );
+    assert_eq!(log.letters(sub(1), None, at(9), WANT).await.unwrap().len(), 20);
+    assert_eq!(log.health().corrupt_deliveries, 4);
 }
 
 #[tokio::test]

@@ -63,6 +63,7 @@ const METADATA_VERSION: HeaderName = HeaderName::from_static("aeg-metadata-versi
 const OUTPUT_EVENT_ID: HeaderName = HeaderName::from_static("aeg-output-event-id");
 const SUBSCRIPTION_NAME: HeaderName = HeaderName::from_static("aeg-subscription-name");
 const EVENT_TYPE: HeaderName = HeaderName::from_static("aeg-event-type");
+const REPLAY: HeaderName = HeaderName::from_static("postrider-replay");
 const SAS_KEY: HeaderName = HeaderName::from_static("aeg-sas-key");
 
 /// The JSON that stamping adds to an Event Grid event, besides the topic's id.
@@ -75,6 +76,7 @@ impl Plan {
         topic: Arc<TopicEntry>,
         profile: &'static Profile,
         defaults: BatchDefaults,
+        safety_net: bool,
         log: u64,
         endpoint: impl FnOnce(&Uri) -> Arc<endpoint::Endpoint>,
     ) -> Option<Plan> {
@@ -108,6 +110,7 @@ impl Plan {
                 .time_to_live_minutes
                 .map_or(profile.time_to_live, |m| Duration::from_secs(u64::from(m) * 60)),
             dead_letter: subscription.dead_letter.is_some(),
+            safety_net,
         };
         let (headers, dynamic) = fixed_headers(&subscription, delivery, array);
         let overhead = 1 + if delivery == input {
@@ -222,6 +225,10 @@ impl Plan {
         };
         if let Ok(id) = HeaderValue::from_maybe_shared(Bytes::from(system_id(self.log, first.position()))) {
             more.push((OUTPUT_EVENT_ID, id));
+        }
+        let replays = claims.iter().map(|c| c.entry.batch.replay).max().unwrap_or(0);
+        if replays > 0 {
+            more.push((REPLAY, HeaderValue::from(replays)));
         }
         if self.delivery != Schema::CloudEvent {
             let version = render::data_version(&first.entry.batch, first.index as usize, how);

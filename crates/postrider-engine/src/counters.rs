@@ -13,14 +13,25 @@ pub struct Counters {
     /// Those of the delivered whose answer came after the time for it.
     pub delivered_late: AtomicU64,
     pub retried: AtomicU64,
+    /// Given up, to be written to a blob.
     pub dead_lettered: [AtomicU64; Reason::ALL.len()],
+    /// Those of them that are in a blob.
+    pub dead_letters_written: AtomicU64,
+    pub blobs_written: AtomicU64,
+    /// Dead letters that were sent on their way again.
+    pub replayed: AtomicU64,
     pub dropped: [AtomicU64; Reason::ALL.len()],
 }
 
 impl Counters {
     /// A number that changes with every attempt and every end.
     pub(crate) fn pulse(&self) -> u64 {
-        let ends = [&self.attempts, &self.delivered, &self.retried];
+        let ends = [
+            &self.attempts,
+            &self.delivered,
+            &self.retried,
+            &self.dead_letters_written,
+        ];
         let counts = ends
             .into_iter()
             .chain(&self.dead_lettered)

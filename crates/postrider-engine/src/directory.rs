@@ -86,6 +86,13 @@ fn full_id(topic: &Topic, prefix: &str) -> String {
     )
 }
 
+/// Whether a resource id names the storage account of this name. Resource ids compare without case.
+fn is_storage_account(id: &str, account: &str) -> bool {
+    let mut parts = id.rsplit('/');
+    let mut is = |word: &str| parts.next().is_some_and(|part| part.eq_ignore_ascii_case(word));
+    is(account) && is("storageAccounts") && is("Microsoft.Storage")
+}
+
 /// Decides for the events of one request who gets them, and keeps the distinct answers.
 pub struct Router<'a> {
     topic: &'a TopicEntry,
@@ -149,6 +156,7 @@ struct Inner {
     /// Custom topics by name, in lower case.
     names: BTreeMap<String, TopicId>,
     domains: BTreeMap<String, TopicId>,
+    system_topics: BTreeMap<String, TopicId>,
     domain_topics: BTreeMap<(TopicId, String), DomainTopic>,
     subscriptions: FxHashMap<SubscriptionId, Arc<Subscription>>,
     by_topic: FxHashMap<TopicId, BTreeMap<SubscriptionKey, SubscriptionId>>,
@@ -194,6 +202,12 @@ impl Directory {
             .cloned()
     }
 
+    pub fn system_topic(&self, name: &str) -> Option<Arc<TopicEntry>> {
+        let inner = self.inner.read().expect("no panic holds it");
+        let id = inner.system_topics.get(&name.to_lowercase())?;
+        inner.topics.get(id).cloned()
+    }
+
     pub fn topic_by_id(&self, id: TopicId) -> Option<Arc<TopicEntry>> {
         self.inner
             .read()
@@ -201,6 +215,18 @@ impl Directory {
             .topics
             .get(&id)
             .cloned()
+    }
+
+    /// System topics of a storage account, by the account's name.
+    pub fn storage_topics(&self, account: &str) -> Vec<Arc<TopicEntry>> {
+        let inner = self.inner.read().expect("no panic holds it");
+        let of_account = |entry: &&Arc<TopicEntry>| match &entry.topic.kind {
+            TopicKind::System { source, .. } => is_storage_account(source, account),
+            _ => false,
+        };
+        let mut found: Vec<_> = inner.topics.values().filter(of_account).cloned().collect();
+        found.sort_by_key(|entry| entry.topic.id);
+        found
     }
 
     /// All custom topics, by name.
@@ -262,7 +288,7 @@ impl Directory {
         match topic.kind {
             TopicKind::Custom => inner.names.insert(name, topic.id),
             TopicKind::Domain { .. } => inner.domains.insert(name, topic.id),
-            TopicKind::System { .. } => None,
+            TopicKind::System { .. } => inner.system_topics.insert(name, topic.id),
         };
         let (routes, published) = inner
             .topics
@@ -279,6 +305,7 @@ impl Directory {
         if inner.topics.remove(&id).is_some() {
             inner.names.retain(|_, known| *known != id);
             inner.domains.retain(|_, known| *known != id);
+            inner.system_topics.retain(|_, known| *known != id);
             inner.domain_topics.retain(|(domain, _), _| *domain != id);
         }
         for of in inner.by_topic.remove(&id).into_iter().flatten() {

@@ -51,6 +51,8 @@ pub struct Config {
     pub batch_defaults: BatchDefaults,
     /// Seeds the jitter of retries.
     pub seed: u64,
+    /// There is a place for dead letters whose subscription names none.
+    pub safety_net: bool,
 }
 
 impl Default for Config {
@@ -59,6 +61,7 @@ impl Default for Config {
             in_flight_per_endpoint_max: 64,
             batch_defaults: BatchDefaults::default(),
             seed: 0,
+            safety_net: false,
         }
     }
 }
@@ -146,6 +149,8 @@ pub struct Dispatcher {
     alarms: Mutex<BTreeMap<(Timestamp, u64), Alarm>>,
     alarm_number: AtomicU64,
     changed: Notify,
+    /// There may be dead letters to write.
+    pub(crate) letters_changed: Notify,
     /// When it is next looked at what is due, in nanoseconds.
     looks_at: AtomicI64,
     delays: Delays,
@@ -156,7 +161,7 @@ pub struct Dispatcher {
     /// No further claims.
     pub(crate) stop: CancellationToken,
     /// Attempts under way are given up.
-    abort: CancellationToken,
+    pub(crate) abort: CancellationToken,
     pub counters: Counters,
 }
 
@@ -188,6 +193,7 @@ impl Dispatcher {
             alarms: Mutex::default(),
             alarm_number: AtomicU64::new(0),
             changed: Notify::new(),
+            letters_changed: Notify::new(),
             looks_at: AtomicI64::new(i64::MAX),
             tasks: TaskTracker::new(),
             stop: CancellationToken::new(),
@@ -219,8 +225,15 @@ impl Dispatcher {
     ) {
         let id = subscription.id;
         let find = |url: &Uri| self.endpoint(url);
-        let defaults = self.config.batch_defaults;
-        let plan = Plan::new(subscription, topic, profile, defaults, self.log.identity(), find);
+        let plan = Plan::new(
+            subscription,
+            topic,
+            profile,
+            self.config.batch_defaults,
+            self.config.safety_net,
+            self.log.identity(),
+            find,
+        );
         let outlet = {
             let mut outlets = self.outlets.write().expect("no panic holds it");
             let outlet = outlets.entry(id).or_insert_with(|| Arc::new(Outlet::new(id)));
@@ -654,6 +667,7 @@ impl Dispatcher {
         }
         Settled {
             claim,
+            at: now,
             attempts_made: number,
             last_attempt: Some(LastAttempt {
                 at: now,
@@ -956,6 +970,7 @@ fn set_aside(plan: &Plan, outlet: &Outlet, claims: Vec<Claim>, now: Timestamp) -
         };
         outlet.late.decided(position, next);
         settled.push(Settled {
+            at: now,
             attempts_made: claim.attempts_made,
             last_attempt: claim.last_attempt,
             next,
@@ -997,6 +1012,12 @@ impl Listener for Ears {
     fn due_changed(&self) {
         if let Some(dispatcher) = self.0.upgrade() {
             dispatcher.changed.notify_one();
+        }
+    }
+
+    fn letters_added(&self) {
+        if let Some(dispatcher) = self.0.upgrade() {
+            dispatcher.letters_changed.notify_one();
         }
     }
 }

@@ -12,7 +12,11 @@ pub mod delays;
 pub mod counters;
 pub mod clock;
 pub mod virtual_time;
+pub mod blobs;
+pub mod dead_letters;
+pub mod replay;
 
+use dead_letters::DeadLetters;
 use deliver::Transport;
 use directory::Directory;
 use dispatch::Dispatcher;
@@ -43,10 +47,13 @@ pub struct Parts {
     pub catalog: Arc<dyn Catalog>,
     pub transport: Arc<dyn Transport>,
     pub clock: Arc<dyn Clock>,
+    /// The machine's clock, for what is paced in real time whatever the engine's clock shows.
+    pub wall: Arc<dyn Clock>,
     pub profiles: Profiles,
     /// What full resource ids begin with: `/subscriptions/<id>`.
     pub id_prefix: String,
     pub dispatch: dispatch::Config,
+    pub dead_letters: DeadLetters,
 }
 
 /// The whole path. Cheap to share behind an `Arc`.
@@ -57,6 +64,9 @@ pub struct Engine {
     log: Arc<dyn EventLog>,
     catalog: Arc<dyn Catalog>,
     pub profiles: Profiles,
+    pub dead_letters: DeadLetters,
+    replays: replay::Replays,
+    wall: Arc<dyn Clock>,
     changing: tokio::sync::Mutex<()>,
     /// The time at which some subscription expires may have changed.
     expiry_changed: Notify,
@@ -82,6 +92,9 @@ impl Engine {
             log: parts.log,
             catalog: parts.catalog,
             profiles: parts.profiles,
+            dead_letters: parts.dead_letters,
+            replays: replay::Replays::default(),
+            wall: parts.wall,
             changing: tokio::sync::Mutex::new(()),
             expiry_changed: Notify::new(),
             stopping: CancellationToken::new(),
@@ -117,6 +130,7 @@ impl Engine {
         engine.dispatcher.restored();
         let retiring = manage::retire_expired(engine.clone(), engine.dispatcher.stop.clone());
         engine.dispatcher.tasks.spawn(retiring);
+        engine.dispatcher.tasks.spawn(engine.clone().keep_letters());
         Ok(engine)
     }
 

@@ -301,12 +301,17 @@ impl VirtualTime {
         }
         self.clock.set(at);
         self.dispatcher().look(at);
+        self.engine.look_for_letters(at);
         self.come_to_rest(durable, made, settle).await
     }
 
     fn next_instant(&self) -> Option<Timestamp> {
         let now = self.clock.now();
-        let known = [self.clock.next_sleeper(), self.dispatcher().next_instant(now)];
+        let known = [
+            self.clock.next_sleeper(),
+            self.dispatcher().next_instant(now),
+            self.engine.next_letters(now),
+        ];
         known.into_iter().flatten().min()
     }
 
@@ -336,6 +341,7 @@ impl VirtualTime {
                 }
                 // What was settled shows among what is due only then; and that may set something going.
                 self.dispatcher().flush().await?;
+                self.engine.look_for_letters(self.clock.now());
                 *durable = Some(pulse);
             } else {
                 self.wait_a_little(made, settle).await;
@@ -350,6 +356,7 @@ impl VirtualTime {
     fn at_rest(&self, made: u64, settle: Duration) -> bool {
         !self.clock.anyone_getting_up()
             && !self.dispatcher().is_busy()
+            && !self.engine.dead_letters.is_busy()
             && !self.transport.awaits_answer(made, settle)
     }
 

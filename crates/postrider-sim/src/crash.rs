@@ -10,7 +10,8 @@ use postrider_core::ids::{Position, SubscriptionId};
 use postrider_core::time::Timestamp;
 use postrider_store::memory::MemoryLog;
 use postrider_store::{
-    Backlog, Catalog, Change, Claim, Error, EventLog, Health, Listener, Loaded, Settled, Want,
+    Backlog, Catalog, Change, Claim, Error, EventLog, Health, Letter, LetterKey, LettersWaiting, Listener,
+    Loaded, Settled, Want,
 };
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
@@ -190,6 +191,27 @@ impl EventLog for CrashLog {
         if !self.power.crashed() {
             self.inner.release(of, claims);
         }
+    }
+
+    fn letters_waiting(&self) -> Vec<LettersWaiting> {
+        self.inner.letters_waiting()
+    }
+
+    async fn letters(
+        &self,
+        of: SubscriptionId,
+        after: Option<LetterKey>,
+        until: Timestamp,
+        want: Want,
+    ) -> Result<Vec<Letter>, Error> {
+        self.power.point()?;
+        self.inner.letters(of, after, until, want).await
+    }
+
+    async fn letters_done(&self, of: SubscriptionId, letters: Vec<LetterKey>) -> Result<(), Error> {
+        self.power.room().await?;
+        self.inner.letters_done(of, letters).await?;
+        self.power.point()
     }
 
     fn next_due(&self) -> Option<Timestamp> {

@@ -9,6 +9,7 @@ pub mod world;
 pub mod scene;
 pub mod receivers;
 pub mod crash;
+pub mod blobs;
 pub mod audit;
 pub mod chance;
 pub mod clock;

@@ -139,6 +139,7 @@ impl Scene {
             received: now,
             publisher: "sim".into(),
             trace: None,
+            replay: 0,
             body,
             events,
             matched: router.into_sets(),

@@ -1,6 +1,7 @@
 //! One simulated run: publishers, receivers, faults and changes; then peace until everything has come to rest.
 
 use crate::audit::{Audit, Wrong};
+use crate::blobs::MemoryBlobs;
 use crate::chance::Chance;
 use crate::clock::SimClock;
 use crate::crash::{CrashCatalog, CrashLog, Power};
@@ -10,9 +11,10 @@ use postrider_core::ids::SubscriptionId;
 use postrider_core::profile::Profiles;
 use postrider_core::subscription::Subscription;
 use postrider_core::time::{Clock, Timestamp};
+use postrider_engine::dead_letters::DeadLetters;
 use postrider_engine::deliver::Transport;
 use postrider_engine::{Engine, Parts, dispatch};
-use postrider_store::memory::{MemoryCatalog, MemoryLog};
+use postrider_store::memory::{MemoryArchive, MemoryCatalog, MemoryLog};
 use postrider_store::{Catalog, EventLog};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -90,6 +92,8 @@ struct World<'a> {
     clock: Arc<SimClock>,
     audit: Arc<Audit>,
     catalog: Arc<MemoryCatalog>,
+    blobs: Arc<MemoryBlobs>,
+    archive: Arc<MemoryArchive>,
     receivers: Arc<Receivers>,
     scene: Scene,
     /// Those that are gone too.
@@ -173,6 +177,8 @@ impl<'a> World<'a> {
             clock,
             audit,
             catalog: Arc::new(MemoryCatalog::default()),
+            blobs: Arc::default(),
+            archive: Arc::default(),
             receivers: Arc::new(receivers),
             everyone: scene.subscriptions.iter().map(|s| s.id).collect(),
             scene,
@@ -261,9 +267,11 @@ impl<'a> World<'a> {
             }),
             transport: wrapped(&self.planted.transport, self.receivers.clone()),
             clock: wrapped(&self.planted.clock, self.clock.clone()),
+            wall: self.clock.clone(),
             profiles,
             id_prefix: "/subscriptions/s".into(),
             dispatch: self.dispatch.clone(),
+            dead_letters: DeadLetters::new(self.blobs.clone(), self.archive.clone(), None),
         };
         let engine = Engine::start(parts).await.ok();
         let life = engine.map(|engine| Life {

@@ -16,16 +16,20 @@ use postrider_core::time::{Clock, Timestamp};
 use postrider_embedded::EmbeddedLog;
 use postrider_embedded::disk::{Disk, DiskFile};
 use postrider_engine::clock::SystemClock;
+use postrider_engine::dead_letters::DeadLetters;
 use postrider_engine::virtual_time::{Target, TestClock, VirtualTime, WatchedTransport};
 use postrider_engine::{Engine, Parts, dispatch};
 use postrider_sim::audit::{Audit, Kind, Wrong};
+use postrider_sim::blobs::MemoryBlobs;
 use postrider_sim::chance::Chance;
 use postrider_sim::clock::EPOCH;
 use postrider_sim::crash::{CrashCatalog, Power};
 use postrider_sim::receivers::{Manner, Receivers};
 use postrider_sim::scene::Scene;
-use postrider_store::memory::MemoryCatalog;
-use postrider_store::{Backlog, Claim, Error, EventLog, Health, Listener, Settled, Want};
+use postrider_store::memory::{MemoryArchive, MemoryCatalog};
+use postrider_store::{
+    Backlog, Claim, Error, EventLog, Health, Letter, LetterKey, LettersWaiting, Listener, Settled, Want,
+};
 use std::io::{self, IoSlice};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
@@ -86,6 +90,24 @@ impl EventLog for WatchedLog {
             self.audit.checkpoint();
         }
         Ok(())
+    }
+
+    fn letters_waiting(&self) -> Vec<LettersWaiting> {
+        self.log.letters_waiting()
+    }
+
+    async fn letters(
+        &self,
+        of: SubscriptionId,
+        after: Option<LetterKey>,
+        until: Timestamp,
+        want: Want,
+    ) -> Result<Vec<Letter>, Error> {
+        self.log.letters(of, after, until, want).await
+    }
+
+    async fn letters_done(&self, of: SubscriptionId, letters: Vec<LetterKey>) -> Result<(), Error> {
+        self.log.letters_done(of, letters).await
     }
 
     fn release(&self, of: SubscriptionId, claims: Vec<Claim>) {
@@ -375,9 +397,15 @@ impl World {
             }),
             transport: transport.clone(),
             clock: self.clock.clone(),
+            wall: wall.clone(),
             profiles: self.scene.profiles(),
             id_prefix: "/subscriptions/s".into(),
             dispatch: dispatch::Config::default(),
+            dead_letters: DeadLetters::new(
+                Arc::new(MemoryBlobs::default()),
+                Arc::new(MemoryArchive::default()),
+                None,
+            ),
         };
         let engine = Engine::start(parts).await.expect("the log is open");
         Life {

@@ -12,7 +12,8 @@ use postrider_engine::deliver::{Reply, Request, Transport};
 use postrider_sim::audit::Kind;
 use postrider_sim::world::{Planted, run_with};
 use postrider_store::{
-    Backlog, Catalog, Change, Claim, Error, EventLog, Health, Listener, Loaded, Settled, Want,
+    Backlog, Catalog, Change, Claim, Error, EventLog, Health, Letter, LetterKey, LettersWaiting, Listener,
+    Loaded, Settled, Want,
 };
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};
@@ -121,6 +122,24 @@ impl EventLog for BentLog {
 
     async fn flush(&self) -> Result<(), Error> {
         self.log.flush().await
+    }
+
+    fn letters_waiting(&self) -> Vec<LettersWaiting> {
+        self.log.letters_waiting()
+    }
+
+    async fn letters(
+        &self,
+        of: SubscriptionId,
+        after: Option<LetterKey>,
+        until: Timestamp,
+        want: Want,
+    ) -> Result<Vec<Letter>, Error> {
+        self.log.letters(of, after, until, want).await
+    }
+
+    async fn letters_done(&self, of: SubscriptionId, letters: Vec<LetterKey>) -> Result<(), Error> {
+        self.log.letters_done(of, letters).await
     }
 
     fn release(&self, of: SubscriptionId, claims: Vec<Claim>) {

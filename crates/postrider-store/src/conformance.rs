@@ -3,8 +3,16 @@
 //! Settling becomes visible in the backlog and in the due times a moment after `settle` returns, or with
 //! the next `flush`; the suite waits for that. Everything else holds at once.
 
+pub mod letters;
+pub mod archive;
+
+pub use archive::{ArchiveSubject, archive};
+
 use crate::log::LastAttempt;
-use crate::{Backlog, Catalog, Change, Claim, Error, EventLog, Listener, Loaded, Settled, Want};
+use crate::{
+    Backlog, Catalog, Change, Claim, Error, EventLog, Letter, LetterKey, LettersWaiting, Listener, Loaded,
+    Settled, Want,
+};
 use async_trait::async_trait;
 use postrider_core::event::{Batch, EventRef, Schema, Span};
 use postrider_core::filter::Filter;
@@ -68,6 +76,7 @@ pub async fn all(subject: &dyn Subject) {
     what_does_not_wait_is_not_withdrawn(subject).await;
     what_is_withdrawn_is_not_counted_when_a_subscription_is_closed(subject).await;
     a_retry_is_either_claimed_or_withdrawn(subject).await;
+    letters::all(subject).await;
     for seed in 1..=6 {
         any_sequence_follows_the_model(subject, seed).await;
     }
@@ -116,6 +125,7 @@ pub fn events(events: &[(&str, &[u64])]) -> Batch {
         received: at(0),
         publisher: "key1".into(),
         trace: Some("00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01".into()),
+        replay: 0,
         body: body.into(),
         events: refs,
         matched,
@@ -126,6 +136,7 @@ pub fn events(events: &[(&str, &[u64])]) -> Batch {
 pub fn settled(claim: &Claim, next: Next) -> Settled {
     Settled {
         claim: claim.clone(),
+        at: at(2),
         attempts_made: claim.attempts_made + 1,
         last_attempt: Some(LastAttempt {
             at: at(1),
@@ -605,6 +616,7 @@ pub async fn the_backlog_is_counted(subject: &dyn Subject) {
 struct Heard {
     ready: Mutex<BTreeMap<SubscriptionId, usize>>,
     due_changed: AtomicUsize,
+    letters_added: AtomicUsize,
 }
 
 impl Listener for Heard {
@@ -614,6 +626,10 @@ impl Listener for Heard {
 
     fn due_changed(&self) {
         self.due_changed.fetch_add(1, Relaxed);
+    }
+
+    fn letters_added(&self) {
+        self.letters_added.fetch_add(1, Relaxed);
     }
 }
 
@@ -1227,6 +1243,7 @@ enum Stands {
     Waiting,
     Claimed,
     Retrying(Timestamp),
+    GivenUp(Timestamp, Reason),
     Ended,
 }
 
@@ -1319,6 +1336,37 @@ impl Model {
             .is_some_and(|d| d.0 == Stands::Retrying(due))
     }
 
+    /// The letters of a subscription that were given up by `until`, in order.
+    fn letters(&self, of: SubscriptionId, until: Timestamp) -> BTreeMap<LetterKey, (Reason, u32, &str)> {
+        let all = self
+            .deliveries
+            .range((of, Position(0))..=(of, Position(u64::MAX)));
+        let letters = all.filter_map(|(key, (stands, attempts, text))| match stands {
+            Stands::GivenUp(decided, reason) if *decided <= until => {
+                Some(((*decided, key.1), (*reason, *attempts, text.as_str())))
+            }
+            _ => None,
+        });
+        letters.collect()
+    }
+
+    fn check_letters(&self, of: SubscriptionId, until: Timestamp, letters: &[Letter]) {
+        let found = letters.iter().map(|letter| {
+            assert_eq!(letter.last_attempt.map(|last| last.at), Some(at(1)));
+            let known = (letter.reason, letter.attempts_made, letter.object());
+            (letter.key(), known)
+        });
+        let found: Vec<_> = found.collect();
+        let expected: Vec<_> = self.letters(of, until).into_iter().collect();
+        assert!(found == expected, "letters of subscription {of} until {until}");
+    }
+
+    fn letters_done(&mut self, of: SubscriptionId, letters: &[Letter]) {
+        for letter in letters {
+            self.deliveries.get_mut(&(of, letter.position())).unwrap().0 = Stands::Ended;
+        }
+    }
+
     fn withdrawn(&mut self, of: SubscriptionId, positions: &[Position]) {
         for position in positions {
             self.deliveries.get_mut(&(of, *position)).unwrap().0 = Stands::Ended;
@@ -1335,6 +1383,7 @@ impl Model {
             *one = [*one, other].into_iter().flatten().min();
         };
         let due = log.due(now);
+        let mut letters_waiting = Vec::new();
         for of in (1..=4).map(sub) {
             let all = self
                 .deliveries
@@ -1349,9 +1398,16 @@ impl Model {
                         expected.retrying += 1;
                         times.insert(*due);
                     }
-                    Stands::Ended => {}
+                    Stands::GivenUp(..) | Stands::Ended => {}
                 }
             }
+            let letters = self.letters(of, Timestamp::MAX);
+            let waiting = letters.first_key_value().map(|((oldest, _), _)| LettersWaiting {
+                of,
+                oldest: *oldest,
+                count: letters.len() as u64,
+            });
+            letters_waiting.extend(waiting);
             let found = Backlog {
                 oldest: None,
                 ..log.backlog(of)
@@ -1366,6 +1422,7 @@ impl Model {
             min(&mut earliest_later, times.iter().copied().find(|due| *due > now));
             min(&mut earliest_of_later, first.filter(|due| *due > now));
         }
+        assert_eq!(log.letters_waiting(), letters_waiting, "{when}");
         // A store may pass over what is due already and over what is behind it; the rest it must know.
         let next = log.next_due();
         assert!(
@@ -1422,7 +1479,8 @@ pub async fn any_sequence_follows_the_model(subject: &dyn Subject, seed: u64) {
                 model.claimed(of, claims);
             }
             58..76 => settle_random(&*log, &mut model, of, &mut random).await,
-            76..84 => withdraw_random(&*log, &mut model, of, &mut random).await,
+            76..82 => withdraw_random(&*log, &mut model, of, &mut random).await,
+            82..84 => letters_random(&*log, &mut model, of, &mut random).await,
             84..87 => {
                 log.flush().await.unwrap();
                 model.check(&*log, &format!("seed {seed}, step {step}"));
@@ -1448,6 +1506,16 @@ pub async fn any_sequence_follows_the_model(subject: &dyn Subject, seed: u64) {
 
     // Everything comes to rest.
     model.now += 1_000;
+    log.flush().await.unwrap();
+    model.check(&*log, &format!("seed {seed}, at the end"));
+    for of in (1..=SUBSCRIPTIONS).map(sub) {
+        let letters = letters::letters_all(&*log, of, Timestamp::MAX, WANT).await;
+        model.check_letters(of, Timestamp::MAX, &letters);
+        let keys = letters.iter().map(Letter::key).collect();
+        log.letters_done(of, keys).await.unwrap();
+        model.letters_done(of, &letters);
+    }
+    assert_eq!(log.letters_waiting(), [], "seed {seed}");
     for of in (1..=SUBSCRIPTIONS).map(sub) {
         let held = model.held.remove(&of).unwrap_or_default();
         for claim in &held {
@@ -1526,15 +1594,18 @@ async fn settle_random(log: &dyn EventLog, model: &mut Model, of: SubscriptionId
     let mut all = Vec::new();
     for claim in model.take_held(of, random) {
         let next = match random.below(10) {
-            0..6 => Next::Done,
-            6..8 => Next::RetryAt(at(model.now + random.below(20) as i64)),
-            8 => Next::DeadLetter(Reason::AttemptsExhausted),
+            0..5 => Next::Done,
+            5..7 => Next::RetryAt(at(model.now + random.below(20) as i64)),
+            7..9 => Next::DeadLetter(Reason::ALL[random.below(4) as usize]),
             _ => Next::Drop(Reason::TimeToLiveExceeded),
         };
-        let one = settled(&claim, next);
+        let mut one = settled(&claim, next);
+        // A moment ago: what is settled together need not have been decided together.
+        one.at = at(model.now - random.below(4) as i64);
         let known = model.deliveries.get_mut(&(of, claim.position())).unwrap();
         known.0 = match next {
             Next::RetryAt(due) => Stands::Retrying(due),
+            Next::DeadLetter(reason) => Stands::GivenUp(one.at, reason),
             _ => Stands::Ended,
         };
         known.1 = one.attempts_made;
@@ -1578,6 +1649,18 @@ async fn withdraw_random(log: &dyn EventLog, model: &mut Model, of: Subscription
             "{position} of subscription {of} was neither withdrawn nor claimed"
         );
     }
+}
+
+/// Reads letters and is done with some of them.
+async fn letters_random(log: &dyn EventLog, model: &mut Model, of: SubscriptionId, random: &mut Seeded) {
+    log.flush().await.unwrap();
+    let until = at(model.now - random.below(3) as i64);
+    let mut letters = letters::letters_all(log, of, until, want_random(random)).await;
+    model.check_letters(of, until, &letters);
+    letters.retain(|_| !random.one_in(3));
+    let keys = letters.iter().map(Letter::key).collect();
+    log.letters_done(of, keys).await.unwrap();
+    model.letters_done(of, &letters);
 }
 
 /// Every promise of the catalogue.

@@ -3,11 +3,15 @@
 pub mod catalog;
 pub mod record;
 pub mod log;
+pub mod archive;
 pub mod memory;
 pub mod conformance;
 
+pub use archive::{Archive, BlobFilter, BlobId, BlobRecord, Mark, ReplayJob, ReplayState};
 pub use catalog::{Catalog, Change, Loaded};
-pub use log::{Backlog, Claim, Entry, EventLog, Health, Listener, Settled, Want};
+pub use log::{
+    Backlog, Claim, Entry, EventLog, Health, Letter, LetterKey, LettersWaiting, Listener, Settled, Want,
+};
 
 /// Why a store could not do its part.
 #[derive(Clone, Debug, thiserror::Error)]

@@ -5,7 +5,7 @@ use async_trait::async_trait;
 use postrider_core::event::Batch;
 use postrider_core::ids::{Position, SubscriptionId};
 use postrider_core::outcome::Outcome;
-use postrider_core::retry::Next;
+use postrider_core::retry::{Next, Reason};
 use postrider_core::time::Timestamp;
 use std::sync::Arc;
 
@@ -58,10 +58,52 @@ impl Claim {
 #[derive(Clone, Debug)]
 pub struct Settled {
     pub claim: Claim,
+    /// When it was decided what follows.
+    pub at: Timestamp,
     /// Attempts made, this one included if there was one.
     pub attempts_made: u32,
     pub last_attempt: Option<LastAttempt>,
     pub next: Next,
+}
+
+/// An event that was given up, to be written where its subscription's dead letters go.
+#[derive(Clone, Debug)]
+pub struct Letter {
+    pub entry: Arc<Entry>,
+    /// Which event of the entry.
+    pub index: u32,
+    pub attempts_made: u32,
+    pub last_attempt: Option<LastAttempt>,
+    pub reason: Reason,
+    /// When it was given up.
+    pub decided: Timestamp,
+}
+
+/// Names a letter of a subscription: when it was given up, and its position.
+pub type LetterKey = (Timestamp, Position);
+
+impl Letter {
+    pub fn position(&self) -> Position {
+        Position(self.entry.first.0 + u64::from(self.index))
+    }
+
+    pub fn key(&self) -> LetterKey {
+        (self.decided, self.position())
+    }
+
+    /// The event as published.
+    pub fn object(&self) -> &str {
+        self.entry.batch.object(self.index as usize)
+    }
+}
+
+/// Letters of one subscription that have not been written yet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LettersWaiting {
+    pub of: SubscriptionId,
+    /// When the oldest of them was given up.
+    pub oldest: Timestamp,
+    pub count: u64,
 }
 
 /// How much to claim at once.
@@ -110,6 +152,8 @@ pub trait Listener: Send + Sync {
     fn ready(&self, of: SubscriptionId, count: usize);
     /// The earliest retry may have changed.
     fn due_changed(&self);
+    /// There are more letters to be written.
+    fn letters_added(&self);
 }
 
 /// Keeps events until every subscription that they matched is done with them.
@@ -140,7 +184,7 @@ pub trait EventLog: Send + Sync {
     ) -> Result<Vec<Position>, Error>;
 
     /// Returns once everything that was settled or withdrawn before the call is durable and shows in
-    /// `next_due`, `due` and `backlog`.
+    /// `next_due`, `due`, `backlog`, `letters_waiting` and `letters`.
     async fn flush(&self) -> Result<(), Error>;
 
     /// Gives claims back unattempted; they are offered again at once, in their old order.
@@ -149,6 +193,24 @@ pub trait EventLog: Send + Sync {
     /// Says that nothing of a subscription will be claimed for a while, so that the memory it takes
     /// can serve others.
     fn rest(&self, _of: SubscriptionId) {}
+
+    /// The subscriptions with letters that have not been written, in the order of their ids.
+    fn letters_waiting(&self) -> Vec<LettersWaiting>;
+
+    /// Reads letters of a subscription in the order in which they were given up: those that come after `after`
+    /// and were given up by `until`, no more than `want` allows, at least one if there is one (and it allows
+    /// any). They stay until they are done. A letter whose event is damaged is dropped, counted and left out.
+    async fn letters(
+        &self,
+        of: SubscriptionId,
+        after: Option<LetterKey>,
+        until: Timestamp,
+        want: Want,
+    ) -> Result<Vec<Letter>, Error>;
+
+    /// Forgets letters: they have been written, or dropped for good. Durable on return. One that is not there
+    /// is fine.
+    async fn letters_done(&self, of: SubscriptionId, letters: Vec<LetterKey>) -> Result<(), Error>;
 
     /// When the next retry of any subscription comes due.
     fn next_due(&self) -> Option<Timestamp>;
@@ -162,7 +224,8 @@ pub trait EventLog: Send + Sync {
     /// Starts keeping events for a subscription, from the next append on. Does nothing if it is known.
     async fn open_subscription(&self, of: SubscriptionId) -> Result<(), Error>;
 
-    /// Forgets a subscription and whatever waits for it. Returns how many deliveries that drops.
+    /// Forgets a subscription and whatever waits for it, letters that have not been written included. Returns
+    /// how many deliveries that drops.
     async fn close_subscription(&self, of: SubscriptionId) -> Result<u64, Error>;
 
     /// Subscriptions with something to claim or to retry: where to begin after a start.

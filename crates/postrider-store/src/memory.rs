@@ -1,8 +1,9 @@
-//! Both promises in memory: for tests and the simulation, and for reading what the promises mean.
+//! The promises in memory: for tests and the simulation, and for reading what the promises mean.
 
 use crate::log::LastAttempt;
 use crate::{
-    Backlog, Catalog, Change, Claim, Entry, Error, EventLog, Health, Listener, Loaded, Settled, Want,
+    Archive, Backlog, BlobFilter, BlobId, BlobRecord, Catalog, Change, Claim, Entry, Error, EventLog, Health,
+    Letter, LetterKey, LettersWaiting, Listener, Loaded, Mark, ReplayJob, Settled, Want,
 };
 use async_trait::async_trait;
 use postrider_core::event::Batch;
@@ -12,12 +13,14 @@ use postrider_core::retry::{Next, Reason};
 use postrider_core::subscription::{DomainTopic, Subscription, Topic};
 use postrider_core::time::Timestamp;
 use std::collections::BTreeMap;
+use std::ops::Bound;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 
 /// An event log in memory.
 ///
 /// It tells what is durable from what is not, as a real log must: [`MemoryLog::crash`] leaves only the
-/// former. Appends are durable at once; settling and withdrawing are with the next [`MemoryLog::checkpoint`].
+/// former. Appends and letters that are done are durable at once; settling and withdrawing are with the next
+/// [`MemoryLog::checkpoint`].
 #[derive(Default)]
 pub struct MemoryLog {
     log: Mutex<Log>,
@@ -29,7 +32,7 @@ struct Log {
     identity: u64,
     next: u64,
     subscriptions: BTreeMap<SubscriptionId, Deliveries>,
-    dead_letters: BTreeMap<(SubscriptionId, Position), Reason>,
+    letters: BTreeMap<SubscriptionId, BTreeMap<LetterKey, Letter>>,
     /// What the deliveries settled or withdrawn since the last checkpoint were before; a crash brings them
     /// back.
     not_durable: BTreeMap<(SubscriptionId, Position), Delivery>,
@@ -132,10 +135,13 @@ impl MemoryLog {
         old.closed = true;
         let mut subscriptions = std::mem::take(&mut old.subscriptions);
         let not_durable = std::mem::take(&mut old.not_durable);
-        let mut dead_letters = std::mem::take(&mut old.dead_letters);
+        let mut letters = std::mem::take(&mut old.letters);
         let mut redelivered = 0;
+        for (of, letters) in &mut letters {
+            letters.retain(|(_, position), _| !not_durable.contains_key(&(*of, *position)));
+        }
+        letters.retain(|_, letters| !letters.is_empty());
         for ((of, position), before) in not_durable {
-            dead_letters.remove(&(of, position));
             if let Some(deliveries) = subscriptions.get_mut(&of) {
                 deliveries.waiting.remove(&position);
                 deliveries.claimed.remove(&position);
@@ -155,7 +161,7 @@ impl MemoryLog {
                 identity: old.identity,
                 next: old.next,
                 subscriptions,
-                dead_letters,
+                letters,
                 redelivered,
                 ..Log::default()
             }),
@@ -171,11 +177,6 @@ impl MemoryLog {
     /// The next append is stored, and its publisher is told that it failed.
     pub fn fail_next_append(&self) {
         self.lock().fail_next_append = true;
-    }
-
-    /// The dead letters that were recorded, with their reasons.
-    pub fn dead_letters(&self) -> BTreeMap<(SubscriptionId, Position), Reason> {
-        self.lock().dead_letters.clone()
     }
 
     fn tell(&self, tell: impl FnOnce(&dyn Listener)) {
@@ -256,6 +257,7 @@ impl EventLog for MemoryLog {
 
     async fn settle(&self, of: SubscriptionId, settled: Vec<Settled>) -> Result<(), Error> {
         let earliest = self.next_due();
+        let mut letters_added = false;
         {
             let mut log = self.lock();
             if log.closed {
@@ -263,7 +265,7 @@ impl EventLog for MemoryLog {
             }
             let Log {
                 subscriptions,
-                dead_letters,
+                letters,
                 not_durable,
                 ..
             } = &mut *log;
@@ -283,7 +285,16 @@ impl EventLog for MemoryLog {
                         ..before.clone()
                     }),
                     Next::DeadLetter(reason) => {
-                        dead_letters.insert(key, reason);
+                        let letter = Letter {
+                            entry: before.entry.clone(),
+                            index: before.index,
+                            attempts_made: one.attempts_made,
+                            last_attempt: one.last_attempt,
+                            reason,
+                            decided: one.at,
+                        };
+                        letters.entry(of).or_default().insert(letter.key(), letter);
+                        letters_added = true;
                     }
                     Next::Done | Next::Drop(_) => {}
                 }
@@ -292,6 +303,9 @@ impl EventLog for MemoryLog {
         }
         if self.next_due() != earliest {
             self.tell(|listener| listener.due_changed());
+        }
+        if letters_added {
+            self.tell(|listener| listener.letters_added());
         }
         Ok(())
     }
@@ -347,6 +361,71 @@ impl EventLog for MemoryLog {
         }
     }
 
+    fn letters_waiting(&self) -> Vec<LettersWaiting> {
+        let log = self.lock();
+        let waiting = log.letters.iter().filter_map(|(of, letters)| {
+            let ((oldest, _), _) = letters.first_key_value()?;
+            Some(LettersWaiting {
+                of: *of,
+                oldest: *oldest,
+                count: letters.len() as u64,
+            })
+        });
+        waiting.collect()
+    }
+
+    async fn letters(
+        &self,
+        of: SubscriptionId,
+        after: Option<LetterKey>,
+        until: Timestamp,
+        want: Want,
+    ) -> Result<Vec<Letter>, Error> {
+        let log = self.lock();
+        if log.closed {
+            return Err(Error::Closed);
+        }
+        let mut found = Vec::new();
+        let Some(letters) = log.letters.get(&of) else {
+            return Ok(found);
+        };
+        let from = after.map_or(Bound::Unbounded, Bound::Excluded);
+        let mut bytes = 0;
+        for (key, letter) in letters.range((from, Bound::Unbounded)) {
+            bytes += letter.object().len() + want.overhead;
+            let fits = found.is_empty() || bytes <= want.bytes_max;
+            if key.0 > until || found.len() >= want.events_max || !fits {
+                break;
+            }
+            found.push(letter.clone());
+        }
+        Ok(found)
+    }
+
+    async fn letters_done(&self, of: SubscriptionId, letters: Vec<LetterKey>) -> Result<(), Error> {
+        let mut log = self.lock();
+        if log.closed {
+            return Err(Error::Closed);
+        }
+        let Log {
+            letters: waiting,
+            not_durable,
+            ..
+        } = &mut *log;
+        if let Some(ours) = waiting.get_mut(&of) {
+            for key in letters {
+                if ours.remove(&key).is_some() {
+                    // It is gone for good, and so is what it was before.
+                    not_durable.remove(&(of, key.1));
+                }
+            }
+            if ours.is_empty() {
+                waiting.remove(&of);
+            }
+        }
+        Ok(())
+    }
+
     fn next_due(&self) -> Option<Timestamp> {
         let log = self.lock();
         let firsts = log
@@ -388,7 +467,8 @@ impl EventLog for MemoryLog {
         }
         log.not_durable.retain(|(other, _), _| *other != of);
         let dropped = log.subscriptions.remove(&of).unwrap_or_default();
-        Ok((dropped.waiting.len() + dropped.retrying.len()) as u64)
+        let letters = log.letters.remove(&of).unwrap_or_default();
+        Ok((dropped.waiting.len() + dropped.retrying.len() + letters.len()) as u64)
     }
 
     fn subscriptions(&self) -> Vec<SubscriptionId> {
@@ -507,10 +587,119 @@ impl Catalog for MemoryCatalog {
     }
 }
 
+/// An archive in memory.
+#[derive(Default)]
+pub struct MemoryArchive {
+    archive: Mutex<Blobs>,
+}
+
+#[derive(Default)]
+struct Blobs {
+    blobs: BTreeMap<BlobId, BlobRecord>,
+    blobs_given: u64,
+    jobs: BTreeMap<u64, ReplayJob>,
+    jobs_given: u64,
+}
+
+impl Blobs {
+    fn mark(&mut self, id: BlobId, marks: Vec<Mark>) {
+        if let Some(blob) = self.blobs.get_mut(&id) {
+            blob.marks = marks;
+        }
+    }
+}
+
+impl MemoryArchive {
+    fn lock(&self) -> MutexGuard<'_, Blobs> {
+        self.archive.lock().expect("no panic holds it")
+    }
+}
+
+#[async_trait]
+impl Archive for MemoryArchive {
+    async fn add(&self, blob: BlobRecord) -> Result<BlobId, Error> {
+        let mut archive = self.lock();
+        archive.blobs_given += 1;
+        let id = BlobId(archive.blobs_given);
+        let place = |one: &BlobRecord| (one.account.clone(), one.container.clone(), one.path.clone());
+        archive.blobs.retain(|_, known| place(known) != place(&blob));
+        archive.blobs.insert(id, BlobRecord { id, ..blob });
+        Ok(id)
+    }
+
+    async fn get(&self, id: BlobId) -> Result<Option<BlobRecord>, Error> {
+        Ok(self.lock().blobs.get(&id).cloned())
+    }
+
+    async fn list(
+        &self,
+        filter: &BlobFilter,
+        after: Option<BlobId>,
+        max: usize,
+    ) -> Result<Vec<BlobRecord>, Error> {
+        let archive = self.lock();
+        let from = after.map_or(Bound::Unbounded, Bound::Excluded);
+        let later = archive.blobs.range((from, Bound::Unbounded));
+        let taken = later.filter(|(_, blob)| filter.takes(blob));
+        Ok(taken.take(max).map(|(_, blob)| blob.clone()).collect())
+    }
+
+    async fn last(&self) -> Result<Option<BlobId>, Error> {
+        Ok(self.lock().blobs.keys().next_back().copied())
+    }
+
+    async fn counts(&self) -> Result<Vec<(SubscriptionId, Reason, u64)>, Error> {
+        let mut counts: BTreeMap<(SubscriptionId, Reason), u64> = BTreeMap::new();
+        for blob in self.lock().blobs.values() {
+            for mark in blob.marks.iter().filter(|mark| !mark.purged) {
+                *counts.entry((blob.subscription, mark.reason)).or_default() += 1;
+            }
+        }
+        let counts = counts.into_iter();
+        Ok(counts.map(|((of, reason), count)| (of, reason, count)).collect())
+    }
+
+    async fn mark(&self, id: BlobId, marks: Vec<Mark>) -> Result<(), Error> {
+        self.lock().mark(id, marks);
+        Ok(())
+    }
+
+    async fn remove(&self, id: BlobId) -> Result<(), Error> {
+        self.lock().blobs.remove(&id);
+        Ok(())
+    }
+
+    async fn put_job(&self, job: ReplayJob, marks: Option<(BlobId, Vec<Mark>)>) -> Result<(), Error> {
+        let mut archive = self.lock();
+        archive.jobs.insert(job.id, job);
+        if let Some((id, marks)) = marks {
+            archive.mark(id, marks);
+        }
+        Ok(())
+    }
+
+    async fn jobs(&self) -> Result<Vec<ReplayJob>, Error> {
+        Ok(self.lock().jobs.values().cloned().collect())
+    }
+
+    async fn remove_job(&self, id: u64) -> Result<(), Error> {
+        self.lock().jobs.remove(&id);
+        Ok(())
+    }
+
+    async fn next_job(&self) -> Result<u64, Error> {
+        let mut archive = self.lock();
+        archive.jobs_given += 1;
+        Ok(archive.jobs_given)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::conformance::{self, CatalogSubject, Subject, WANT, at, claim_all, events, settled, sub};
+    use crate::conformance::{
+        self, ArchiveSubject, CatalogSubject, Subject, WANT, at, claim_all, events, settled, sub,
+    };
 
     #[derive(Default)]
     struct Memory {
@@ -553,6 +742,22 @@ mod tests {
         }
     }
 
+    #[async_trait]
+    impl ArchiveSubject for MemoryArchive {
+        async fn open(&self) -> Arc<dyn Archive> {
+            Arc::new(MemoryArchive::default())
+        }
+
+        async fn reopen(&self, archive: Arc<dyn Archive>) -> Arc<dyn Archive> {
+            archive
+        }
+    }
+
+    #[tokio::test]
+    async fn keeps_the_archives_promise() {
+        conformance::archive(&MemoryArchive::default()).await;
+    }
+
     #[tokio::test]
     async fn keeps_the_logs_promise() {
         conformance::all(&Memory::default()).await;
@@ -589,6 +794,36 @@ mod tests {
         let texts: Vec<&str> = claims.iter().map(Claim::object).collect();
         assert_eq!(texts, ["b", "c"]);
         assert_eq!(restarted.health().redelivered, 2);
+    }
+
+    #[tokio::test]
+    async fn a_crash_takes_back_letters_that_were_not_durable() {
+        let log = MemoryLog::new(7);
+        log.open_subscription(sub(1)).await.unwrap();
+        log.append(events(&[("a", &[1]), ("b", &[1]), ("c", &[1])]))
+            .await
+            .unwrap();
+        let claims = claim_all(&log, sub(1), at(0)).await;
+        let give_up = |claim| vec![settled(claim, Next::DeadLetter(Reason::BadRequest))];
+        log.settle(sub(1), give_up(&claims[0])).await.unwrap();
+        log.checkpoint();
+        log.settle(sub(1), give_up(&claims[1])).await.unwrap();
+        log.settle(sub(1), give_up(&claims[2])).await.unwrap();
+        let letters = log.letters(sub(1), None, at(9), WANT).await.unwrap();
+        assert_eq!(letters.len(), 3);
+        log.letters_done(sub(1), vec![letters[2].key()]).await.unwrap();
+
+        let restarted = log.crash();
+        assert!(matches!(
+            log.letters(sub(1), None, at(9), WANT).await,
+            Err(Error::Closed)
+        ));
+        let letters = restarted.letters(sub(1), None, at(9), WANT).await.unwrap();
+        let texts: Vec<&str> = letters.iter().map(Letter::object).collect();
+        assert_eq!(texts, ["a"]);
+        let claims = claim_all(&restarted, sub(1), at(0)).await;
+        let texts: Vec<&str> = claims.iter().map(Claim::object).collect();
+        assert_eq!(texts, ["b"]);
     }
 
     #[tokio::test]

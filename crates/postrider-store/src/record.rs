@@ -1,15 +1,18 @@
-//! How topics, subscriptions and endpoint delays are stored: JSON text with a version.
+//! How topics, subscriptions, endpoint delays, blobs of dead letters and replays are stored: JSON text with
+//! a version.
 //!
 //! Members that a reader does not know are passed over, so an older program can read what a newer
 //! one of the same version wrote. A record of a newer version is refused rather than half read.
 //! Secrets are in here as they are; the store is as secret as they.
 
+use crate::{BlobId, BlobRecord, Mark, ReplayJob, ReplayState};
 use postrider_core::decimal::Decimal;
 use postrider_core::event::Schema;
 use postrider_core::filter::{AdvancedFilter, Filter, KeyStyle, Operand, Test, operator_from_name};
 use postrider_core::ids::{Secret, SubscriptionId, TopicId};
 use postrider_core::outcome::Outcome;
 use postrider_core::probation::{Delay, EndpointDelay};
+use postrider_core::retry::Reason;
 use postrider_core::subscription::{
     AttributeValue, Batching, Broker, DeadLetterDestination, DeliveryAttribute, Destination, DomainTopic,
     Identity, InputMapping, Mapped, Origin, RetryChoice, Subscription, Topic, TopicKind, WebHook,
@@ -110,6 +113,97 @@ impl Record for EndpointDelay {
     }
 }
 
+/// All but the marks, which change often and are stored beside it, two bytes each.
+impl Record for BlobRecord {
+    fn encode(&self) -> Vec<u8> {
+        write(&BlobHeadRecord {
+            v: VERSION,
+            id: self.id.0,
+            subscription: self.subscription.0,
+            subscription_name: self.subscription_name.clone(),
+            topic_name: self.topic_name.clone(),
+            account: self.account.clone(),
+            container: self.container.clone(),
+            path: self.path.clone(),
+            written: self.written.nanos(),
+            bytes: self.bytes,
+        })
+    }
+    fn decode(bytes: &[u8]) -> Result<BlobRecord, RecordError> {
+        let record: BlobHeadRecord = read("blob of dead letters", bytes)?;
+        Ok(BlobRecord {
+            id: BlobId(record.id),
+            subscription: SubscriptionId(record.subscription),
+            subscription_name: record.subscription_name,
+            topic_name: record.topic_name,
+            account: record.account,
+            container: record.container,
+            path: record.path,
+            written: Timestamp::from_nanos(record.written),
+            bytes: record.bytes,
+            marks: Vec::new(),
+        })
+    }
+}
+
+const PURGED: u8 = 0x80;
+
+pub fn encode_marks(marks: &[Mark]) -> Vec<u8> {
+    let mut out = Vec::with_capacity(marks.len() * 2);
+    for mark in marks {
+        let purged = if mark.purged { PURGED } else { 0 };
+        out.extend_from_slice(&[mark.reason.code() | purged, mark.replays]);
+    }
+    out
+}
+
+pub fn decode_marks(bytes: &[u8]) -> Vec<Mark> {
+    let (marks, _) = bytes.as_chunks();
+    let mark = |[reason, replays]: &[u8; 2]| Mark {
+        reason: Reason::from_code(reason & !PURGED),
+        replays: *replays,
+        purged: reason & PURGED != 0,
+    };
+    marks.iter().map(mark).collect()
+}
+
+impl Record for ReplayJob {
+    fn encode(&self) -> Vec<u8> {
+        write(&ReplayJobRecord {
+            v: VERSION,
+            id: self.id,
+            request: self.request.clone(),
+            created: self.created.nanos(),
+            next: (self.next.0.0, self.next.1),
+            last: self.last.0,
+            replayed: self.replayed,
+            failed: self.failed,
+            state: match self.state {
+                ReplayState::Running => ReplayStateRecord::Running,
+                ReplayState::Cancelled => ReplayStateRecord::Cancelled,
+                ReplayState::Done => ReplayStateRecord::Done,
+            },
+        })
+    }
+    fn decode(bytes: &[u8]) -> Result<ReplayJob, RecordError> {
+        let record: ReplayJobRecord = read("replay", bytes)?;
+        Ok(ReplayJob {
+            id: record.id,
+            request: record.request,
+            created: Timestamp::from_nanos(record.created),
+            next: (BlobId(record.next.0), record.next.1),
+            last: BlobId(record.last),
+            replayed: record.replayed,
+            failed: record.failed,
+            state: match record.state {
+                ReplayStateRecord::Running => ReplayState::Running,
+                ReplayStateRecord::Cancelled => ReplayState::Cancelled,
+                ReplayStateRecord::Done => ReplayState::Done,
+            },
+        })
+    }
+}
+
 fn write(record: &impl Serialize) -> Vec<u8> {
     serde_json::to_vec(record).expect("records have only string keys")
 }
@@ -200,6 +294,42 @@ struct EndpointDelayRecord {
     since: i64,
     until: i64,
     step: u64,
+}
+
+#[derive(Serialize, Deserialize)]
+struct BlobHeadRecord {
+    v: u32,
+    id: u64,
+    subscription: u64,
+    subscription_name: String,
+    topic_name: String,
+    account: String,
+    container: String,
+    path: String,
+    written: i64,
+    bytes: u64,
+}
+
+#[derive(Serialize, Deserialize)]
+struct ReplayJobRecord {
+    v: u32,
+    id: u64,
+    request: String,
+    created: i64,
+    /// A blob, and a place in it.
+    next: (u64, u32),
+    last: u64,
+    replayed: u64,
+    failed: u64,
+    state: ReplayStateRecord,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum ReplayStateRecord {
+    Running,
+    Cancelled,
+    Done,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -1110,6 +1240,41 @@ mod tests {
                 },
             };
             check(&delay, seed);
+            let mut blob = BlobRecord {
+                id: BlobId(dice.roll()),
+                subscription: SubscriptionId(dice.roll()),
+                subscription_name: dice.text(),
+                topic_name: dice.text(),
+                account: dice.text(),
+                container: dice.text(),
+                path: dice.text(),
+                written: dice.time(),
+                bytes: dice.roll(),
+                marks: dice.some(|dice| Mark {
+                    reason: Reason::ALL[dice.below(Reason::ALL.len() as u64) as usize],
+                    replays: dice.roll() as u8,
+                    purged: dice.bool(),
+                }),
+            };
+            assert_eq!(
+                decode_marks(&encode_marks(&blob.marks)),
+                blob.marks,
+                "seed {seed}"
+            );
+            blob.marks.clear();
+            check(&blob, seed);
+            let states = [ReplayState::Running, ReplayState::Cancelled, ReplayState::Done];
+            let job = ReplayJob {
+                id: dice.roll(),
+                request: dice.text(),
+                created: dice.time(),
+                next: (BlobId(dice.roll()), dice.count()),
+                last: BlobId(dice.roll()),
+                replayed: dice.roll(),
+                failed: dice.roll(),
+                state: states[dice.below(3) as usize],
+            };
+            check(&job, seed);
         }
     }
 
@@ -1178,6 +1343,16 @@ mod tests {
         let text = r#"{"v":1,"domain":3,"name":"d","created":1}"#;
         let topic = DomainTopic::decode(text.as_bytes()).unwrap();
         assert_eq!(String::from_utf8(topic.encode()).unwrap(), text);
+
+        let text = r#"{"v":1,"id":9,"subscription":7,"subscription_name":"s","topic_name":"t","account":"a","container":"c","path":"T/S/1.json","written":1,"bytes":2}"#;
+        let blob = BlobRecord::decode(text.as_bytes()).unwrap();
+        assert_eq!(String::from_utf8(blob.encode()).unwrap(), text);
+        let marks = [0x02, 3, 0x81, 255];
+        assert_eq!(encode_marks(&decode_marks(&marks)), marks);
+
+        let text = r#"{"v":1,"id":2,"request":"{}","created":1,"next":[9,3],"last":12,"replayed":4,"failed":5,"state":"running"}"#;
+        let job = ReplayJob::decode(text.as_bytes()).unwrap();
+        assert_eq!(String::from_utf8(job.encode()).unwrap(), text);
 
         let text = r#"{"v":1,"endpoint":"https://a:8443/b","cause":7,"since":1000000000,"until":11000000000,"step":10000000000}"#;
         let delay = EndpointDelay::decode(text.as_bytes()).unwrap();

@@ -8,6 +8,8 @@ mod serve;
 mod bench;
 mod receiver;
 mod demo;
+mod client;
+mod deadletters;
 
 use clap::{Parser, Subcommand};
 
@@ -34,6 +36,9 @@ enum Command {
     Config,
     /// List the profiles, or show all of one, as the configuration leaves them
     Profiles(profiles::ProfilesArgs),
+    /// List dead letters, look at them, replay or purge them
+    #[command(name = "deadletters")]
+    DeadLetters(deadletters::DeadLettersArgs),
     /// Print webhook deliveries as they arrive
     Receiver(receiver::ReceiverArgs),
     /// Watch events being delivered, retried and dead-lettered, on a fast clock
@@ -56,6 +61,10 @@ fn main() -> std::process::ExitCode {
             Ok(())
         }
         Command::Profiles(args) => profiles::run(&args),
+        Command::DeadLetters(args) => match deadletters::run(&args) {
+            Ok(code) => return code,
+            Err(e) => Err(e),
+        },
         Command::Receiver(args) => receiver::run(args),
         Command::Demo(args) => demo::run(&args),
         Command::Bench(args) => bench::run(args),

@@ -212,7 +212,7 @@ fn shown_body(body: &[u8]) -> String {
         return String::new();
     }
     let text = match std::str::from_utf8(body) {
-        Ok(text) if serde_json::from_str::<IgnoredAny>(text).is_ok() => indented(text),
+        Ok(text) if serde_json::from_str::<IgnoredAny>(text).is_ok() => indented(text, SHOWN_BYTES_MAX),
         _ => String::from_utf8_lossy(body).into_owned(),
     };
     let end = text.floor_char_boundary(SHOWN_BYTES_MAX);
@@ -224,7 +224,7 @@ fn shown_body(body: &[u8]) -> String {
 }
 
 /// Escapes what a terminal would obey, not show: control characters, and marks that reorder or hide text.
-fn printable(text: &str, keep_newlines: bool) -> String {
+pub fn printable(text: &str, keep_newlines: bool) -> String {
     let mut out = String::with_capacity(text.len());
     for c in text.chars() {
         let hidden = matches!(c,
@@ -238,14 +238,14 @@ fn printable(text: &str, keep_newlines: bool) -> String {
     out
 }
 
-/// Valid JSON with line breaks and indents, up to a little more than is shown. Everything else stays as it was
+/// Valid JSON with line breaks and indents, up to a little more than `bytes_max`. Everything else stays as it was
 /// sent: order, numbers, escapes.
-fn indented(json: &str) -> String {
+pub fn indented(json: &str, bytes_max: usize) -> String {
     let mut out = String::new();
     let mut depth = 0;
     let (mut in_string, mut escaped, mut opened) = (false, false, false);
     for c in json.chars() {
-        if out.len() > SHOWN_BYTES_MAX {
+        if out.len() > bytes_max {
             break;
         }
         if in_string {
@@ -397,7 +397,7 @@ mod tests {
 
     #[test]
     fn json_is_indented_and_otherwise_left_alone() {
-        let check = |json: &str, expected: &str| assert_eq!(indented(json), expected);
+        let check = |json: &str, expected: &str| assert_eq!(indented(json, SHOWN_BYTES_MAX), expected);
         check("[]", "[]");
         check("[ { } ]", "[\n  {}\n]");
         check(

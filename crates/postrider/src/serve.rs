@@ -1,17 +1,23 @@
 //! `postrider serve`: puts the parts together, runs them, takes them apart again.
 
-use crate::config::{self, Config, DeclaredSubscription, EgressPolicy, Loaded, LogFormat, ServeFlags};
+use crate::config::{
+    self, AccountKind, Config, DeclaredSubscription, EgressPolicy, Loaded, LogFormat, ServeFlags,
+    StorageAccount,
+};
 use crate::material::{self, Material};
 use crate::{profiles, test_clock};
 use anyhow::{Context, Result, bail};
 use postrider_api::http::Wire;
 use postrider_api::{EdgeAccess, Server, declare};
+use postrider_blobs::{Account, ObjectStores, Place};
 use postrider_core::ids::Secret;
 use postrider_core::json::Raw;
+use postrider_core::subscription::DeadLetterDestination;
 use postrider_core::time::{Clock, Timestamp};
-use postrider_embedded::{EmbeddedCatalog, EmbeddedLog};
+use postrider_embedded::{EmbeddedArchive, EmbeddedCatalog, EmbeddedLog};
 use postrider_engine::attempt::BatchDefaults;
 use postrider_engine::clock::SystemClock;
+use postrider_engine::dead_letters::DeadLetters;
 use postrider_engine::deliver::Transport;
 use postrider_engine::virtual_time::{VirtualTime, WatchedTransport};
 use postrider_engine::{Engine, Parts, dispatch};
@@ -139,6 +145,8 @@ impl Running {
             .await
             .with_context(|| format!("opening the log in {}", config.data_dir.display()))?;
         let catalog = open_catalog(&config.data_dir, &log)?;
+        let wall = Arc::new(SystemClock);
+        let dead_letters = dead_letters(config, wall.clone())?;
         let mut transport: Arc<dyn Transport> =
             Arc::new(HttpTransport::new(transport(loaded)?, clock.clone())?);
         let mut watched = None;
@@ -152,6 +160,7 @@ impl Running {
             catalog: Arc::new(catalog),
             transport,
             clock,
+            wall: wall.clone(),
             profiles: profiles::of(loaded),
             id_prefix: format!("/subscriptions/{}", config.azure.subscription),
             dispatch: dispatch::Config {
@@ -165,11 +174,12 @@ impl Running {
                     Some(_) => 0,
                     None => random(),
                 }),
+                safety_net: dead_letters.fallback.is_some(),
             },
+            dead_letters,
         })
         .await
         .context("starting the engine")?;
-        let wall = Arc::new(SystemClock);
         let mut server = Server::new(
             engine.clone(),
             api_config(loaded, &material),
@@ -270,6 +280,65 @@ fn open_catalog(data_dir: &Path, log: &EmbeddedLog) -> Result<EmbeddedCatalog> {
         );
     }
     Ok(EmbeddedCatalog::open(&path)?)
+}
+
+/// Where dead letters go, and what is known about those that are there.
+fn dead_letters(config: &Config, wall: Arc<dyn Clock>) -> Result<DeadLetters> {
+    let path = config.data_dir.join("archive.redb");
+    let archive = EmbeddedArchive::open(&path).with_context(|| format!("opening {}", path.display()))?;
+    let accounts = config.all_storage_accounts();
+    let accounts = accounts.into_iter().map(account).collect::<Result<_>>()?;
+    let blobs = ObjectStores::new(accounts, wall)?;
+    let fallback = config
+        .safety_net()
+        .map(|(account, container)| DeadLetterDestination {
+            account: account.to_owned(),
+            container: container.to_owned(),
+        });
+    Ok(DeadLetters::new(Arc::new(blobs), Arc::new(archive), fallback))
+}
+
+fn account(configured: StorageAccount) -> Result<Account> {
+    let create_containers = configured.creates_containers();
+    let needed = "loading refuses an account without it";
+    let secret = |secret: Option<config::Secret>| Secret::new(secret.expect(needed).expose());
+    let name = configured.name;
+    let place = match configured.kind {
+        AccountKind::Directory => Place::Directory {
+            root: configured.path.expect(needed),
+        },
+        AccountKind::Azure => Place::Azure {
+            account: name.clone(),
+            endpoint: configured
+                .blob_endpoint
+                .unwrap_or_else(|| format!("https://{name}.blob.core.windows.net")),
+            key: secret(configured.key),
+        },
+        AccountKind::S3 => Place::S3 {
+            endpoint: configured.endpoint,
+            region: configured.region.unwrap_or_else(|| "us-east-1".to_owned()),
+            bucket: configured.bucket,
+            access_key_id: configured.access_key_id.expect(needed),
+            secret_access_key: secret(configured.secret_access_key),
+        },
+        AccountKind::Gcs => {
+            let file = configured.service_account_file.expect(needed);
+            let text = std::fs::read_to_string(&file).with_context(|| {
+                let file = file.display();
+                format!("service_account_file of storage account \"{name}\": reading {file}")
+            })?;
+            Place::Gcs {
+                endpoint: configured.endpoint,
+                bucket: configured.bucket,
+                service_account: Secret::new(text),
+            }
+        }
+    };
+    Ok(Account {
+        name,
+        place,
+        create_containers,
+    })
 }
 
 async fn listen(address: Option<SocketAddr>) -> Result<Option<TcpListener>> {
@@ -427,6 +496,32 @@ async fn declare_all(server: &Server, config: &Config) -> Result<()> {
                 )
             };
             made.await.with_context(named)?;
+        }
+    }
+    declare_system_topics(server, config, now).await
+}
+
+async fn declare_system_topics(server: &Server, config: &Config, now: Timestamp) -> Result<()> {
+    for topic in &config.system_topics {
+        let name = &topic.name;
+        let mut properties = topic.properties.clone();
+        properties["source"] = json!(config.source_of(topic));
+        properties["topicType"] = json!(topic.topic_type);
+        let text = body(name, &properties);
+        let made = declare::system_topic(server, Raw::trusted(&text), Road::Config, name).await;
+        made.with_context(|| format!("system topic {name:?} in the configuration"))?;
+        for subscription in &topic.subscriptions {
+            if has_expired(subscription, now) {
+                continue;
+            }
+            let text = body(&subscription.name, &subscription.properties);
+            let raw = Raw::trusted(&text);
+            let made =
+                declare::system_subscription(server, raw, Road::Config, name, &subscription.name).await;
+            made.with_context(|| {
+                let subscription = &subscription.name;
+                format!("subscription {subscription:?} of system topic {name:?} in the configuration")
+            })?;
         }
     }
     Ok(())

@@ -474,7 +474,12 @@ impl Books {
                     |ended| matches!(ended.came, Came::Answered(status) if rules.is_final(status)),
                 )
             }
-            Reason::SubscriptionGone | Reason::SubscriptionExpired | Reason::Corrupt => false,
+            // These end a dead letter, or everything of a subscription; not one delivery.
+            Reason::SubscriptionGone
+            | Reason::SubscriptionExpired
+            | Reason::Corrupt
+            | Reason::DeadLetterUnavailable
+            | Reason::DeadLetterHomeless => false,
         };
         (!explained).then(|| format!("{reason} does not hold"))
     }

@@ -6,6 +6,7 @@
 
 mod child;
 mod http;
+mod letters;
 mod mark;
 mod procfs;
 mod publisher;
@@ -72,6 +73,9 @@ pub struct BenchArgs {
     /// Repeat each load with this many events waiting for a dead endpoint.
     #[arg(long, default_value_t = 0)]
     backlog: u64,
+    /// Instead of the loads, write this many dead letters to a local directory.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=100_000_000))]
+    dead_letters: Option<u64>,
     /// Print only the line of JSON.
     #[arg(long)]
     json: bool,
@@ -151,6 +155,15 @@ impl fmt::Display for Server {
 
 /// Measures and prints. Interrupted, it ends its processes and removes its files first.
 pub fn run(args: BenchArgs) -> Result<()> {
+    if let Some(count) = args.dead_letters {
+        let measured = crate::serve::runtime(None)?.block_on(letters::measure(&args, count))?;
+        let mut out = std::io::stdout().lock();
+        if !args.json {
+            writeln!(out, "{}\n", measured.text())?;
+        }
+        writeln!(out, "{}", serde_json::to_string(&measured)?)?;
+        return Ok(());
+    }
     let report = single_threaded()?.block_on(async {
         tokio::select! {
             biased;

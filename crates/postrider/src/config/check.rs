@@ -2,8 +2,7 @@
 
 use super::edge::EdgeConfig;
 use super::model::{Config, EgressPolicy, StoreKind};
-use super::{ConfigError, custom, duration};
-use base64::Engine;
+use super::{ConfigError, custom, duration, storage};
 use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
@@ -20,7 +19,7 @@ pub fn check(config: &Config, edge: &EdgeConfig) -> Checked {
     check_edge_access(config, edge)?;
     check_azure(config)?;
     check_clients(config)?;
-    check_storage_accounts(config)?;
+    storage::check(config)?;
     check_egress(config)?;
     check_numbers(config)?;
     check_declared(config)?;
@@ -150,26 +149,6 @@ fn check_clients(config: &Config) -> Checked {
     Ok(())
 }
 
-fn check_storage_accounts(config: &Config) -> Checked {
-    let mut seen = BTreeSet::new();
-    for (index, account) in config.storage_accounts.iter().enumerate() {
-        if account.name.is_empty() {
-            return refuse(format!("storage_account[{index}].name"), "must not be empty");
-        }
-        if !seen.insert(account.name.to_lowercase()) {
-            return refuse(
-                format!("storage_account[{index}].name"),
-                format!("\"{}\" is given twice", account.name),
-            );
-        }
-        let key = account.key.as_ref().map(|key| key.expose()).unwrap_or_default();
-        if base64::engine::general_purpose::STANDARD.decode(key).is_err() {
-            return refuse(format!("storage_account[{index}].key"), "is not base64");
-        }
-    }
-    Ok(())
-}
-
 /// A list that the policy ignores would give a false sense of safety.
 fn check_egress(config: &Config) -> Checked {
     let egress = &config.egress;
@@ -263,6 +242,21 @@ fn check_declared(config: &Config) -> Checked {
                 format!("domain[{index}].name"),
                 format!("\"{}\" is declared twice", domain.name),
             );
+        }
+    }
+    let mut seen = BTreeSet::new();
+    for (index, topic) in config.system_topics.iter().enumerate() {
+        let key = format!("system_topic[{index}]");
+        if !seen.insert(topic.name.to_lowercase()) {
+            let reason = format!("\"{}\" is declared twice", topic.name);
+            return refuse(format!("{key}.name"), reason);
+        }
+        let mut seen = BTreeSet::new();
+        for (index, subscription) in topic.subscriptions.iter().enumerate() {
+            if !seen.insert(subscription.name.to_lowercase()) {
+                let reason = format!("\"{}\" is declared twice", subscription.name);
+                return refuse(format!("{key}.subscription[{index}].name"), reason);
+            }
         }
     }
     let mut seen = BTreeSet::new();

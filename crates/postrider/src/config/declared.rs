@@ -1,4 +1,4 @@
-//! Topics, domains and subscriptions declared in the configuration.
+//! Topics, domains, system topics and subscriptions declared in the configuration.
 //!
 //! They carry the management API's own properties, which this module does not judge. A property
 //! may stand beside `name` or inside a `properties` table, in snake_case or as the API spells it.
@@ -42,6 +42,23 @@ pub struct DeclaredDomain {
     pub topics: Vec<DeclaredTopic>,
 }
 
+/// A `[[system_topic]]`: what a resource tells of itself.
+#[derive(Clone, PartialEq, Serialize, Deserialize)]
+#[serde(try_from = "WrittenSystemTopic")]
+pub struct DeclaredSystemTopic {
+    pub name: String,
+    /// The resource's id, or just the name of a storage account.
+    pub source: String,
+    pub topic_type: String,
+    #[serde(serialize_with = "masked")]
+    pub properties: Value,
+    #[serde(rename = "subscription", skip_serializing_if = "Vec::is_empty")]
+    pub subscriptions: Vec<DeclaredSubscription>,
+}
+
+/// What system topics are about unless they say.
+const STORAGE_ACCOUNTS: &str = "Microsoft.Storage.StorageAccounts";
+
 /// A `[[topic.subscription]]`, or a `[[subscription]]` that names its topic.
 #[derive(Clone, PartialEq, Serialize, Deserialize)]
 #[serde(try_from = "WrittenSubscription")]
@@ -61,6 +78,17 @@ struct Written {
     subscription: Vec<DeclaredSubscription>,
     #[serde(default)]
     topic: Vec<DeclaredTopic>,
+    #[serde(default)]
+    properties: Map<String, Value>,
+    #[serde(flatten)]
+    beside: Map<String, Value>,
+}
+
+#[derive(Deserialize)]
+struct WrittenSystemTopic {
+    name: String,
+    #[serde(default, alias = "event_subscription", alias = "eventSubscription")]
+    subscription: Vec<DeclaredSubscription>,
     #[serde(default)]
     properties: Map<String, Value>,
     #[serde(flatten)]
@@ -113,6 +141,27 @@ impl TryFrom<Written> for DeclaredDomain {
             properties: properties(written.properties, written.beside)?,
             subscriptions: written.subscription,
             topics: written.topic,
+        })
+    }
+}
+
+impl TryFrom<WrittenSystemTopic> for DeclaredSystemTopic {
+    type Error = String;
+    fn try_from(written: WrittenSystemTopic) -> Result<DeclaredSystemTopic, String> {
+        let mut properties = properties(written.properties, written.beside)?;
+        let mut take = |key: &str| match properties.as_object_mut().and_then(|all| all.remove(key)) {
+            None => Ok(None),
+            Some(Value::String(text)) if !text.is_empty() => Ok(Some(text)),
+            Some(_) => Err(format!("{key}: must be text that is not empty")),
+        };
+        let source = take("source")?.ok_or("source: is required")?;
+        let topic_type = take("topicType")?.unwrap_or_else(|| STORAGE_ACCOUNTS.into());
+        Ok(DeclaredSystemTopic {
+            name: named(written.name)?,
+            source,
+            topic_type,
+            properties,
+            subscriptions: written.subscription,
         })
     }
 }
@@ -188,6 +237,12 @@ impl fmt::Debug for DeclaredTopic {
 }
 
 impl fmt::Debug for DeclaredDomain {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        debug_masked(self, f)
+    }
+}
+
+impl fmt::Debug for DeclaredSystemTopic {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         debug_masked(self, f)
     }

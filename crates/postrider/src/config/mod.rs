@@ -12,6 +12,7 @@ mod layers;
 mod model;
 mod print;
 mod secret;
+mod storage;
 
 pub use custom::{EDGE_SUCCESS_STRICT, OrOff, ProbationCustom, ProfileCustom, TimeToLiveCheck};
 pub use declared::DeclaredSubscription;
@@ -20,6 +21,7 @@ pub use edge::{EdgeConfig, TlsPolicy};
 pub use model::{Client, Config, EgressPolicy, LogFormat, Role};
 pub use print::{default_config_text, print_config};
 pub use secret::Secret;
+pub use storage::{AccountKind, StorageAccount};
 
 use std::fmt;
 use std::path::PathBuf;

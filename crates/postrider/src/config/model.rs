@@ -1,10 +1,11 @@
 //! Every setting, its type and its default. `default.toml` explains them to the operator.
 
 use super::custom::ProfileCustom;
-use super::declared::{self, DeclaredDomain, DeclaredSubscription, DeclaredTopic};
+use super::declared::{self, DeclaredDomain, DeclaredSubscription, DeclaredSystemTopic, DeclaredTopic};
 use super::duration;
 use super::nearest;
 use super::secret::Secret;
+use super::storage::StorageAccount;
 use ipnet::IpNet;
 use serde::de::{Deserializer, Error};
 use serde::{Deserialize, Serialize};
@@ -59,6 +60,8 @@ pub struct Config {
     pub topics: Vec<DeclaredTopic>,
     #[serde(rename = "domain", skip_serializing_if = "Vec::is_empty")]
     pub domains: Vec<DeclaredDomain>,
+    #[serde(rename = "system_topic", skip_serializing_if = "Vec::is_empty")]
+    pub system_topics: Vec<DeclaredSystemTopic>,
     /// Those declared beside the topics, each with its topic's name.
     #[serde(
         rename = "subscription",
@@ -81,6 +84,18 @@ impl Config {
             self.subscriptions
                 .iter()
                 .map(|(topic, subscription)| (topic.as_str(), subscription)),
+        )
+    }
+
+    /// The resource that a system topic tells of, by its full id.
+    pub fn source_of(&self, topic: &DeclaredSystemTopic) -> String {
+        if topic.source.starts_with('/') {
+            return topic.source.clone();
+        }
+        let (subscription, group) = (&self.azure.subscription, &self.azure.resource_group);
+        format!(
+            "/subscriptions/{subscription}/resourceGroups/{group}/providers/Microsoft.Storage/storageAccounts/{}",
+            topic.source
         )
     }
 }
@@ -108,6 +123,7 @@ impl Default for Config {
             storage_accounts: Vec::new(),
             topics: Vec::new(),
             domains: Vec::new(),
+            system_topics: Vec::new(),
             subscriptions: Vec::new(),
         }
     }
@@ -187,19 +203,6 @@ pub enum Role {
     DataSender,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct StorageAccount {
-    pub name: String,
-    /// Base64, as Azure hands it out.
-    #[serde(default)]
-    pub key: Option<Secret>,
-    #[serde(default, deserialize_with = "base_url")]
-    pub blob_endpoint: Option<String>,
-    #[serde(default, deserialize_with = "base_url")]
-    pub queue_endpoint: Option<String>,
-}
-
 /// The part of chance in the waits between attempts.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -241,7 +244,7 @@ pub struct DeadLetter {
     /// `Duration::MAX`: never.
     #[serde(with = "duration")]
     pub give_up_after: Duration,
-    /// Where dead letters go whose subscription names no place.
+    /// Where dead letters go whose subscription names no place: an account, or `account/container`.
     pub default: Option<String>,
 }
 
@@ -432,7 +435,7 @@ fn seed<S: serde::Serializer>(seed: &Option<u64>, to: S) -> Result<S::Ok, S::Err
 }
 
 /// An absolute http or https URL without query, its trailing slash dropped.
-fn base_url<'de, D: Deserializer<'de>>(from: D) -> Result<Option<String>, D::Error> {
+pub fn base_url<'de, D: Deserializer<'de>>(from: D) -> Result<Option<String>, D::Error> {
     let Some(text) = Option::<String>::deserialize(from)? else {
         return Ok(None);
     };

@@ -273,7 +273,7 @@ fn what_the_file_gets_wrong_is_named() {
         "log.level: \"a=b=c\" is not a level such as \"info\" (in postrider.toml)",
     );
     check(
-        "[[storage_account]]\nname = \"a\"\nkey = \"…\"",
+        "[[storage_account]]\nname = \"abc\"\nkey = \"…\"",
         "storage_account[0].key: is not base64 (in postrider.toml)",
     );
     check(
@@ -746,7 +746,12 @@ fn what_is_wrong_with_a_declared_resource_is_named() {
 fn printing_masks_every_secret_and_can_be_read_back() {
     let text = format!(
         "[[client]]\nid = \"me\"\nsecret = \"hunter2\"\n\
-         [[storage_account]]\nname = \"a\"\nkey = \"aHVudGVyMg==\"\n\
+         [[storage_account]]\nname = \"abc\"\nkey = \"aHVudGVyMg==\"\n\
+         [[storage_account]]\nname = \"def\"\nkind = \"s3\"\naccess_key_id = \"me\"\n\
+         secret_access_key = \"hunter2\"\n\
+         [[system_topic]]\nname = \"dead\"\nsource = \"abc\"\n\
+         [[system_topic.subscription]]\nname = \"s\"\n\
+         destination = {{ properties = {{ endpoint_url = \"https://f.example/?hunter2\" }} }}\n\
          [dead_letter]\ngive_up_after = \"never\"\n{DECLARED}"
     );
     let keys = [
@@ -765,6 +770,7 @@ fn printing_masks_every_secret_and_can_be_read_back() {
     for line in [
         "secret = \"********\"",
         "key = \"********\"",
+        "secret_access_key = \"********\"",
         "key1 = \"********\"",
         "# inbound__clientAuth__sasKeys__key1=********",
         "http = \"off\"",
@@ -773,11 +779,182 @@ fn printing_masks_every_secret_and_can_be_read_back() {
     ] {
         assert!(printed.contains(line), "{line}\n{printed}");
     }
-    // A masked storage key is no key, so leave it out.
-    let again = file(&printed.replace("\nkey = \"********\"", "")).unwrap();
+    // A masked storage key is not base64.
+    let again = file(&printed.replace("\nkey = \"********\"", "\nkey = \"aHVudGVyMg==\"")).unwrap();
+    assert_eq!(print_config(&again).split('#').next(), printed.split('#').next());
+}
+
+#[test]
+fn what_is_wrong_with_storage_accounts_is_named() {
+    let check = |text: &str, expected: &str| {
+        let expected = format!("{expected} (in postrider.toml)");
+        assert_eq!(file(text).unwrap_err(), expected, "{text}");
+    };
+    let account = |name: &str, rest: &str| format!("[[storage_account]]\nname = \"{name}\"\n{rest}");
+    let key = "key = \"aHVudGVyMg==\"\n";
+    check(
+        "[[storage_account]]\nkind = \"s3\"",
+        "storage_account[0].name: is required",
+    );
+    for wrong in ["ab", "Dev", "a-b-c"] {
+        let expected = "storage_account[0].name: must have 3 to 24 lowercase letters and digits, was";
+        check(&account(wrong, key), &format!("{expected} \"{wrong}\""));
+    }
+    check(
+        &(account("abc", key) + &account("abc", key)),
+        "storage_account[1].name: \"abc\" is given twice",
+    );
+    check(
+        &account("abc", "kind = \"tape\""),
+        "storage_account[0].kind: \"tape\" is not one of \"azure\", \"s3\", \"gcs\", \"directory\"",
+    );
+    check(
+        &account("abc", &format!("{key}bucket = \"b\"")),
+        "storage_account[0].bucket: is not for an account of kind \"azure\"",
+    );
+    check(
+        &account("abc", ""),
+        "storage_account[0].key: is required for an account of kind \"azure\"",
+    );
+    check(
+        &account("abc", "key = \"\""),
+        "storage_account[0].key: must not be empty",
+    );
+    for (kind, own, foreign, missing) in [
+        (
+            "s3",
+            "access_key_id = \"a\"\nsecret_access_key = \"b\"\nendpoint = \"http://h\"\nregion = \"r\"\nbucket = \"b\"\n",
+            "key",
+            "access_key_id",
+        ),
+        (
+            "gcs",
+            "service_account_file = \"f\"\nendpoint = \"http://h\"\nbucket = \"b\"\n",
+            "region",
+            "service_account_file",
+        ),
+        ("directory", "path = \"/p\"\n", "endpoint", "path"),
+    ] {
+        let of_kind = |rest: &str| account("abc", &format!("kind = \"{kind}\"\n{rest}"));
+        assert!(file(&of_kind(own)).is_ok(), "{kind}");
+        check(
+            &of_kind(&format!("{own}{foreign} = \"http://h\"")),
+            &format!("storage_account[0].{foreign}: is not for an account of kind \"{kind}\""),
+        );
+        check(
+            &of_kind(""),
+            &format!("storage_account[0].{missing}: is required for an account of kind \"{kind}\""),
+        );
+    }
+}
+
+#[test]
+fn an_account_is_there_without_being_configured() {
+    let names = |config: &Config| {
+        let all = config.all_storage_accounts();
+        all.into_iter().map(|account| account.name).collect::<Vec<_>>()
+    };
+    let plain = file("data_dir = \"/d\"").unwrap().config;
+    assert_eq!(names(&plain), ["local"]);
+    let local = &plain.all_storage_accounts()[0];
+    assert_eq!(local.path.as_deref(), Some(Path::new("/d/deadletters")));
     assert_eq!(
-        print_config(&again).split('#').next(),
-        printed.replace("\nkey = \"********\"", "").split('#').next()
+        (local.kind, local.creates_containers()),
+        (AccountKind::Directory, true)
+    );
+
+    let text = "[[storage_account]]\nname = \"abc\"\nkey = \"aHVudGVyMg==\"\n\
+                [[storage_account]]\nname = \"local\"\nkind = \"directory\"\npath = \"/p\"\ncreate_containers = false\n";
+    let other = file(text).unwrap().config;
+    assert_eq!(names(&other), ["abc", "local"]);
+    assert_eq!(
+        other
+            .storage_accounts
+            .iter()
+            .map(|a| a.creates_containers())
+            .collect::<Vec<_>>(),
+        [false, false]
+    );
+}
+
+#[test]
+fn the_safety_net_names_an_account_and_perhaps_a_container() {
+    let net = |place: &str| file(&format!("[dead_letter]\ndefault = \"{place}\""));
+    let place = |text: &str| {
+        let config = net(text).unwrap().config;
+        config
+            .safety_net()
+            .map(|(account, container)| (account.to_owned(), container.to_owned()))
+    };
+    assert_eq!(place("local"), Some(("local".into(), "deadletters".into())));
+    assert_eq!(place("local/other"), Some(("local".into(), "other".into())));
+    assert_eq!(file("").unwrap().config.safety_net(), None);
+    let check = |text: &str, expected: &str| {
+        let expected = format!("dead_letter.default: {expected} (in postrider.toml)");
+        assert_eq!(net(text).unwrap_err(), expected);
+    };
+    check(
+        "lokal",
+        "storage account \"lokal\" is not configured, only local; did you mean \"local\"?",
+    );
+    check("", "storage account \"\" is not configured, only local");
+    for wrong in ["", "Dead", "a/b"] {
+        check(
+            &format!("local/{wrong}"),
+            &format!(
+                "the container must have 3 to 63 lowercase letters, digits or single hyphens between them, was \"{wrong}\""
+            ),
+        );
+    }
+}
+
+#[test]
+fn a_system_topic_tells_of_a_resource() {
+    let text = "[azure]\nresource_group = \"g\"\nsubscription = \"s\"\n\
+                [[system_topic]]\nname = \"a\"\nsource = \"local\"\n\
+                [[system_topic.subscription]]\nname = \"x\"\n\
+                [[system_topic]]\nname = \"b\"\nproperties = { source = \"/some/id\", topicType = \"T\" }\ntags = { a_b = \"c\" }\n";
+    let config = file(text).unwrap().config;
+    let [a, b] = &config.system_topics[..] else {
+        panic!("two")
+    };
+    assert_eq!(
+        config.source_of(a),
+        "/subscriptions/s/resourceGroups/g/providers/Microsoft.Storage/storageAccounts/local"
+    );
+    assert_eq!(
+        (a.topic_type.as_str(), a.subscriptions.len()),
+        ("Microsoft.Storage.StorageAccounts", 1)
+    );
+    assert_eq!(
+        (config.source_of(b).as_str(), b.topic_type.as_str()),
+        ("/some/id", "T")
+    );
+    assert_eq!(b.properties, json!({"tags": {"a_b": "c"}}));
+
+    let check = |text: &str, expected: &str| {
+        let expected = format!("{expected} (in postrider.toml)");
+        assert_eq!(file(text).unwrap_err(), expected, "{text}");
+    };
+    let topic = |name: &str, rest: &str| format!("[[system_topic]]\nname = \"{name}\"\n{rest}\n");
+    check(&topic("a", ""), "system_topic[0]: source: is required");
+    check(
+        &topic("a", "source = 1"),
+        "system_topic[0]: source: must be text that is not empty",
+    );
+    check(
+        &topic("a", "source = \"other\""),
+        "system_topic[0].source: storage account \"other\" is not configured, only local",
+    );
+    let good = "source = \"local\"";
+    check(
+        &(topic("a", good) + &topic("A", good)),
+        "system_topic[1].name: \"A\" is declared twice",
+    );
+    let twice = "[[system_topic.subscription]]\nname = \"x\"\n".repeat(2);
+    check(
+        &topic("a", &format!("{good}\n{twice}")),
+        "system_topic[0].subscription[1].name: \"x\" is declared twice",
     );
 }
 
@@ -1113,13 +1290,20 @@ fn the_default_file_explains_every_key() {
     assert_eq!(unexplained, Vec::<String>::new());
     for list in [
         config.clients.len(),
-        config.storage_accounts.len(),
         config.topics.len(),
         config.domains.len(),
+        config.system_topics.len(),
         config.subscriptions.len(),
     ] {
         assert_eq!(list, 1);
     }
+    let kinds: Vec<_> = config
+        .storage_accounts
+        .iter()
+        .map(|account| account.kind)
+        .collect();
+    use AccountKind::{Azure, Directory, Gcs, S3};
+    assert_eq!(kinds, [Azure, S3, Gcs, Directory], "an example of each");
     let written: toml::Table = toml::from_str(&uncommented(true)).unwrap();
     let all: toml::Table = toml::from_str(&toml::to_string(&config).unwrap()).unwrap();
     for (key, value) in &all {

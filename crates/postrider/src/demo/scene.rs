@@ -89,7 +89,7 @@ impl Scene {
         if part.dead_letters() {
             text += "[topic.subscription.deadLetterDestination]\nendpointType = \"StorageBlob\"\n\
                      [topic.subscription.deadLetterDestination.properties]\n\
-                     resourceId = \"demo\"\nblobContainerName = \"dead-letters\"\n";
+                     resourceId = \"local\"\nblobContainerName = \"dead-letters\"\n";
         }
         text
     }

@@ -11,7 +11,7 @@ use std::process::Command;
 const KEY: &str = "AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=";
 
 /// Where the clients are installed; none, with a notice, if nobody says.
-fn installed() -> Option<PathBuf> {
+pub fn installed() -> Option<PathBuf> {
     let directory = std::env::var_os("POSTRIDER_CLIENTS").map(PathBuf::from);
     if directory.is_none() {
         println!(
@@ -21,7 +21,7 @@ fn installed() -> Option<PathBuf> {
     directory
 }
 
-fn scripts() -> PathBuf {
+pub fn scripts() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/clients")
 }
 

@@ -96,7 +96,7 @@ fn flags_win_over_variables_over_the_file() {
 #[test]
 fn the_printed_configuration_hides_every_secret() {
     let file = "[[client]]\nid = \"me\"\nsecret = \"hush-1\"\n\
-                [[storage_account]]\nname = \"a\"\nkey = \"aHVzaC0y\"\n\
+                [[storage_account]]\nname = \"abc\"\nkey = \"aHVzaC0y\"\n\
                 [[topic]]\nname = \"orders\"\nkey1 = \"aHVzaC0z\"\nkey2 = \"aHVzaC00\"\n\
                 [[topic.subscription]]\nname = \"s\"\n\
                 destination = { endpoint_type = \"WebHook\", properties = { endpoint_url = \"http://h/?code=hush-5\", \

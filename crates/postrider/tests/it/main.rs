@@ -22,6 +22,8 @@ mod probation;
 mod edge_profile;
 mod restarts;
 mod changes;
+mod dead_letters;
+mod azurite;
 mod durability;
 mod isolation;
 mod full_disk;

@@ -105,7 +105,7 @@ fn every_status(receiver: &Receiver) -> String {
         let path = path(status, dead_letter);
         let url = receiver.url(&path);
         let name = path[1..].replace('/', "-");
-        let place = "endpoint_type = \"StorageBlob\", properties = { resource_id = \"acc\", blob_container_name = \"dead\" }";
+        let place = "endpoint_type = \"StorageBlob\", properties = { resource_id = \"local\", blob_container_name = \"dead\" }";
         let place = format!("dead_letter_destination = {{ {place} }}\n");
         format!(
             "[[topic.subscription]]\nname = \"{name}\"\n\
@@ -114,7 +114,7 @@ fn every_status(receiver: &Receiver) -> String {
         )
     };
     let subscriptions: String = plain.chain(dead_lettered).map(subscription).collect();
-    format!("[[storage_account]]\nname = \"acc\"\n[[topic]]\nname = \"orders\"\n{subscriptions}")
+    format!("[[topic]]\nname = \"orders\"\n{subscriptions}")
 }
 
 fn path(status: u16, dead_letter: bool) -> String {

@@ -1,0 +1,180 @@
+//! Dead letters seen and acted upon: `/postrider/v1/deadletters`.
+
+mod which;
+mod page;
+mod replays;
+#[cfg(test)]
+mod tests;
+
+use crate::Server;
+use crate::http::{Answer, Call, decoded, json};
+use crate::ours::{Problem, nothing_here, read_object};
+use hyper::{Method, StatusCode};
+use postrider_engine::Engine;
+use postrider_store::LettersWaiting;
+use serde::Serialize;
+use serde_json::{Map, Value, json};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use which::{Asked, LetterName, Names};
+
+/// Answers a request for what lies under `deadletters`; its sender is known to be a client.
+pub(crate) async fn answer(server: &Server, call: &mut Call, path: &[&str]) -> Result<Answer, Problem> {
+    let engine = &server.engine;
+    let wanted = match path {
+        ["replay"] | ["purge"] | ["replays", _, "cancel" | "resume"] => Method::POST,
+        [] | [_] | ["replays", _] => Method::GET,
+        _ => return Err(nothing_here(call)),
+    };
+    if call.method != wanted {
+        return Err(Problem::method(match wanted {
+            Method::GET => "GET",
+            _ => "POST",
+        }));
+    }
+    let query = call.uri.query().unwrap_or("");
+    if !path.is_empty() {
+        which::read_query(query, &[])?;
+    }
+    let id = &call.id;
+    Ok(match path {
+        [] => ok(id, &page::list(engine, query).await?),
+        ["summary"] => ok(
+            id,
+            &Listed {
+                value: summary(engine).await?,
+            },
+        ),
+        ["replays"] => ok(
+            id,
+            &Listed {
+                value: replays::list(engine).await?,
+            },
+        ),
+        ["replays", job] => ok(id, &replays::get(engine, job).await?),
+        ["replay"] => {
+            let members = read_object(call).await?;
+            match replays::start(engine, &members).await? {
+                replays::Started::Counted(count) => ok(&call.id, &json!({"count": count})),
+                replays::Started::UnderWay(job) => accepted(&call.id, &job),
+            }
+        }
+        ["replays", job, "cancel"] => {
+            nothing_said(call).await?;
+            ok(&call.id, &replays::cancel(engine, &*server.wall, job).await?)
+        }
+        ["replays", job, "resume"] => {
+            nothing_said(call).await?;
+            // A replay that two take up at once would replay everything twice.
+            let _one_at_a_time = server.declaring.lock().await;
+            accepted(&call.id, &replays::resume(engine, job).await?)
+        }
+        ["purge"] => {
+            let members = read_object(call).await?;
+            ok(&call.id, &purge(engine, &members).await?)
+        }
+        [name, ..] => ok(id, &page::show(engine, &decoded(name)).await?),
+    })
+}
+
+#[derive(Serialize)]
+struct Listed<T> {
+    value: Vec<T>,
+}
+
+fn ok(id: &str, body: &impl Serialize) -> Answer {
+    written(StatusCode::OK, id, body)
+}
+
+fn accepted(id: &str, body: &impl Serialize) -> Answer {
+    written(StatusCode::ACCEPTED, id, body)
+}
+
+fn written(status: StatusCode, id: &str, body: &impl Serialize) -> Answer {
+    let text = serde_json::to_vec(body).expect("names are strings");
+    json(status, text, id)
+}
+
+/// Where there is nothing to say, saying something is a mistake.
+async fn nothing_said(call: &mut Call) -> Result<(), Problem> {
+    if call.announced_bytes() == Some(0) {
+        return Ok(());
+    }
+    match read_object(call).await?.keys().next() {
+        Some(other) => Err(Problem::new(400, format!("{other}: is not known; nothing is"))),
+        None => Ok(()),
+    }
+}
+
+/// Postrider could not do its part.
+fn trouble(e: impl Into<postrider_engine::Error>) -> Problem {
+    Problem::new(503, e.into().to_string())
+}
+
+async fn purge(engine: &Arc<Engine>, members: &Map<String, Value>) -> Result<Value, Problem> {
+    let asked = Asked::read(members, engine.clock.now(), false)?;
+    let filter = asked.meant(engine).await?.filter();
+    if asked.dry_run {
+        let count = engine.count_letters(&filter).await.map_err(trouble)?;
+        return Ok(json!({"count": count}));
+    }
+    let purged = engine.purge_letters(&filter).await.map_err(trouble)?;
+    Ok(json!({"purged": purged}))
+}
+
+/// What one subscription has.
+#[derive(Default, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Tally {
+    topic: String,
+    subscription: String,
+    subscription_id: u64,
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    deleted: bool,
+    written: u64,
+    reasons: BTreeMap<&'static str, u64>,
+    pending: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    oldest_pending: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    trouble: Option<String>,
+}
+
+async fn summary(engine: &Engine) -> Result<Vec<Tally>, Problem> {
+    let mut tallies: BTreeMap<_, Tally> = BTreeMap::new();
+    let counts = engine.dead_letters.archive.counts().await.map_err(trouble)?;
+    for (of, reason, count) in counts.into_iter().filter(|(.., count)| *count > 0) {
+        let tally = tallies.entry(of).or_default();
+        tally.written += count;
+        tally.reasons.insert(reason.name(), count);
+    }
+    for LettersWaiting { of, oldest, count } in engine.log().letters_waiting() {
+        let tally = tallies.entry(of).or_default();
+        tally.pending = count;
+        tally.oldest_pending = Some(oldest.to_string());
+        tally.trouble = engine.dead_letters.trouble(of);
+    }
+    for (of, tally) in &mut tallies {
+        tally.subscription_id = of.0;
+        if let Some(names) = Names::of(engine, *of).await? {
+            tally.topic = names.topic;
+            tally.subscription = names.subscription;
+            tally.deleted = names.deleted;
+        }
+    }
+    Ok(tallies.into_values().collect())
+}
+
+/// Not (or no longer) there.
+fn no_such_letter(name: &LetterName) -> Problem {
+    let detail = match name {
+        LetterName::Written(_) => format!("dead letter {name} does not exist, or was purged"),
+        LetterName::Pending { .. } => {
+            format!("dead letter {name} does not wait to be written: it has been by now, or never was")
+        }
+    };
+    Problem {
+        field: Some("id"),
+        ..Problem::new(404, detail)
+    }
+}

@@ -1,0 +1,569 @@
+//! Dead letters as they are shown: those in blobs first, oldest first, then those that wait to be written.
+//!
+//! A letter that is written while its pages are being turned may be missed by them, never shown wrongly.
+
+use super::which::{LetterName, Names, number, read_query, read_reason, read_since};
+use super::{no_such_letter, trouble};
+use crate::ours::Problem;
+use postrider_core::ids::{Position, SubscriptionId};
+use postrider_core::json::{Kind, Raw};
+use postrider_core::time::Timestamp;
+use postrider_engine::Engine;
+use postrider_engine::attempt::Plan;
+use postrider_engine::blobs::BlobError;
+use postrider_engine::dead_letters::write_letter;
+use postrider_engine::replay::{LetterFilter, LetterId};
+use postrider_store::{BlobId, BlobRecord, Letter, LetterKey, Want};
+use serde::Serialize;
+use serde_json::value::RawValue;
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::task::JoinSet;
+
+const LIMIT_DEFAULT: usize = 100;
+const LIMIT_MAX: usize = 1000;
+/// Records of blobs that are asked for at once.
+const RECORDS: usize = 16;
+/// Blobs that are read at the same time.
+const READING_MAX: usize = 8;
+/// Of letters that wait, a page looks at no more than this, however few of them are wanted.
+const LOOKED_AT_MAX: usize = 10_000;
+const WAITING_BYTES_MAX: usize = 4 << 20;
+
+#[derive(Serialize)]
+pub struct Page {
+    pub value: Vec<Entry>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub continuation: Option<String>,
+}
+
+/// One dead letter, as far as it is known.
+#[derive(Clone, Debug, Default, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Entry {
+    pub id: String,
+    pub state: &'static str,
+    topic: String,
+    subscription: String,
+    subscription_id: u64,
+    reason: &'static str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    delivery_attempts: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    last_delivery_outcome: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    publish_time: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    last_delivery_attempt_time: Option<String>,
+    dead_lettered_time: String,
+    /// When it will be written.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    due: Option<String>,
+    /// Why it could not be written, or cannot be read.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub trouble: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub event_id: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    event_type: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    subject: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    blob: Option<BlobPlace>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    replays: Option<u8>,
+    /// The blob is gone, or this letter from it.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub missing: bool,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    event: Option<Box<RawValue>>,
+}
+
+#[derive(Clone, Debug, Serialize)]
+struct BlobPlace {
+    account: String,
+    container: String,
+    path: String,
+}
+
+/// Where a page begins: at this letter, or the first after it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Continuation {
+    Written(LetterId),
+    Pending(SubscriptionId, LetterKey),
+}
+
+impl Continuation {
+    fn parse(text: &str) -> Option<Continuation> {
+        let mut parts = text.split('.');
+        let mut next = || parts.next();
+        let read = match next()? {
+            "written" => Continuation::Written(LetterId {
+                blob: BlobId(number(next()?)?),
+                place: number(next()?)?,
+            }),
+            "pending" => Continuation::Pending(
+                SubscriptionId(number(next()?)?),
+                (
+                    Timestamp::from_nanos(number(next()?)?),
+                    Position(number(next()?)?),
+                ),
+            ),
+            _ => return None,
+        };
+        parts.next().is_none().then_some(read)
+    }
+}
+
+impl fmt::Display for Continuation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Continuation::Written(LetterId { blob, place }) => write!(f, "written.{}.{place}", blob.0),
+            Continuation::Pending(of, (decided, position)) => {
+                write!(f, "pending.{of}.{}.{position}", decided.nanos())
+            }
+        }
+    }
+}
+
+pub async fn list(engine: &Arc<Engine>, query: &str) -> Result<Page, Problem> {
+    let (mut filter, mut limit, mut from) = (LetterFilter::default(), LIMIT_DEFAULT, None);
+    let known = ["subscription", "reason", "since", "limit", "continuation"];
+    for (name, value) in read_query(query, &known)? {
+        match name {
+            "subscription" => filter.subscription = Some(Names::find(engine, name, &value).await?.id),
+            "reason" => filter.reason = Some(read_reason(&value)?),
+            "since" => filter.since = Some(read_since(&value, engine.clock.now())?),
+            "limit" => {
+                let asked = number(&value).filter(|limit| (1..=LIMIT_MAX).contains(limit));
+                limit =
+                    asked.ok_or_else(|| Problem::field("limit", format!("must be from 1 to {LIMIT_MAX}")))?;
+            }
+            _ => {
+                let refused = || Problem::field("continuation", "is not one that a page ended with");
+                from = Some(Continuation::parse(&value).ok_or_else(refused)?);
+            }
+        }
+    }
+    page(engine, &filter, limit, from).await
+}
+
+async fn page(
+    engine: &Arc<Engine>,
+    filter: &LetterFilter,
+    limit: usize,
+    from: Option<Continuation>,
+) -> Result<Page, Problem> {
+    let mut value = Vec::new();
+    let waiting = match from {
+        Some(Continuation::Pending(of, key)) => Some((of, key)),
+        Some(Continuation::Written(_)) | None => {
+            let first = match from {
+                Some(Continuation::Written(first)) => Some(first),
+                _ => None,
+            };
+            let (chosen, next) = choose(engine, filter, limit, first).await?;
+            value = read_written(engine, chosen).await;
+            if let Some(next) = next {
+                return Ok(Page {
+                    value,
+                    continuation: Some(Continuation::Written(next).to_string()),
+                });
+            }
+            None
+        }
+    };
+    let next = list_waiting(engine, filter, limit, waiting, &mut value).await?;
+    Ok(Page {
+        value,
+        continuation: next.map(|(of, key)| Continuation::Pending(of, key).to_string()),
+    })
+}
+
+/// Places in a blob.
+type Chosen = (BlobRecord, Vec<usize>);
+
+/// Letters for one page, by their marks alone, and the one that the next page begins with.
+async fn choose(
+    engine: &Engine,
+    filter: &LetterFilter,
+    limit: usize,
+    from: Option<LetterId>,
+) -> Result<(Vec<Chosen>, Option<LetterId>), Problem> {
+    let (mut chosen, mut count) = (Vec::new(), 0);
+    let mut after = from.and_then(|from| from.blob.0.checked_sub(1).map(BlobId));
+    loop {
+        let blobs = engine
+            .letter_blobs(filter, after, RECORDS)
+            .await
+            .map_err(trouble)?;
+        let Some(last) = blobs.last() else {
+            return Ok((chosen, None));
+        };
+        after = Some(last.id);
+        for blob in blobs {
+            let start = from
+                .filter(|from| from.blob == blob.id)
+                .map_or(0, |from| from.place as usize);
+            let marks = blob.marks.iter().enumerate().skip(start);
+            let mut wanted = marks
+                .filter(|(place, mark)| filter.takes(*place, **mark))
+                .map(|(place, _)| place);
+            let places: Vec<usize> = wanted.by_ref().take(limit - count).collect();
+            let next = wanted.next().map(|place| LetterId {
+                blob: blob.id,
+                place: place as u32,
+            });
+            count += places.len();
+            if !places.is_empty() {
+                chosen.push((blob, places));
+            }
+            if next.is_some() {
+                return Ok((chosen, next));
+            }
+        }
+    }
+}
+
+/// The chosen letters, in order. No blob is read twice; an account that cannot be reached is not asked again.
+async fn read_written(engine: &Arc<Engine>, chosen: Vec<Chosen>) -> Vec<Entry> {
+    let mut entries: Vec<Vec<Entry>> = Vec::new();
+    entries.resize_with(chosen.len(), Vec::new);
+    let mut reading = JoinSet::new();
+    let mut unreachable: Option<(String, String)> = None;
+    for (at, (blob, places)) in chosen.into_iter().enumerate() {
+        while reading.len() >= READING_MAX {
+            keep(reading.join_next().await, &mut entries, &mut unreachable);
+        }
+        if let Some((_, detail)) = unreachable
+            .as_ref()
+            .filter(|(account, _)| *account == blob.account)
+        {
+            entries[at] = places
+                .iter()
+                .map(|place| unread(&blob, *place, Some(detail.clone())))
+                .collect();
+            continue;
+        }
+        let engine = engine.clone();
+        reading.spawn(async move { (at, read_blob(&engine, &blob, &places, false).await) });
+    }
+    while let Some(read) = reading.join_next().await {
+        keep(Some(read), &mut entries, &mut unreachable);
+    }
+    entries.into_iter().flatten().collect()
+}
+
+type ReadBlob = (usize, Result<Vec<Entry>, Unreachable>);
+
+/// An account that does not answer, and what is known about the letters all the same.
+struct Unreachable {
+    account: String,
+    detail: String,
+    entries: Vec<Entry>,
+}
+
+fn keep(
+    read: Option<Result<ReadBlob, tokio::task::JoinError>>,
+    entries: &mut [Vec<Entry>],
+    unreachable: &mut Option<(String, String)>,
+) {
+    match read {
+        Some(Ok((at, Ok(read)))) => entries[at] = read,
+        Some(Ok((at, Err(gone)))) => {
+            entries[at] = gone.entries;
+            *unreachable = Some((gone.account, gone.detail));
+        }
+        Some(Err(e)) => std::panic::resume_unwind(e.into_panic()),
+        None => {}
+    }
+}
+
+async fn read_blob(
+    engine: &Engine,
+    blob: &BlobRecord,
+    places: &[usize],
+    whole: bool,
+) -> Result<Vec<Entry>, Unreachable> {
+    let all = |detail: Option<&str>| {
+        let each = |place: &usize| unread(blob, *place, detail.map(str::to_owned));
+        places.iter().map(each).collect()
+    };
+    let body = match engine.read_blob(blob).await {
+        Ok(body) => body,
+        Err(BlobError::NotFound(_) | BlobError::NoContainer { .. } | BlobError::UnknownAccount(_)) => {
+            return Ok(all(None));
+        }
+        Err(e) => {
+            let detail = e.to_string();
+            return Err(Unreachable {
+                account: blob.account.clone(),
+                entries: all(Some(&detail)),
+                detail,
+            });
+        }
+    };
+    let parsed = std::str::from_utf8(&body)
+        .ok()
+        .and_then(|text| Raw::parse(text).ok());
+    let Some(parsed) = parsed else {
+        return Ok(all(Some("the blob is not the JSON that was written")));
+    };
+    let letters: Vec<Raw<'_>> = parsed.elements().collect();
+    let entry = |place: &usize| match letters.get(*place) {
+        Some(letter) => {
+            let mut entry = known(blob, *place);
+            entry.tell(*letter, whole);
+            entry
+        }
+        None => unread(blob, *place, None),
+    };
+    Ok(places.iter().map(entry).collect())
+}
+
+/// What the archive knows about a letter.
+fn known(blob: &BlobRecord, place: usize) -> Entry {
+    let mark = blob.marks[place];
+    let id = LetterId {
+        blob: blob.id,
+        place: place as u32,
+    };
+    Entry {
+        id: LetterName::Written(id).to_string(),
+        state: "written",
+        topic: blob.topic_name.clone(),
+        subscription: blob.subscription_name.clone(),
+        subscription_id: blob.subscription.0,
+        reason: mark.reason.name(),
+        dead_lettered_time: blob.written.to_string(),
+        blob: Some(BlobPlace {
+            account: blob.account.clone(),
+            container: blob.container.clone(),
+            path: blob.path.clone(),
+        }),
+        replays: Some(mark.replays),
+        ..Entry::default()
+    }
+}
+
+/// A letter that is not there, or that nobody knows about at the moment.
+fn unread(blob: &BlobRecord, place: usize, detail: Option<String>) -> Entry {
+    Entry {
+        missing: detail.is_none(),
+        trouble: detail,
+        ..known(blob, place)
+    }
+}
+
+impl Entry {
+    /// Adds what a dead letter says about itself, and all of it if wanted.
+    fn tell(&mut self, letter: Raw<'_>, whole: bool) {
+        let text = |name: &str| match letter.get(name) {
+            Some(value) if value.kind() == Kind::String => value.as_str().map(|text| text.into_owned()),
+            Some(value) if value.kind() == Kind::Number => Some(value.text().to_owned()),
+            _ => None,
+        };
+        let cloud = letter.get("specversion").is_some();
+        let diagnostic = |name: &str| match cloud {
+            true => text(&name.to_lowercase()),
+            false => text(name),
+        };
+        self.delivery_attempts = diagnostic("deliveryAttempts").and_then(|text| number(&text));
+        self.last_delivery_outcome = diagnostic("lastDeliveryOutcome");
+        self.publish_time = diagnostic("publishTime");
+        self.last_delivery_attempt_time = diagnostic("lastDeliveryAttemptTime");
+        self.event_id = text("id");
+        self.event_type = text(if cloud { "type" } else { "eventType" });
+        self.subject = text("subject");
+        if whole {
+            self.event = RawValue::from_string(letter.text().to_owned()).ok();
+        }
+    }
+}
+
+/// Adds letters that wait, up to the limit. The one to go on with, if there are more.
+async fn list_waiting(
+    engine: &Engine,
+    filter: &LetterFilter,
+    limit: usize,
+    from: Option<(SubscriptionId, LetterKey)>,
+    value: &mut Vec<Entry>,
+) -> Result<Option<(SubscriptionId, LetterKey)>, Problem> {
+    let mut looked_at = 0;
+    let asked = |of: SubscriptionId| {
+        filter.subscription.is_none_or(|asked| asked == of) && from.is_none_or(|(first, _)| of >= first)
+    };
+    for waiting in engine
+        .log()
+        .letters_waiting()
+        .into_iter()
+        .filter(|waiting| asked(waiting.of))
+    {
+        let of = waiting.of;
+        let Some(plan) = engine.dispatcher.outlet(of).and_then(|outlet| outlet.plan()) else {
+            continue;
+        };
+        let begun = from.filter(|(first, _)| *first == of).map(|(_, key)| key);
+        let since = filter.since.map(|since| (since, Position(0)));
+        let mut after = begun.max(since).and_then(before);
+        loop {
+            let want = Want {
+                // One more than there is room for tells whether there are more.
+                events_max: LIMIT_MAX.min(limit - value.len() + 1),
+                bytes_max: WAITING_BYTES_MAX,
+                overhead: 0,
+            };
+            let letters = engine
+                .log()
+                .letters(of, after, Timestamp::MAX, want)
+                .await
+                .map_err(trouble)?;
+            let Some(last) = letters.last() else {
+                break;
+            };
+            after = Some(last.key());
+            for letter in &letters {
+                if filter.reason.is_some_and(|reason| reason != letter.reason) {
+                    looked_at += 1;
+                    continue;
+                }
+                if value.len() >= limit || looked_at >= LOOKED_AT_MAX {
+                    return Ok(Some((of, letter.key())));
+                }
+                value.push(pending(engine, &plan, letter, false));
+            }
+            if looked_at >= LOOKED_AT_MAX {
+                let (decided, position) = last.key();
+                return Ok(Some((of, (decided, Position(position.0 + 1)))));
+            }
+        }
+    }
+    Ok(None)
+}
+
+/// The greatest key that is less, so that this one comes first after it; none if every one is.
+fn before((decided, position): LetterKey) -> Option<LetterKey> {
+    match position.0.checked_sub(1) {
+        Some(position) => Some((decided, Position(position))),
+        None if decided > Timestamp::MIN => Some((decided - Duration::from_nanos(1), Position(u64::MAX))),
+        None => None,
+    }
+}
+
+/// A letter as it will be written.
+fn pending(engine: &Engine, plan: &Plan, letter: &Letter, whole: bool) -> Entry {
+    let of = plan.subscription.id;
+    let name = LetterName::Pending {
+        of,
+        key: letter.key(),
+    };
+    let due = letter.decided + plan.profile.dead_letter.delay;
+    let mut entry = Entry {
+        id: name.to_string(),
+        state: "pending",
+        topic: plan.topic.topic.name.clone(),
+        subscription: plan.subscription.name.clone(),
+        subscription_id: of.0,
+        reason: letter.reason.name(),
+        dead_lettered_time: letter.decided.to_string(),
+        due: Some(due.to_string()),
+        trouble: engine.dead_letters.trouble(of),
+        ..Entry::default()
+    };
+    let mut text = Vec::new();
+    write_letter(&mut text, plan, letter, engine.log().identity());
+    let text = String::from_utf8(text).expect("an event is made of strings");
+    entry.tell(Raw::trusted(&text), whole);
+    entry
+}
+
+/// One letter with its event.
+pub async fn show(engine: &Engine, name: &str) -> Result<Entry, Problem> {
+    let Some(name) = LetterName::parse(name) else {
+        return Err(Problem::new(
+            404,
+            format!("{name:?} is not the id of a dead letter, such as \"12-0\""),
+        ));
+    };
+    let shown = match name {
+        LetterName::Written(id) => show_written(engine, id).await?,
+        LetterName::Pending { of, key } => show_pending(engine, of, key).await?,
+    };
+    shown.ok_or_else(|| no_such_letter(&name))
+}
+
+async fn show_written(engine: &Engine, id: LetterId) -> Result<Option<Entry>, Problem> {
+    let place = id.place as usize;
+    let blob = engine.dead_letters.archive.get(id.blob).await.map_err(trouble)?;
+    let is_there = |blob: &BlobRecord| blob.marks.get(place).is_some_and(|mark| !mark.purged);
+    let Some(blob) = blob.filter(is_there) else {
+        return Ok(None);
+    };
+    let read = read_blob(engine, &blob, &[place], true).await;
+    let mut entries = read.unwrap_or_else(|gone| gone.entries);
+    Ok(entries.pop())
+}
+
+async fn show_pending(engine: &Engine, of: SubscriptionId, key: LetterKey) -> Result<Option<Entry>, Problem> {
+    let want = Want {
+        events_max: 1,
+        bytes_max: WAITING_BYTES_MAX,
+        overhead: 0,
+    };
+    let letters = engine
+        .log()
+        .letters(of, before(key), key.0, want)
+        .await
+        .map_err(trouble)?;
+    let plan = engine.dispatcher.outlet(of).and_then(|outlet| outlet.plan());
+    let found = letters.first().filter(|letter| letter.key() == key);
+    Ok(found
+        .zip(plan)
+        .map(|(letter, plan)| pending(engine, &plan, letter, true)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_continuation_is_read_as_it_was_written() {
+        let check = |text: &str, expected: Option<Continuation>| {
+            assert_eq!(Continuation::parse(text), expected, "{text}");
+            if let Some(continuation) = expected {
+                assert_eq!(continuation.to_string(), text);
+            }
+        };
+        let first = LetterId {
+            blob: BlobId(12),
+            place: 4999,
+        };
+        check("written.12.4999", Some(Continuation::Written(first)));
+        let key = (Timestamp::from_nanos(1_700_000_000_123_456_789), Position(42));
+        check(
+            "pending.7.1700000000123456789.42",
+            Some(Continuation::Pending(SubscriptionId(7), key)),
+        );
+        for bad in [
+            "",
+            "written",
+            "written.1",
+            "written.1.2.3",
+            "written.-1.2",
+            "pending.1.2",
+            "12.3",
+            "written.1.+2",
+        ] {
+            check(bad, None);
+        }
+    }
+
+    #[test]
+    fn one_before_another() {
+        let at = Timestamp::from_nanos;
+        assert_eq!(before((at(5), Position(3))), Some((at(5), Position(2))));
+        assert_eq!(before((at(5), Position(0))), Some((at(4), Position(u64::MAX))));
+        assert_eq!(before((at(0), Position(0))), None);
+    }
+}

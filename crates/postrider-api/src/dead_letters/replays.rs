@@ -1,0 +1,176 @@
+//! Replays as they are shown: begun, cancelled, gone on with.
+
+use super::trouble;
+use super::which::{Asked, Meant, number};
+use crate::ours::Problem;
+use postrider_core::ids::SubscriptionId;
+use postrider_core::time::Clock;
+use postrider_engine::Engine;
+use postrider_engine::replay::Refusal;
+use postrider_store::{ReplayJob, ReplayState};
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Replays that have ended are kept for this long a list.
+const ENDED_MAX: usize = 100;
+/// A replay that is cancelled ends soon; its numbers are final then …
+const CANCEL_PATIENCE: Duration = Duration::from_secs(5);
+/// … and this is how often it is looked at.
+const CANCEL_PAUSE: Duration = Duration::from_millis(10);
+
+#[derive(Debug, Serialize)]
+pub struct Job {
+    pub id: u64,
+    pub state: &'static str,
+    created: String,
+    pub replayed: u64,
+    pub failed: u64,
+    pub total: u64,
+    request: Meant,
+}
+
+/// What is kept with a replay.
+#[derive(Serialize, Deserialize)]
+struct Kept {
+    total: u64,
+    #[serde(flatten)]
+    meant: Meant,
+}
+
+impl Job {
+    fn of(engine: &Engine, job: &ReplayJob) -> Job {
+        let kept = read(job).unwrap_or_else(|_| Kept {
+            total: job.replayed + job.failed,
+            meant: Meant::default(),
+        });
+        Job {
+            id: job.id,
+            state: match job.state {
+                ReplayState::Done => "done",
+                ReplayState::Running if engine.is_replaying(job.id) => "running",
+                // One that the last life of the server has left is not under way either.
+                ReplayState::Running | ReplayState::Cancelled => "cancelled",
+            },
+            created: job.created.to_string(),
+            replayed: job.replayed,
+            failed: job.failed,
+            total: kept.total,
+            request: kept.meant,
+        }
+    }
+}
+
+fn read(job: &ReplayJob) -> Result<Kept, serde_json::Error> {
+    serde_json::from_str(&job.request)
+}
+
+/// All that are known, the newest first.
+pub async fn list(engine: &Engine) -> Result<Vec<Job>, Problem> {
+    let mut jobs = engine.dead_letters.archive.jobs().await.map_err(trouble)?;
+    jobs.sort_by_key(|job| std::cmp::Reverse(job.id));
+    Ok(jobs.iter().map(|job| Job::of(engine, job)).collect())
+}
+
+pub async fn get(engine: &Engine, id: &str) -> Result<Job, Problem> {
+    let job = find(engine, id).await?;
+    Ok(Job::of(engine, &job))
+}
+
+async fn find(engine: &Engine, id: &str) -> Result<ReplayJob, Problem> {
+    let jobs = engine.dead_letters.archive.jobs().await.map_err(trouble)?;
+    let found = number(id).and_then(|id: u64| jobs.into_iter().find(|job| job.id == id));
+    found.ok_or_else(|| Problem::new(404, format!("replay {id:?} does not exist")))
+}
+
+pub enum Started {
+    Counted(u64),
+    UnderWay(Box<Job>),
+}
+
+pub async fn start(engine: &Arc<Engine>, members: &Map<String, Value>) -> Result<Started, Problem> {
+    let asked = Asked::read(members, engine.clock.now(), true)?;
+    let meant = asked.meant(engine).await?;
+    let total = engine.count_letters(&meant.filter()).await.map_err(trouble)?;
+    if asked.dry_run {
+        return Ok(Started::Counted(total));
+    }
+    if let Some(path) = &meant.homeless {
+        let detail = format!("subscription {path:?} is deleted: say to which other one its dead letters go");
+        return Err(Problem::field("to", detail));
+    }
+    let request = meant.request();
+    let kept = serde_json::to_string(&Kept { total, meant }).expect("names are strings");
+    let started = engine.start_replay(None, request, kept).await.map_err(trouble)?;
+    let job = started.map_err(refused)?;
+    forget_old(engine).await.map_err(trouble)?;
+    Ok(Started::UnderWay(Box::new(Job::of(engine, &job))))
+}
+
+fn refused(refusal: Refusal) -> Problem {
+    let status = match refusal {
+        Refusal::TooMany => 429,
+        Refusal::UnderWay | Refusal::Ended => 409,
+    };
+    Problem::new(status, refusal.to_string())
+}
+
+async fn forget_old(engine: &Engine) -> Result<(), postrider_store::Error> {
+    let archive = &engine.dead_letters.archive;
+    let mut ended = archive.jobs().await?;
+    ended.retain(|job| job.state == ReplayState::Done);
+    ended.sort_by_key(|job| std::cmp::Reverse(job.id));
+    for job in ended.iter().skip(ENDED_MAX) {
+        archive.remove_job(job.id).await?;
+    }
+    Ok(())
+}
+
+/// Stops a replay and waits until it stands still. One that has ended stays as it is.
+pub async fn cancel(engine: &Engine, wall: &dyn Clock, id: &str) -> Result<Job, Problem> {
+    let job = find(engine, id).await?;
+    if engine.cancel_replay(job.id) {
+        let deadline = wall.now() + CANCEL_PATIENCE;
+        while engine.is_replaying(job.id) && wall.now() < deadline {
+            wall.sleep_until(wall.now() + CANCEL_PAUSE).await;
+        }
+    }
+    get(engine, id).await
+}
+
+/// Goes on with a replay. The caller sees to it that nobody else does so at the same time.
+pub async fn resume(engine: &Arc<Engine>, id: &str) -> Result<Job, Problem> {
+    let known = find(engine, id).await?;
+    // Only then is what is read next the last that it has written.
+    if engine.is_replaying(known.id) {
+        return Err(refused(Refusal::UnderWay));
+    }
+    let job = find(engine, id).await?;
+    if job.state == ReplayState::Done {
+        return Err(refused(Refusal::Ended));
+    }
+    let unreadable = |e| {
+        Problem::new(
+            409,
+            format!("replay {id} was made by another version of the server: {e}"),
+        )
+    };
+    let Kept { meant, .. } = read(&job).map_err(unreadable)?;
+    let request = meant.request();
+    let target = request.to.or(request.filter.subscription);
+    let gone = |of: SubscriptionId| engine.directory.subscription_by_id(of).is_none();
+    if target.is_some_and(gone) {
+        let name = meant.to.or(meant.subscription).unwrap_or_default();
+        return Err(Problem::new(
+            409,
+            format!("subscription {name:?} has been deleted meanwhile"),
+        ));
+    }
+    let said = job.request.clone();
+    let started = engine
+        .start_replay(Some(job), request, said)
+        .await
+        .map_err(trouble)?;
+    Ok(Job::of(engine, &started.map_err(refused)?))
+}

@@ -1,0 +1,717 @@
+//! The answers as values, on an engine whose stores are in memory and whose receivers refuse everything.
+
+use super::replays::{Job, Started};
+use super::which::{LetterName, Meant, read_query, read_since};
+use super::{page, purge, replays, summary};
+use crate::ours::Problem;
+use async_trait::async_trait;
+use bytes::Bytes;
+use postrider_core::event::Schema;
+use postrider_core::filter::Filter;
+use postrider_core::ids::{Position, Secret, SubscriptionId, TopicId};
+use postrider_core::profile::Profiles;
+use postrider_core::retry::Reason;
+use postrider_core::subscription::{
+    Batching, DeadLetterDestination, Destination, Origin, RetryChoice, Subscription, Topic, TopicKind,
+    WebHook,
+};
+use postrider_core::time::{Clock, Sleep, Timestamp};
+use postrider_engine::blobs::{BlobError, Blobs, Stored};
+use postrider_engine::clock::SystemClock;
+use postrider_engine::dead_letters::DeadLetters;
+use postrider_engine::deliver::{Answer, Reply, Request, Transport};
+use postrider_engine::replay::LetterId;
+use postrider_engine::{Engine, Parts, dispatch};
+use postrider_store::memory::{MemoryArchive, MemoryCatalog, MemoryLog};
+use postrider_store::{BlobId, BlobRecord, Mark, ReplayState};
+use serde_json::{Map, Value, json};
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+const NOW: Timestamp = Timestamp::from_secs(1_700_000_000);
+const HOUR: Duration = Duration::from_secs(3600);
+
+/// Stands still.
+struct Still;
+
+impl Clock for Still {
+    fn now(&self) -> Timestamp {
+        NOW
+    }
+    fn sleep_until(&self, deadline: Timestamp) -> Sleep<'_> {
+        match deadline <= NOW {
+            true => Box::pin(std::future::ready(())),
+            false => Box::pin(std::future::pending()),
+        }
+    }
+}
+
+/// Answers 400 to everything.
+struct Refusing;
+
+#[async_trait]
+impl Transport for Refusing {
+    async fn send(self: Arc<Self>, _: Request) -> Reply {
+        Reply::Answered(Answer {
+            status: 400,
+            ..Answer::default()
+        })
+    }
+}
+
+/// Blobs by their paths, how often they were read, and whether the account is out of reach.
+#[derive(Default)]
+struct Shelf {
+    blobs: Mutex<BTreeMap<String, Bytes>>,
+    reads: Mutex<usize>,
+    down: Mutex<bool>,
+}
+
+#[async_trait]
+impl Blobs for Shelf {
+    fn accounts(&self) -> Vec<String> {
+        vec!["local".into()]
+    }
+
+    fn check_name(&self, _: &str, _: &str) -> Result<(), String> {
+        Ok(())
+    }
+
+    async fn probe(&self, _: &str, _: &str) -> Result<(), BlobError> {
+        Ok(())
+    }
+
+    async fn put(&self, _: &str, _: &str, path: &str, body: Bytes) -> Result<Stored, BlobError> {
+        self.blobs.lock().unwrap().insert(path.into(), body);
+        Ok(Stored {
+            etag: "0".into(),
+            url: path.into(),
+        })
+    }
+
+    async fn get(&self, account: &str, _: &str, path: &str) -> Result<Bytes, BlobError> {
+        *self.reads.lock().unwrap() += 1;
+        if *self.down.lock().unwrap() {
+            return Err(BlobError::Unreachable {
+                account: account.into(),
+                detail: "timed out".into(),
+            });
+        }
+        let found = self.blobs.lock().unwrap().get(path).cloned();
+        found.ok_or_else(|| BlobError::NotFound(path.into()))
+    }
+
+    async fn delete(&self, _: &str, _: &str, path: &str) -> Result<(), BlobError> {
+        self.blobs.lock().unwrap().remove(path);
+        Ok(())
+    }
+}
+
+struct World {
+    engine: Arc<Engine>,
+    shelf: Arc<Shelf>,
+}
+
+impl World {
+    /// Topics `orders` (subscriptions `audit`, 11, and `mail`, 12) and `returns` (subscription `audit`, 13).
+    async fn new() -> World {
+        let shelf = Arc::new(Shelf::default());
+        let archive = Arc::new(MemoryArchive::default());
+        let engine = Engine::start(Parts {
+            log: Arc::new(MemoryLog::new(7)),
+            catalog: Arc::new(MemoryCatalog::default()),
+            transport: Arc::new(Refusing),
+            clock: Arc::new(Still),
+            wall: Arc::new(SystemClock),
+            profiles: Profiles::default(),
+            id_prefix: "/subscriptions/s".into(),
+            dispatch: dispatch::Config::default(),
+            dead_letters: DeadLetters::new(shelf.clone(), archive, None),
+        })
+        .await
+        .unwrap();
+        for (id, name) in [(1, "orders"), (2, "returns")] {
+            engine.put_topic(topic(id, name)).await.unwrap();
+        }
+        for (id, topic, name) in [(11, 1, "audit"), (12, 1, "mail"), (13, 2, "audit")] {
+            engine
+                .put_subscription(subscription(id, topic, name))
+                .await
+                .unwrap();
+        }
+        World { engine, shelf }
+    }
+
+    /// A blob of one subscription with letters of these reasons, an hour younger each time.
+    async fn blob(&self, of: u64, names: (&str, &str), reasons: &[Reason]) -> BlobId {
+        let archive = &self.engine.dead_letters.archive;
+        let number = archive.last().await.unwrap().unwrap_or_default().0 + 1;
+        let letters: Vec<String> = (0..reasons.len())
+            .map(|place| letter(&format!("e{number}-{place}"), reasons[place]))
+            .collect();
+        let body = format!("[{}]", letters.join(","));
+        let path = format!("{of}/{number}.json");
+        self.shelf.put("local", "dead", &path, body.into()).await.unwrap();
+        let marks = reasons.iter().map(|reason| Mark {
+            reason: *reason,
+            replays: 0,
+            purged: false,
+        });
+        let record = BlobRecord {
+            id: BlobId(0),
+            subscription: SubscriptionId(of),
+            subscription_name: names.1.into(),
+            topic_name: names.0.into(),
+            account: "local".into(),
+            container: "dead".into(),
+            path,
+            written: NOW - HOUR * 100 + HOUR * number as u32,
+            bytes: 0,
+            marks: marks.collect(),
+        };
+        archive.add(record).await.unwrap()
+    }
+
+    async fn ids(&self, query: &str) -> (Vec<String>, Option<String>) {
+        let page = page::list(&self.engine, query).await.unwrap();
+        (
+            page.value.into_iter().map(|entry| entry.id).collect(),
+            page.continuation,
+        )
+    }
+
+    /// All pages, one after the other.
+    async fn all_ids(&self, query: &str) -> Vec<String> {
+        let (mut all, mut next) = self.ids(query).await;
+        while let Some(continuation) = next {
+            let (more, after) = self.ids(&format!("{query}&continuation={continuation}")).await;
+            all.extend(more);
+            next = after;
+        }
+        all
+    }
+
+    async fn refusal(&self, query: &str) -> String {
+        page::list(&self.engine, query).await.err().expect(query).detail
+    }
+
+    async fn replay(&self, body: Value) -> Result<Started, Problem> {
+        replays::start(&self.engine, &members(body)).await
+    }
+
+    async fn job(&self, body: Value) -> Job {
+        match self.replay(body).await.unwrap() {
+            Started::UnderWay(job) => *job,
+            Started::Counted(count) => panic!("counted {count}"),
+        }
+    }
+
+    /// Waits for a replay to stand still.
+    async fn ended(&self, id: u64) -> Job {
+        while self.engine.is_replaying(id) {
+            tokio::task::yield_now().await;
+        }
+        replays::get(&self.engine, &id.to_string()).await.unwrap()
+    }
+}
+
+fn members(body: Value) -> Map<String, Value> {
+    body.as_object().unwrap().clone()
+}
+
+fn letter(id: &str, reason: Reason) -> String {
+    format!(
+        concat!(
+            r#"{{"id":"{id}","subject":"s","eventType":"T","eventTime":"2023-11-14T22:13:20Z","topic":"/t","#,
+            r#""dataVersion":"","metadataVersion":"1","data":{{"price":1.50}},"deadLetterReason":"{reason}","#,
+            r#""deliveryAttempts":3,"lastDeliveryOutcome":"NotFound","publishTime":"2023-11-14T22:13:20Z","#,
+            r#""lastDeliveryAttemptTime":"2023-11-14T22:15:20Z"}}"#
+        ),
+        id = id,
+        reason = reason.name(),
+    )
+}
+
+fn topic(id: u64, name: &str) -> Topic {
+    Topic {
+        id: TopicId(id),
+        name: name.into(),
+        kind: TopicKind::Custom,
+        resource_group: "rg".into(),
+        location: "here".into(),
+        tags: BTreeMap::new(),
+        input_schema: Schema::EventGrid,
+        mapping: None,
+        keys: [Secret::new("a"), Secret::new("b")],
+        local_auth_disabled: false,
+        public_network: true,
+        inbound_ip_rules: Vec::new(),
+        profile: None,
+        created: NOW,
+        extras: None,
+    }
+}
+
+fn subscription(id: u64, topic: u64, name: &str) -> Subscription {
+    Subscription {
+        id: SubscriptionId(id),
+        name: name.into(),
+        topic: TopicId(topic),
+        domain_topic: None,
+        destination: Destination::WebHook(WebHook {
+            url: Secret::new("http://receiver/"),
+            batching: Batching::default(),
+            attributes: Vec::new(),
+            aad_tenant: None,
+            aad_application: None,
+        }),
+        identity: None,
+        filter: Filter::default(),
+        labels: Vec::new(),
+        expires: None,
+        delivery_schema: Schema::EventGrid,
+        retry: RetryChoice::default(),
+        dead_letter: Some(DeadLetterDestination {
+            account: "local".into(),
+            container: "dead".into(),
+        }),
+        dead_letter_identity: None,
+        profile: None,
+        created: NOW,
+        origin: Origin::Config,
+        extras: None,
+    }
+}
+
+const EXHAUSTED: Reason = Reason::AttemptsExhausted;
+const BAD: Reason = Reason::BadRequest;
+
+#[test]
+fn names_are_read_as_they_are_written() {
+    let check = |text: &str, expected: Option<LetterName>| {
+        assert_eq!(LetterName::parse(text), expected, "{text}");
+        if let Some(name) = expected {
+            assert_eq!(name.to_string(), text);
+        }
+    };
+    let id = LetterId {
+        blob: BlobId(12),
+        place: 3,
+    };
+    check("12-3", Some(LetterName::Written(id)));
+    let key = (Timestamp::from_nanos(1_700_000_000_000_000_001), Position(42));
+    let of = SubscriptionId(7);
+    check(
+        "pending-7-1700000000000000001-42",
+        Some(LetterName::Pending { of, key }),
+    );
+    for bad in [
+        "",
+        "12",
+        "12-",
+        "-12",
+        "12-3-4",
+        "12--3",
+        "a-b",
+        "12-99999999999",
+        "pending-1-2",
+        "pending-1-2-3-4",
+    ] {
+        check(bad, None);
+    }
+}
+
+#[test]
+fn a_query_is_refused_by_name() {
+    let known = ["reason", "since"];
+    let read = read_query("since=2030-01-01T00:00:00%2B02:00&reason=x", &known).unwrap();
+    assert_eq!(read[0], ("since", "2030-01-01T00:00:00+02:00".to_owned()));
+    let check = |query: &str, expected: &str| {
+        let detail = read_query(query, &known).unwrap_err().detail;
+        assert_eq!(detail, expected, "{query}");
+    };
+    check("colour=red", "colour: is not known; known are reason, since");
+    check("reason=a&reason=b", "reason: is given twice");
+}
+
+#[test]
+fn since_is_a_time_or_how_long_ago() {
+    let hours = |n: u32| NOW - HOUR * n;
+    assert_eq!(read_since("2h", NOW).unwrap(), hours(2));
+    assert_eq!(read_since("2023-11-14T21:13:20Z", NOW).unwrap(), hours(1));
+    for bad in ["", "yesterday", "never", "-2h"] {
+        let detail = read_since(bad, NOW).unwrap_err().detail;
+        assert!(
+            detail.starts_with(&format!("since: {bad:?} is neither")),
+            "{detail}"
+        );
+    }
+}
+
+#[tokio::test]
+async fn pages_follow_each_other_without_gap_or_repetition() {
+    let world = World::new().await;
+    for _ in 0..3 {
+        world
+            .blob(11, ("orders", "audit"), &[EXHAUSTED, BAD, EXHAUSTED])
+            .await;
+        world.blob(12, ("orders", "mail"), &[BAD]).await;
+    }
+    let (all, end) = world.ids("limit=1000").await;
+    assert_eq!(all.len(), 12);
+    assert_eq!(end, None);
+    assert_eq!(all[..5], ["1-0", "1-1", "1-2", "2-0", "3-0"]);
+    for limit in 1..=13 {
+        assert_eq!(world.all_ids(&format!("limit={limit}")).await, all, "{limit}");
+    }
+    // A page that ends with the last letter says so.
+    let (_, end) = world.ids("limit=12").await;
+    assert_eq!(end, None);
+}
+
+#[tokio::test]
+async fn filters_choose_by_marks_and_read_no_blob_in_vain() {
+    let world = World::new().await;
+    world.blob(11, ("orders", "audit"), &[EXHAUSTED, BAD]).await;
+    world.blob(12, ("orders", "mail"), &[EXHAUSTED]).await;
+    world.blob(11, ("orders", "audit"), &[EXHAUSTED]).await;
+    let check = async |query: &str, expected: &[&str], reads: usize| {
+        *world.shelf.reads.lock().unwrap() = 0;
+        assert_eq!(world.all_ids(query).await, expected, "{query}");
+        assert_eq!(*world.shelf.reads.lock().unwrap(), reads, "{query}");
+    };
+    check("subscription=orders/audit", &["1-0", "1-1", "3-0"], 2).await;
+    check("subscription=MAIL", &["2-0"], 1).await;
+    check("subscription=12", &["2-0"], 1).await;
+    check("reason=UndeliverableDueToHttpBadRequest", &["1-1"], 1).await;
+    check("reason=timetoliveexceeded", &[], 0).await;
+    // The third was written 97 hours ago.
+    check("since=98h", &["2-0", "3-0"], 2).await;
+    check("since=98h&subscription=mail", &["2-0"], 1).await;
+    check(
+        "limit=1&subscription=orders/audit&reason=MaxDeliveryAttemptsExceeded",
+        &["1-0", "3-0"],
+        2,
+    )
+    .await;
+}
+
+#[tokio::test]
+async fn what_is_wrong_with_a_listing_is_named() {
+    let world = World::new().await;
+    let check = async |query: &str, expected: &str| {
+        let detail = world.refusal(query).await;
+        assert!(detail.starts_with(expected), "{query}: {detail}");
+    };
+    check(
+        "subscription=audit",
+        "subscription: \"audit\" may mean any of orders/audit (11), returns/audit (13)",
+    )
+    .await;
+    check(
+        "subscription=nobody",
+        "subscription: subscription \"nobody\" does not exist",
+    )
+    .await;
+    check(
+        "subscription=99",
+        "subscription: subscription \"99\" does not exist",
+    )
+    .await;
+    check(
+        "reason=Bored",
+        "reason: \"Bored\" is not one of MaxDeliveryAttemptsExceeded, ",
+    )
+    .await;
+    check("limit=0", "limit: must be from 1 to 1000").await;
+    check("limit=1001", "limit: must be").await;
+    check("continuation=x", "continuation: is not one").await;
+    check(
+        "offset=3",
+        "offset: is not known; known are subscription, reason, since, limit, continuation",
+    )
+    .await;
+}
+
+#[tokio::test]
+async fn a_letter_is_shown_as_it_is_in_its_blob() {
+    let world = World::new().await;
+    world.blob(11, ("orders", "audit"), &[EXHAUSTED, BAD]).await;
+    let shown = page::show(&world.engine, "1-1").await.unwrap();
+    let text = serde_json::to_string(&shown).unwrap();
+    assert!(text.contains(r#""data":{"price":1.50}"#), "{text}");
+    let mut shown: Value = serde_json::from_str(&text).unwrap();
+    let event = shown.as_object_mut().unwrap().remove("event").unwrap();
+    assert_eq!(
+        event,
+        serde_json::from_str::<Value>(&letter("e1-1", BAD)).unwrap()
+    );
+    assert_eq!(
+        shown,
+        json!({
+            "id": "1-1", "state": "written", "topic": "orders", "subscription": "audit", "subscriptionId": 11,
+            "reason": "UndeliverableDueToHttpBadRequest", "deliveryAttempts": 3, "lastDeliveryOutcome": "NotFound",
+            "publishTime": "2023-11-14T22:13:20Z", "lastDeliveryAttemptTime": "2023-11-14T22:15:20Z",
+            "deadLetteredTime": "2023-11-10T19:13:20.0000000Z", "eventId": "e1-1", "eventType": "T", "subject": "s",
+            "blob": {"account": "local", "container": "dead", "path": "11/1.json"}, "replays": 0,
+        })
+    );
+    for missing in ["1-2", "2-0", "x"] {
+        assert_eq!(
+            page::show(&world.engine, missing).await.err().unwrap().status,
+            404,
+            "{missing}"
+        );
+    }
+}
+
+#[tokio::test]
+async fn letters_whose_blob_is_gone_or_out_of_reach_are_listed_all_the_same() {
+    let world = World::new().await;
+    world.blob(11, ("orders", "audit"), &[EXHAUSTED]).await;
+    world.blob(11, ("orders", "audit"), &[EXHAUSTED]).await;
+    world.shelf.blobs.lock().unwrap().remove("11/1.json");
+    let page = page::list(&world.engine, "").await.unwrap();
+    assert!(page.value[0].missing && page.value[0].event_id.is_none());
+    assert!(!page.value[1].missing && page.value[1].event_id.is_some());
+
+    *world.shelf.down.lock().unwrap() = true;
+    let page = page::list(&world.engine, "").await.unwrap();
+    for entry in page.value {
+        assert!(!entry.missing);
+        assert!(entry.trouble.unwrap().contains("timed out"));
+    }
+}
+
+#[tokio::test]
+async fn a_replay_is_counted_then_run_and_what_fails_again_waits_to_be_written() {
+    let world = World::new().await;
+    world.blob(11, ("orders", "audit"), &[EXHAUSTED; 5]).await;
+    world.blob(12, ("orders", "mail"), &[BAD]).await;
+    match world
+        .replay(json!({"subscription": "orders/audit", "dryRun": true}))
+        .await
+    {
+        Ok(Started::Counted(5)) => {}
+        _ => panic!("five letters"),
+    }
+    let job = world
+        .job(json!({"subscription": "orders/audit", "since": "200h", "rate": 1000}))
+        .await;
+    assert_eq!((job.id, job.total), (1, 5));
+    let job = world.ended(job.id).await;
+    assert_eq!((job.state, job.replayed, job.failed), ("done", 5, 0));
+    assert_eq!(
+        serde_json::to_value(&job).unwrap()["request"],
+        json!({
+            "subscription": "orders/audit", "subscriptionId": 11, "since": "2023-11-06T14:13:20.0000000Z", "rate": 1000,
+        })
+    );
+    assert_eq!(replays::resume(&world.engine, "1").await.unwrap_err().status, 409);
+    assert_eq!(
+        replays::cancel(&world.engine, &SystemClock, "1")
+            .await
+            .unwrap()
+            .state,
+        "done"
+    );
+    assert_eq!(replays::get(&world.engine, "2").await.unwrap_err().status, 404);
+
+    // The receiver refuses them again.
+    let waiting = || {
+        world
+            .engine
+            .log()
+            .letters_waiting()
+            .first()
+            .map_or(0, |waiting| waiting.count)
+    };
+    while waiting() < 5 {
+        tokio::task::yield_now().await;
+    }
+    let all = world.all_ids("limit=2&subscription=orders/audit").await;
+    assert_eq!(all.len(), 10);
+    assert!(
+        all[5..]
+            .iter()
+            .all(|id| id.starts_with("pending-11-1700000000000000000-")),
+        "{all:?}"
+    );
+    assert_eq!(
+        world
+            .all_ids("limit=2&reason=MaxDeliveryAttemptsExceeded")
+            .await
+            .len(),
+        5
+    );
+    assert_eq!(
+        world
+            .all_ids("limit=1&reason=UndeliverableDueToHttpBadRequest")
+            .await
+            .len(),
+        6
+    );
+    let shown = serde_json::to_value(page::show(&world.engine, &all[5]).await.unwrap()).unwrap();
+    assert_eq!(shown["state"], "pending");
+    assert_eq!(shown["deadLetteredTime"], "2023-11-14T22:13:20.0000000Z");
+    assert_eq!(shown["due"], "2023-11-14T22:18:20.0000000Z");
+    assert_eq!(
+        shown["event"]["deadLetterReason"],
+        "UndeliverableDueToHttpBadRequest"
+    );
+    assert_eq!(shown["event"]["deliveryAttempts"], 1);
+    let early = world.replay(json!({"id": all[5]})).await.err().unwrap();
+    assert_eq!((early.status, early.field), (409, Some("id")));
+
+    let tallies = serde_json::to_value(summary(&world.engine).await.unwrap()).unwrap();
+    assert_eq!(
+        tallies[0],
+        json!({
+            "topic": "orders", "subscription": "audit", "subscriptionId": 11, "written": 5,
+            "reasons": {"MaxDeliveryAttemptsExceeded": 5}, "pending": 5,
+            "oldestPending": "2023-11-14T22:13:20.0000000Z",
+        })
+    );
+}
+
+#[tokio::test]
+async fn a_replay_is_cancelled_and_gone_on_with() {
+    let world = World::new().await;
+    world.blob(11, ("orders", "audit"), &[EXHAUSTED; 400]).await;
+    let job = world.job(json!({"all": true, "rate": 100})).await;
+    assert_eq!(job.state, "running");
+    assert_eq!(replays::resume(&world.engine, "1").await.unwrap_err().status, 409);
+    let job = replays::cancel(&world.engine, &SystemClock, "1").await.unwrap();
+    assert_eq!(job.state, "cancelled");
+    assert!(job.replayed < 400, "{}", job.replayed);
+
+    // The server was killed while it ran: the archive still says so.
+    let archive = &world.engine.dead_letters.archive;
+    let mut stored = archive.jobs().await.unwrap().remove(0);
+    stored.state = ReplayState::Running;
+    // Faster, so that the test is.
+    stored.request = stored.request.replace(r#""rate":100"#, r#""rate":100000"#);
+    archive.put_job(stored, None).await.unwrap();
+    assert_eq!(replays::list(&world.engine).await.unwrap()[0].state, "cancelled");
+
+    let job = replays::resume(&world.engine, "1").await.unwrap();
+    assert_eq!((job.state, job.total), ("running", 400));
+    let job = world.ended(1).await;
+    assert_eq!((job.state, job.replayed, job.failed), ("done", 400, 0));
+}
+
+#[tokio::test]
+async fn a_deleted_subscription_is_known_by_its_letters() {
+    let world = World::new().await;
+    world.blob(5, ("orders", "old"), &[EXHAUSTED]).await;
+    world.blob(6, ("returns", "old"), &[EXHAUSTED]).await;
+    // The letters of one that was made again are not its own.
+    world.blob(7, ("orders", "mail"), &[EXHAUSTED]).await;
+    assert_eq!(world.all_ids("subscription=orders/old").await, ["1-0"]);
+    assert_eq!(world.all_ids("subscription=6").await, ["2-0"]);
+    assert_eq!(world.all_ids("subscription=orders/mail").await, [""; 0]);
+    assert_eq!(world.all_ids("subscription=7").await, ["3-0"]);
+    let ambiguous = world.refusal("subscription=old").await;
+    assert!(
+        ambiguous.contains("orders/old (5), returns/old (6)"),
+        "{ambiguous}"
+    );
+
+    let homeless = world
+        .replay(json!({"subscription": "orders/old"}))
+        .await
+        .err()
+        .unwrap();
+    assert_eq!((homeless.status, homeless.field), (400, Some("to")));
+    let job = world
+        .job(json!({"subscription": "orders/old", "to": "mail"}))
+        .await;
+    let job = world.ended(job.id).await;
+    assert_eq!((job.replayed, job.failed), (1, 0));
+}
+
+#[tokio::test]
+async fn purged_letters_are_not_shown_any_more() {
+    let world = World::new().await;
+    world.blob(11, ("orders", "audit"), &[EXHAUSTED, BAD, BAD]).await;
+    world.blob(12, ("orders", "mail"), &[BAD]).await;
+    let ask = async |body: Value| purge(&world.engine, &members(body)).await;
+    assert_eq!(ask(json!({"id": "1-2"})).await.unwrap(), json!({"purged": 1}));
+    assert_eq!(ask(json!({"id": "1-2"})).await.unwrap_err().status, 404);
+    assert_eq!(page::show(&world.engine, "1-2").await.err().unwrap().status, 404);
+    let bad = BAD.name();
+    assert_eq!(
+        ask(json!({"reason": bad, "dryRun": true})).await.unwrap(),
+        json!({"count": 2})
+    );
+    assert_eq!(ask(json!({"reason": bad})).await.unwrap(), json!({"purged": 2}));
+    assert_eq!(world.all_ids("limit=1").await, ["1-0"]);
+    assert_eq!(ask(json!({"all": true})).await.unwrap(), json!({"purged": 1}));
+    assert!(world.shelf.blobs.lock().unwrap().is_empty());
+}
+
+#[tokio::test]
+async fn what_is_wrong_with_a_request_is_named() {
+    let world = World::new().await;
+    let check = async |body: Value, expected: &str| {
+        let detail = world.replay(body.clone()).await.err().expect("refused").detail;
+        assert!(detail.starts_with(expected), "{body}: {detail}");
+    };
+    check(json!({}), "one of subscription, reason, since and id is required").await;
+    check(json!({"rate": 5, "dryRun": true}), "one of subscription").await;
+    check(json!({"all": false}), "all: must be true").await;
+    check(json!({"all": true, "id": "1-0"}), "id: names one dead letter").await;
+    check(json!({"id": "1-0"}), "dead letter 1-0 does not exist").await;
+    check(
+        json!({"id": "first"}),
+        "id: \"first\" is not the id of a dead letter",
+    )
+    .await;
+    check(json!({"id": 1}), "id: must be a string").await;
+    check(json!({"all": true, "rate": 0}), "rate: must be a whole number").await;
+    check(
+        json!({"all": true, "rate": "5/s"}),
+        "rate: must be a whole number",
+    )
+    .await;
+    check(
+        json!({"all": true, "to": "audit"}),
+        "to: \"audit\" may mean any of",
+    )
+    .await;
+    check(
+        json!({"all": true, "to": "nobody"}),
+        "to: subscription \"nobody\" does not exist",
+    )
+    .await;
+    check(json!({"all": true, "dryRun": 1}), "dryRun: must be true or false").await;
+    check(
+        json!({"all": true, "speed": 1}),
+        "speed: is not known; known are subscription, ",
+    )
+    .await;
+    // Purging goes nowhere at no rate.
+    let refused = purge(&world.engine, &members(json!({"all": true, "rate": 1}))).await;
+    assert!(refused.unwrap_err().detail.starts_with("rate: is not known"));
+}
+
+#[test]
+fn a_request_means_the_same_when_it_is_read_again() {
+    let meant = Meant {
+        subscription: Some("orders/audit".into()),
+        subscription_id: Some(11),
+        reason: Some("TimeToLiveExceeded".into()),
+        since: Some("2023-11-14T22:13:20.0000001Z".into()),
+        to_id: Some(12),
+        rate: Some(50),
+        ..Meant::default()
+    };
+    let request = meant.request();
+    assert_eq!(request.filter.subscription, Some(SubscriptionId(11)));
+    assert_eq!(request.filter.reason, Some(Reason::TimeToLiveExceeded));
+    assert_eq!(request.filter.since, Some(NOW + Duration::from_nanos(100)));
+    assert_eq!((request.to, request.rate), (Some(SubscriptionId(12)), Some(50)));
+    let again: Meant = serde_json::from_str(&serde_json::to_string(&meant).unwrap()).unwrap();
+    assert_eq!(again, meant);
+}

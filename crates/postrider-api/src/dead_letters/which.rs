@@ -1,0 +1,413 @@
+//! Which dead letters are meant: names, filters, and the subscriptions behind them.
+
+use super::{no_such_letter, trouble};
+use crate::http::decoded;
+use crate::ours::Problem;
+use postrider_core::duration;
+use postrider_core::ids::{Position, SubscriptionId};
+use postrider_core::retry::Reason;
+use postrider_core::time::Timestamp;
+use postrider_engine::Engine;
+use postrider_engine::replay::{LetterFilter, LetterId, ReplayRequest};
+use postrider_store::{BlobFilter, BlobId, LetterKey};
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+use std::collections::BTreeSet;
+use std::fmt;
+
+/// A dead letter as the API names it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LetterName {
+    /// `<blob>-<place>`
+    Written(LetterId),
+    /// `pending-<subscription>-<when it was given up, in nanoseconds>-<position>`
+    Pending { of: SubscriptionId, key: LetterKey },
+}
+
+impl LetterName {
+    pub fn parse(text: &str) -> Option<LetterName> {
+        let mut parts = text.split('-');
+        let first = parts.next()?;
+        let name = if first == "pending" {
+            LetterName::Pending {
+                of: SubscriptionId(number(parts.next()?)?),
+                key: (
+                    Timestamp::from_nanos(number(parts.next()?)?),
+                    Position(number(parts.next()?)?),
+                ),
+            }
+        } else {
+            LetterName::Written(LetterId {
+                blob: BlobId(number(first)?),
+                place: number(parts.next()?)?,
+            })
+        };
+        parts.next().is_none().then_some(name)
+    }
+}
+
+impl fmt::Display for LetterName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            LetterName::Written(LetterId { blob, place }) => write!(f, "{}-{place}", blob.0),
+            LetterName::Pending { of, key } => write!(f, "pending-{of}-{}-{}", key.0.nanos(), key.1),
+        }
+    }
+}
+
+/// Digits and nothing else: no sign, no space.
+pub fn number<T: std::str::FromStr>(text: &str) -> Option<T> {
+    let digits = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+    digits.then(|| text.parse().ok())?
+}
+
+/// The parameters of a query, each known and given once.
+pub fn read_query(query: &str, known: &[&'static str]) -> Result<Vec<(&'static str, String)>, Problem> {
+    let mut read: Vec<(&'static str, String)> = Vec::new();
+    for pair in query.split('&').filter(|pair| !pair.is_empty()) {
+        let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
+        let Some(name) = known.iter().find(|known| **known == name) else {
+            return Err(unknown(&decoded(name), known));
+        };
+        if read.iter().any(|(given, _)| given == name) {
+            return Err(Problem::field(name, "is given twice"));
+        }
+        read.push((name, decoded(value).into_owned()));
+    }
+    Ok(read)
+}
+
+pub fn unknown(name: &str, known: &[&str]) -> Problem {
+    let known = match known {
+        [] => "nothing is".to_owned(),
+        known => format!("known are {}", known.join(", ")),
+    };
+    Problem::new(400, format!("{name}: is not known; {known}"))
+}
+
+pub fn read_reason(text: &str) -> Result<Reason, Problem> {
+    let named = |reason: &&Reason| reason.name().eq_ignore_ascii_case(text);
+    Reason::ALL.iter().find(named).copied().ok_or_else(|| {
+        let known: Vec<_> = Reason::ALL.iter().map(|reason| reason.name()).collect();
+        Problem::field("reason", format!("{text:?} is not one of {}", known.join(", ")))
+    })
+}
+
+/// A point in time, or how long ago it was.
+pub fn read_since(text: &str, now: Timestamp) -> Result<Timestamp, Problem> {
+    if let Some(at) = Timestamp::parse(text) {
+        return Ok(at);
+    }
+    match duration::parse(text) {
+        Ok(ago) if ago != duration::NEVER => Ok((now - ago).max(Timestamp::MIN)),
+        _ => Err(Problem::field(
+            "since",
+            format!(
+                "{text:?} is neither a time such as \"2030-01-01T00:00:00Z\" nor a duration such as \"2h\""
+            ),
+        )),
+    }
+}
+
+/// What a request to replay or to purge says.
+#[derive(Debug, Default)]
+pub struct Asked {
+    subscription: Option<String>,
+    reason: Option<Reason>,
+    since: Option<Timestamp>,
+    id: Option<LetterName>,
+    all: bool,
+    to: Option<String>,
+    rate: Option<u32>,
+    pub dry_run: bool,
+}
+
+const FILTERS: [&str; 6] = ["subscription", "reason", "since", "id", "all", "dryRun"];
+const REPLAYING: [&str; 2] = ["to", "rate"];
+
+impl Asked {
+    pub fn read(members: &Map<String, Value>, now: Timestamp, replay: bool) -> Result<Asked, Problem> {
+        let mut known = FILTERS.to_vec();
+        if replay {
+            known.extend(REPLAYING);
+        }
+        let mut asked = Asked::default();
+        for (name, value) in members {
+            let Some(name) = known.iter().find(|known| *known == name) else {
+                return Err(unknown(name, &known));
+            };
+            match *name {
+                "subscription" => asked.subscription = Some(text(name, value)?.to_owned()),
+                "reason" => asked.reason = Some(read_reason(text(name, value)?)?),
+                "since" => asked.since = Some(read_since(text(name, value)?, now)?),
+                "id" => asked.id = Some(read_id(text(name, value)?)?),
+                "to" => asked.to = Some(text(name, value)?.to_owned()),
+                "rate" => {
+                    let rate = value.as_u64().and_then(|rate| u32::try_from(rate).ok());
+                    let rate = rate.filter(|rate| *rate > 0);
+                    let refused =
+                        || Problem::field("rate", "must be a whole number of events per second, at least 1");
+                    asked.rate = Some(rate.ok_or_else(refused)?);
+                }
+                "all" => match value {
+                    Value::Bool(true) => asked.all = true,
+                    _ => return Err(Problem::field("all", "must be true")),
+                },
+                _ => {
+                    let said = value.as_bool();
+                    asked.dry_run = said.ok_or_else(|| Problem::field("dryRun", "must be true or false"))?;
+                }
+            }
+        }
+        asked.check()?;
+        Ok(asked)
+    }
+
+    fn check(&self) -> Result<(), Problem> {
+        let filtered = self.subscription.is_some() || self.reason.is_some() || self.since.is_some();
+        if self.id.is_some() && (filtered || self.all) {
+            return Err(Problem::field(
+                "id",
+                "names one dead letter: subscription, reason, since and all do not go with it",
+            ));
+        }
+        if !filtered && self.id.is_none() && !self.all {
+            return Err(Problem::new(
+                400,
+                "one of subscription, reason, since and id is required, or \"all\": true",
+            ));
+        }
+        match self.id {
+            Some(name @ LetterName::Pending { .. }) => Err(Problem {
+                field: Some("id"),
+                ..Problem::new(
+                    409,
+                    format!("dead letter {name} is not written yet: wait until it is"),
+                )
+            }),
+            _ => Ok(()),
+        }
+    }
+
+    /// With subscriptions found and letters known to be there.
+    pub async fn meant(&self, engine: &Engine) -> Result<Meant, Problem> {
+        let mut meant = Meant {
+            reason: self.reason.map(|reason| reason.name().to_owned()),
+            since: self.since.map(|since| since.to_string()),
+            id: self.id.map(|id| id.to_string()),
+            all: self.all,
+            rate: self.rate,
+            ..Meant::default()
+        };
+        let mut deleted = None;
+        if let Some(said) = &self.subscription {
+            let names = Names::find(engine, "subscription", said).await?;
+            meant.subscription_id = Some(names.id.0);
+            meant.subscription = Some(names.path());
+            deleted = names.deleted.then(|| names.path());
+        }
+        if let Some(name @ LetterName::Written(id)) = self.id {
+            let blob = engine.dead_letters.archive.get(id.blob).await.map_err(trouble)?;
+            let mark = blob.and_then(|blob| blob.marks.get(id.place as usize).copied());
+            if mark.is_none_or(|mark| mark.purged) {
+                return Err(no_such_letter(&name));
+            }
+        }
+        if let Some(said) = &self.to {
+            let names = Names::find(engine, "to", said).await?;
+            if names.deleted {
+                return Err(Problem::field(
+                    "to",
+                    format!("subscription {:?} is deleted", names.path()),
+                ));
+            }
+            meant.to_id = Some(names.id.0);
+            meant.to = Some(names.path());
+        }
+        meant.homeless = deleted.filter(|_| meant.to.is_none());
+        Ok(meant)
+    }
+}
+
+fn text<'a>(field: &'static str, value: &'a Value) -> Result<&'a str, Problem> {
+    value
+        .as_str()
+        .ok_or_else(|| Problem::field(field, "must be a string"))
+}
+
+fn read_id(text: &str) -> Result<LetterName, Problem> {
+    LetterName::parse(text).ok_or_else(|| {
+        Problem::field(
+            "id",
+            format!("{text:?} is not the id of a dead letter, such as \"12-0\""),
+        )
+    })
+}
+
+/// A request as it is kept with a replay: nothing in it depends on when it is read again.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Meant {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub subscription: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub subscription_id: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub since: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub id: Option<String>,
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub all: bool,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub to: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub to_id: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub rate: Option<u32>,
+    /// The subscription that is deleted, so that nothing can go back to it.
+    #[serde(skip)]
+    pub homeless: Option<String>,
+}
+
+impl Meant {
+    pub fn filter(&self) -> LetterFilter {
+        LetterFilter {
+            subscription: self.subscription_id.map(SubscriptionId),
+            reason: self.reason.as_deref().and_then(|name| read_reason(name).ok()),
+            since: self.since.as_deref().and_then(Timestamp::parse),
+            letter: match self.id.as_deref().and_then(LetterName::parse) {
+                Some(LetterName::Written(id)) => Some(id),
+                _ => None,
+            },
+        }
+    }
+
+    pub fn request(&self) -> ReplayRequest {
+        ReplayRequest {
+            filter: self.filter(),
+            to: self.to_id.map(SubscriptionId),
+            rate: self.rate,
+        }
+    }
+}
+
+/// A subscription's names. It may be deleted and still have dead letters.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Names {
+    pub id: SubscriptionId,
+    /// Of the topic or domain.
+    pub topic: String,
+    pub domain_topic: Option<String>,
+    pub subscription: String,
+    pub deleted: bool,
+}
+
+impl Names {
+    /// `topic/subscription`, or `domain/topic/subscription`.
+    pub fn path(&self) -> String {
+        let inside = self.domain_topic.iter().map(String::as_str);
+        let parts = std::iter::once(&*self.topic)
+            .chain(inside)
+            .chain([&*self.subscription]);
+        parts.collect::<Vec<_>>().join("/")
+    }
+
+    pub async fn of(engine: &Engine, id: SubscriptionId) -> Result<Option<Names>, Problem> {
+        if let Some(names) = Names::live(engine, id) {
+            return Ok(Some(names));
+        }
+        let any = BlobFilter {
+            subscription: Some(id),
+            ..BlobFilter::default()
+        };
+        let blobs = engine
+            .dead_letters
+            .archive
+            .list(&any, None, 1)
+            .await
+            .map_err(trouble)?;
+        Ok(blobs.into_iter().next().map(|blob| Names {
+            id,
+            topic: blob.topic_name,
+            domain_topic: None,
+            subscription: blob.subscription_name,
+            deleted: true,
+        }))
+    }
+
+    fn live(engine: &Engine, id: SubscriptionId) -> Option<Names> {
+        let subscription = engine.directory.subscription_by_id(id)?;
+        let topic = engine.directory.topic_by_id(subscription.topic)?;
+        Some(Names {
+            id,
+            topic: topic.topic.name.clone(),
+            domain_topic: subscription.domain_topic.clone(),
+            subscription: subscription.name.clone(),
+            deleted: false,
+        })
+    }
+
+    /// The one subscription that is meant by its name, the end of its path, or its number. One that is deleted
+    /// is meant only where no other is.
+    pub async fn find(engine: &Engine, field: &'static str, said: &str) -> Result<Names, Problem> {
+        let mut live: Vec<Names> = engine
+            .directory
+            .all_subscriptions()
+            .iter()
+            .filter_map(|subscription| Names::live(engine, subscription.id))
+            .collect();
+        live.sort_by_key(|names| names.id);
+        if let Some(found) = choose(field, said, live)? {
+            return Ok(found);
+        }
+        let counts = engine.dead_letters.archive.counts().await.map_err(trouble)?;
+        let others: BTreeSet<SubscriptionId> = counts.into_iter().map(|(of, ..)| of).collect();
+        let mut deleted = Vec::new();
+        for id in others {
+            deleted.extend(Names::of(engine, id).await?.filter(|names| names.deleted));
+        }
+        if let Some(found) = choose(field, said, deleted)? {
+            return Ok(found);
+        }
+        if let Some(id) = number(said)
+            && let Some(found) = Names::of(engine, SubscriptionId(id)).await?
+        {
+            return Ok(found);
+        }
+        Err(Problem::field(
+            field,
+            format!(
+                "subscription {said:?} does not exist, and there are no dead letters of one of that name"
+            ),
+        ))
+    }
+}
+
+/// Whole paths go before ends of paths.
+fn choose(field: &'static str, said: &str, candidates: Vec<Names>) -> Result<Option<Names>, Problem> {
+    let said = said.to_lowercase();
+    let end = format!("/{said}");
+    let path = |names: &Names| names.path().to_lowercase();
+    let (whole, other): (Vec<_>, Vec<_>) = candidates.into_iter().partition(|names| path(names) == said);
+    let mut found = match whole.is_empty() {
+        true => other
+            .into_iter()
+            .filter(|names| path(names).ends_with(&end))
+            .collect(),
+        false => whole,
+    };
+    if found.len() > 1 {
+        let all: Vec<_> = found
+            .iter()
+            .map(|names| format!("{} ({})", names.path(), names.id))
+            .collect();
+        let detail = format!(
+            "{said:?} may mean any of {}: name one, or give its number",
+            all.join(", ")
+        );
+        return Err(Problem::field(field, detail));
+    }
+    Ok(found.pop())
+}

@@ -1,0 +1,151 @@
+//! What a store answered when it did not do what was asked, and what of it may be told.
+
+use ::http::{HeaderMap, StatusCode};
+
+/// How much of a store's message is told.
+const MESSAGE_CHARS_MAX: usize = 300;
+
+/// Why an exchange with a store came to nothing. Its text holds no credentials.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum Failure {
+    #[error("{host} answered {}", told(*.status, .code, .message))]
+    Answered {
+        host: String,
+        status: StatusCode,
+        /// The store's own word for it, such as `ContainerNotFound`; empty if there is none.
+        code: String,
+        message: String,
+    },
+    #[error("{host}: {reason}")]
+    Lost { host: String, reason: String },
+}
+
+fn told(status: StatusCode, code: &str, message: &str) -> String {
+    let mut told = status.as_u16().to_string();
+    for (before, part) in [(" ", code), (": ", message)] {
+        if !part.is_empty() {
+            told.push_str(before);
+            told.push_str(part);
+        }
+    }
+    told
+}
+
+/// What an answer means to whoever asked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Meaning {
+    NoContainer,
+    NoBlob,
+    AlreadyThere,
+    Refused,
+    Unclear,
+}
+
+impl Failure {
+    /// Reads the error of an answer: Azure's header and the XML of all three stores. The rest of the body is
+    /// left out: stores explain a wrong signature by quoting it.
+    pub fn read(host: String, status: StatusCode, headers: &HeaderMap, body: &str) -> Failure {
+        let header = headers.get("x-ms-error-code").and_then(|v| v.to_str().ok());
+        let code = header.or_else(|| element(body, "Code")).unwrap_or_default();
+        let message = element(body, "Message").unwrap_or_default();
+        // Azure's second line names the request and the time.
+        let message = message.lines().next().unwrap_or_default().trim();
+        Failure::Answered {
+            host,
+            status,
+            code: code.to_owned(),
+            message: message.chars().take(MESSAGE_CHARS_MAX).collect(),
+        }
+    }
+
+    pub fn meaning(&self) -> Meaning {
+        let Failure::Answered { status, code, .. } = self else {
+            return Meaning::Unclear;
+        };
+        match (status.as_u16(), code.as_str()) {
+            (404, "ContainerNotFound" | "NoSuchBucket") => Meaning::NoContainer,
+            (404, _) => Meaning::NoBlob,
+            (409, "ContainerAlreadyExists" | "BucketAlreadyOwnedByYou" | "BucketAlreadyExists") => {
+                Meaning::AlreadyThere
+            }
+            (401 | 403, _) => Meaning::Refused,
+            (400, "InvalidAuthenticationInfo" | "AuthorizationHeaderMalformed" | "InvalidToken") => {
+                Meaning::Refused
+            }
+            _ => Meaning::Unclear,
+        }
+    }
+}
+
+/// The text between `<name>` and `</name>`, where it first occurs.
+fn element<'a>(xml: &'a str, name: &str) -> Option<&'a str> {
+    let (_, rest) = xml.split_once(&format!("<{name}>"))?;
+    let (text, _) = rest.split_once(&format!("</{name}>"))?;
+    Some(text)
+}
+
+/// Strikes secrets out of a text that is about to be told.
+pub(crate) fn scrub<'a>(text: &str, secrets: impl IntoIterator<Item = &'a str>) -> String {
+    secrets
+        .into_iter()
+        .filter(|secret| !secret.is_empty())
+        .fold(text.to_owned(), |text, secret| text.replace(secret, "…"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(status: u16, body: &str) -> Failure {
+        let status = StatusCode::from_u16(status).unwrap();
+        Failure::read("host".to_owned(), status, &HeaderMap::new(), body)
+    }
+
+    #[test]
+    fn an_answer_is_told_by_its_code_and_the_first_line_of_its_message() {
+        let azure = "<?xml version=\"1.0\"?><Error><Code>AuthenticationFailed</Code><Message>Server failed to \
+                     authenticate the request.\nRequestId:1\nTime:2</Message><AuthenticationErrorDetail>The MAC \
+                     signature found in the HTTP request 'c2lnbmF0dXJl' is not the same</AuthenticationErrorDetail></Error>";
+        let check = |status, body: &str, expected: &str| {
+            assert_eq!(read(status, body).to_string(), expected, "{body}");
+        };
+        check(
+            403,
+            azure,
+            "host answered 403 AuthenticationFailed: Server failed to authenticate the request.",
+        );
+        check(503, "<html>busy</html>", "host answered 503");
+        check(500, "\u{0}", "host answered 500");
+        let long = format!("<Code>A</Code><Message>{}</Message>", "x".repeat(5000));
+        assert!(read(500, &long).to_string().len() < 400);
+    }
+
+    #[test]
+    fn codes_tell_a_missing_container_from_a_missing_blob() {
+        let check = |status, code: &str, expected| {
+            let body = format!("<Error><Code>{code}</Code></Error>");
+            assert_eq!(read(status, &body).meaning(), expected, "{status} {code}");
+        };
+        check(404, "ContainerNotFound", Meaning::NoContainer);
+        check(404, "NoSuchBucket", Meaning::NoContainer);
+        check(404, "BlobNotFound", Meaning::NoBlob);
+        check(404, "NoSuchKey", Meaning::NoBlob);
+        check(409, "ContainerAlreadyExists", Meaning::AlreadyThere);
+        check(409, "ContainerBeingDeleted", Meaning::Unclear);
+        check(401, "NoAuthenticationInformation", Meaning::Refused);
+        check(403, "SignatureDoesNotMatch", Meaning::Refused);
+        check(400, "AuthorizationHeaderMalformed", Meaning::Refused);
+        check(400, "InvalidBlobOrBlock", Meaning::Unclear);
+        check(301, "PermanentRedirect", Meaning::Unclear);
+        check(503, "ServerBusy", Meaning::Unclear);
+    }
+
+    #[test]
+    fn secrets_are_struck_out() {
+        let text = "key abc123 and again abc123, signature s=";
+        assert_eq!(
+            scrub(text, ["abc123", "", "s="]),
+            "key … and again …, signature …"
+        );
+    }
+}

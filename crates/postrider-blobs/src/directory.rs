@@ -1,0 +1,259 @@
+//! An account in a local directory: `<root>/<container>/<path>`, each blob a file.
+
+use crate::name::{TEMPORARY, encode};
+use crate::{BLOB_BYTES_MAX, made_up_etag};
+use bytes::Bytes;
+use postrider_core::time::Clock;
+use postrider_engine::blobs::{BlobError, Stored};
+use std::collections::BTreeSet;
+use std::fs::{self, File};
+use std::io::{self, ErrorKind, Read, Write};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// How many directories are remembered as being on disk.
+const DURABLE_MAX: usize = 4096;
+
+/// A crash while a blob is written may leave a file beside it whose name begins with `.postrider-`; such
+/// files are never read and can be deleted.
+pub(crate) struct Directory {
+    account: String,
+    root: PathBuf,
+    create_containers: bool,
+    wall: Arc<dyn Clock>,
+    /// Directories whose entry in their parent this process has flushed.
+    durable: Mutex<BTreeSet<PathBuf>>,
+    temporaries_made: AtomicU64,
+}
+
+impl Directory {
+    pub fn new(
+        account: String,
+        root: &Path,
+        create_containers: bool,
+        wall: Arc<dyn Clock>,
+    ) -> Result<Directory, String> {
+        let root = std::path::absolute(root).map_err(|e| format!("root {root:?}: {e}"))?;
+        if root.to_str().is_none() {
+            return Err(format!(
+                "root {root:?} is not UTF-8, so its blobs would have no URL"
+            ));
+        }
+        Ok(Directory {
+            account,
+            root,
+            create_containers,
+            wall,
+            durable: Mutex::default(),
+            temporaries_made: AtomicU64::new(0),
+        })
+    }
+
+    pub async fn probe(self: &Arc<Self>, container: &str) -> Result<(), BlobError> {
+        let container = container.to_owned();
+        self.blocking(move |this| {
+            let mut at = this.container(&container)?;
+            // What is missing will be made on the first write, so the nearest directory that is there counts.
+            while !at.exists() && at.pop() {}
+            let temporary = this.temporary(&at, b"").map_err(|e| this.error(&at, e))?;
+            fs::remove_file(&temporary).map_err(|e| this.error(&temporary, e))
+        })
+        .await
+    }
+
+    /// The file is flushed, then takes its name, then that is flushed too: at every moment a reader sees the
+    /// old blob or the new one, and on return the new one survives a power cut.
+    pub async fn put(
+        self: &Arc<Self>,
+        container: &str,
+        path: &str,
+        body: Bytes,
+    ) -> Result<Stored, BlobError> {
+        let (container, path) = (container.to_owned(), path.to_owned());
+        self.blocking(move |this| {
+            let target = this.container(&container)?.join(path);
+            let written = match this.write(&container, &target, &body) {
+                // Somebody removed a directory that this process had made.
+                Err(e) if e.kind() == ErrorKind::NotFound => {
+                    this.lock().clear();
+                    this.write(&container, &target, &body)
+                }
+                other => other,
+            };
+            written.map_err(|e| this.error(&target, e))?;
+            let path = target.to_str().expect("root, container and path are UTF-8");
+            Ok(Stored {
+                etag: made_up_etag(this.wall.now()),
+                url: format!("file://{}", encode(path)),
+            })
+        })
+        .await
+    }
+
+    pub async fn get(self: &Arc<Self>, container: &str, path: &str) -> Result<Bytes, BlobError> {
+        let (container, path) = (container.to_owned(), path.to_owned());
+        self.blocking(move |this| {
+            let target = this.existing(&container)?.join(&path);
+            let read = File::open(&target).and_then(|file| {
+                let mut body = Vec::new();
+                file.take(BLOB_BYTES_MAX as u64 + 1).read_to_end(&mut body)?;
+                if body.len() > BLOB_BYTES_MAX {
+                    return Err(io::Error::other(format!("larger than {BLOB_BYTES_MAX} bytes")));
+                }
+                Ok(Bytes::from(body))
+            });
+            read.map_err(|e| this.missing_or(path, &target, e))
+        })
+        .await
+    }
+
+    /// Not flushed: after a power cut the blob may be back. Directories that become empty stay.
+    pub async fn delete(self: &Arc<Self>, container: &str, path: &str) -> Result<(), BlobError> {
+        let (container, path) = (container.to_owned(), path.to_owned());
+        self.blocking(move |this| {
+            let target = this.existing(&container)?.join(&path);
+            if target.is_dir() {
+                return Err(BlobError::NotFound(path));
+            }
+            fs::remove_file(&target).map_err(|e| this.missing_or(path, &target, e))
+        })
+        .await
+    }
+
+    /// Runs what waits for the disk where waiting hurts nobody. It goes on if the caller does not wait.
+    async fn blocking<T: Send + 'static>(
+        self: &Arc<Self>,
+        work: impl FnOnce(&Directory) -> Result<T, BlobError> + Send + 'static,
+    ) -> Result<T, BlobError> {
+        let this = self.clone();
+        match tokio::task::spawn_blocking(move || work(&this)).await {
+            Ok(result) => result,
+            Err(e) => Err(crate::unreachable(&self.account, e.to_string())),
+        }
+    }
+
+    /// Where the container is or will be.
+    fn container(&self, name: &str) -> Result<PathBuf, BlobError> {
+        match self.create_containers {
+            true => Ok(self.root.join(name)),
+            false => self.existing(name),
+        }
+    }
+
+    fn existing(&self, container: &str) -> Result<PathBuf, BlobError> {
+        let directory = self.root.join(container);
+        match directory.is_dir() {
+            true => Ok(directory),
+            false => Err(BlobError::NoContainer {
+                account: self.account.clone(),
+                container: container.to_owned(),
+            }),
+        }
+    }
+
+    fn write(&self, container: &str, target: &Path, body: &[u8]) -> io::Result<()> {
+        let folder = target.parent().expect("a blob lies in its container");
+        self.make(container, folder)?;
+        let temporary = self.temporary(folder, body)?;
+        if let Err(e) = fs::rename(&temporary, target) {
+            // The rename's error says more than one about a file that is left over.
+            let _ = fs::remove_file(&temporary);
+            return Err(e);
+        }
+        flush(folder)
+    }
+
+    /// Makes what is missing of `folder` and sees to it that all of it below the root is on disk. The lock
+    /// is held meanwhile, so that whoever finds a directory there can rely on it.
+    fn make(&self, container: &str, folder: &Path) -> io::Result<()> {
+        let mut durable = self.lock();
+        if durable.len() >= DURABLE_MAX {
+            durable.clear();
+        }
+        let base = match self.create_containers {
+            true => {
+                make_root(&self.root)?;
+                self.root.clone()
+            }
+            false => self.root.join(container),
+        };
+        let doubtful: Vec<&Path> = folder
+            .ancestors()
+            .take_while(|a| *a != base && !durable.contains(*a))
+            .collect();
+        for directory in doubtful.into_iter().rev() {
+            match fs::create_dir(directory) {
+                Err(e) if e.kind() != ErrorKind::AlreadyExists => return Err(e),
+                _ => flush(directory.parent().expect("it lies below the base"))?,
+            }
+            durable.insert(directory.to_owned());
+        }
+        Ok(())
+    }
+
+    /// Writes a file of a name of its own and flushes it; leaves none if that fails.
+    fn temporary(&self, folder: &Path, body: &[u8]) -> io::Result<PathBuf> {
+        let process = std::process::id();
+        loop {
+            let number = self.temporaries_made.fetch_add(1, Ordering::Relaxed);
+            let path = folder.join(format!("{TEMPORARY}{process}-{number}"));
+            let mut file = match File::create_new(&path) {
+                // An earlier process of the same number left it behind, or another machine is at work.
+                Err(e) if e.kind() == ErrorKind::AlreadyExists => continue,
+                other => other?,
+            };
+            return match file.write_all(body).and_then(|()| file.sync_all()) {
+                Ok(()) => Ok(path),
+                Err(e) => {
+                    // The first error is the one to tell.
+                    let _ = fs::remove_file(&path);
+                    Err(e)
+                }
+            };
+        }
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, BTreeSet<PathBuf>> {
+        self.durable.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn missing_or(&self, blob: String, target: &Path, error: io::Error) -> BlobError {
+        match error.kind() {
+            ErrorKind::NotFound | ErrorKind::NotADirectory | ErrorKind::IsADirectory => {
+                BlobError::NotFound(blob)
+            }
+            _ => self.error(target, error),
+        }
+    }
+
+    fn error(&self, at: &Path, error: io::Error) -> BlobError {
+        let account = self.account.clone();
+        let detail = format!("{}: {error}", at.display());
+        match error.kind() {
+            ErrorKind::PermissionDenied => BlobError::Refused { account, detail },
+            _ => BlobError::Unreachable { account, detail },
+        }
+    }
+}
+
+/// Makes the root and what is missing above it, flushing only what was made: what lies above may be none of
+/// ours to open.
+fn make_root(root: &Path) -> io::Result<()> {
+    if root.is_dir() {
+        return Ok(());
+    }
+    if let Some(parent) = root.parent() {
+        make_root(parent)?;
+        match fs::create_dir(root) {
+            Err(e) if e.kind() != ErrorKind::AlreadyExists => return Err(e),
+            _ => flush(parent)?,
+        }
+    }
+    Ok(())
+}
+
+/// Flushes the entries of a directory.
+fn flush(directory: &Path) -> io::Result<()> {
+    File::open(directory)?.sync_all()
+}

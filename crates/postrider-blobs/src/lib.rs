@@ -1,0 +1,209 @@
+//! Where dead letters go: storage accounts in a local directory, in Azure Blob Storage, in S3 or in Google
+//! Cloud Storage, all behind the engine's trait [`Blobs`].
+
+mod name;
+mod directory;
+mod remote;
+mod http;
+mod answer;
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use directory::Directory;
+use postrider_core::ids::Secret;
+use postrider_core::time::{Clock, Timestamp};
+use postrider_engine::blobs::{BlobError, Blobs, Stored};
+use remote::Remote;
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+/// The largest blob that is written or read. Dead letters are events, and events are far smaller.
+pub const BLOB_BYTES_MAX: usize = 64 << 20;
+
+/// A storage account as it is configured.
+#[derive(Clone, Debug)]
+pub struct Account {
+    /// What subscriptions call it.
+    pub name: String,
+    pub place: Place,
+    /// Whether a container that is missing is made on the first write. Azure, directories and S3 without a
+    /// bucket can do that; elsewhere this changes nothing.
+    pub create_containers: bool,
+}
+
+/// Where the containers of an account are.
+#[derive(Clone, Debug)]
+pub enum Place {
+    /// Containers are directories: `<root>/<container>/<path>`.
+    Directory { root: PathBuf },
+    /// `endpoint` is `https://<account>.blob.core.windows.net`, or that of a compatible service with the
+    /// account in its path, such as Azurite's `http://127.0.0.1:10000/devstoreaccount1`.
+    Azure {
+        account: String,
+        endpoint: String,
+        key: Secret,
+    },
+    /// S3 or a compatible service, always addressed as `<endpoint>/<bucket>/<key>`. With a bucket, containers
+    /// are folders in it; without, each container is a bucket.
+    S3 {
+        endpoint: Option<String>,
+        region: String,
+        bucket: Option<String>,
+        access_key_id: String,
+        secret_access_key: Secret,
+    },
+    /// Google Cloud Storage. `service_account` is the text of the JSON key. Containers are as with S3.
+    Gcs {
+        endpoint: Option<String>,
+        bucket: Option<String>,
+        service_account: Secret,
+    },
+}
+
+/// An account that cannot be used as it is configured. Holds nothing of its secrets.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("storage account {account:?}: {reason}")]
+pub struct Error {
+    pub account: String,
+    pub reason: String,
+}
+
+/// All configured accounts.
+///
+/// Nothing is retried: a failure is reported once, within 30 seconds, and the caller decides when to try
+/// again. A call whose future is dropped may or may not have happened.
+pub struct ObjectStores {
+    accounts: BTreeMap<String, Kept>,
+}
+
+enum Kept {
+    Directory(Arc<Directory>),
+    Remote(Box<Remote>),
+}
+
+impl ObjectStores {
+    /// Checks the accounts without touching any of them. `wall` names the versions of blobs whose store does
+    /// not; requests are signed with the machine's time, which the stores compare with theirs.
+    pub fn new(accounts: Vec<Account>, wall: Arc<dyn Clock>) -> Result<ObjectStores, Error> {
+        let http = http::Http::default();
+        let mut kept = BTreeMap::new();
+        for account in accounts {
+            let name = account.name.clone();
+            let wrong = |reason: String| Error {
+                account: name.clone(),
+                reason,
+            };
+            if name.is_empty() {
+                return Err(wrong("the name is empty".to_owned()));
+            }
+            let one = match account.place {
+                Place::Directory { root } => {
+                    Directory::new(account.name, &root, account.create_containers, wall.clone())
+                        .map(|d| Kept::Directory(Arc::new(d)))
+                }
+                _ => Remote::new(account, http.clone(), wall.clone()).map(|r| Kept::Remote(Box::new(r))),
+            };
+            if kept.insert(name.clone(), one.map_err(wrong)?).is_some() {
+                return Err(wrong("is configured twice".to_owned()));
+            }
+        }
+        Ok(ObjectStores { accounts: kept })
+    }
+
+    fn account(&self, name: &str) -> Result<&Kept, BlobError> {
+        let unknown = || BlobError::UnknownAccount(name.to_owned());
+        self.accounts.get(name).ok_or_else(unknown)
+    }
+
+    /// The account, if there is one and a container of this name could be in it.
+    fn account_of(&self, name: &str, container: &str) -> Result<&Kept, BlobError> {
+        let account = self.account(name)?;
+        match name::check_container(container) {
+            Ok(()) => Ok(account),
+            Err(_) => Err(BlobError::NoContainer {
+                account: name.to_owned(),
+                container: container.to_owned(),
+            }),
+        }
+    }
+}
+
+#[async_trait]
+impl Blobs for ObjectStores {
+    fn accounts(&self) -> Vec<String> {
+        self.accounts.keys().cloned().collect()
+    }
+
+    /// The rules of Azure hold for every kind of account, so that a subscription can move between them.
+    fn check_name(&self, account: &str, container: &str) -> Result<(), String> {
+        self.account(account).map_err(|e| e.to_string())?;
+        name::check_container(container)
+    }
+
+    async fn probe(&self, account: &str, container: &str) -> Result<(), BlobError> {
+        match self.account_of(account, container)? {
+            Kept::Directory(directory) => directory.probe(container).await,
+            Kept::Remote(remote) => remote.probe(container).await,
+        }
+    }
+
+    async fn put(
+        &self,
+        account: &str,
+        container: &str,
+        path: &str,
+        body: Bytes,
+    ) -> Result<Stored, BlobError> {
+        let at = self.account_of(account, container)?;
+        check_path(account, path)?;
+        if body.len() > BLOB_BYTES_MAX {
+            let detail = format!("a blob of {} bytes is larger than {BLOB_BYTES_MAX}", body.len());
+            return Err(unreachable(account, detail));
+        }
+        match at {
+            Kept::Directory(directory) => directory.put(container, path, body).await,
+            Kept::Remote(remote) => remote.put(container, path, body).await,
+        }
+    }
+
+    async fn get(&self, account: &str, container: &str, path: &str) -> Result<Bytes, BlobError> {
+        let at = self.account_of(account, container)?;
+        check_path(account, path)?;
+        match at {
+            Kept::Directory(directory) => directory.get(container, path).await,
+            Kept::Remote(remote) => remote.get(container, path).await,
+        }
+    }
+
+    async fn delete(&self, account: &str, container: &str, path: &str) -> Result<(), BlobError> {
+        let at = self.account_of(account, container)?;
+        check_path(account, path)?;
+        let deleted = match at {
+            Kept::Directory(directory) => directory.delete(container, path).await,
+            Kept::Remote(remote) => remote.delete(container, path).await,
+        };
+        match deleted {
+            Err(BlobError::NotFound(_) | BlobError::NoContainer { .. }) => Ok(()),
+            other => other,
+        }
+    }
+}
+
+fn check_path(account: &str, path: &str) -> Result<(), BlobError> {
+    name::check_path(path).map_err(|detail| unreachable(account, detail))
+}
+
+fn unreachable(account: &str, detail: String) -> BlobError {
+    BlobError::Unreachable {
+        account: account.to_owned(),
+        detail,
+    }
+}
+
+/// Names a version of a blob by when it was written, in the form that Azure uses: ticks of 100 ns since the
+/// year 1.
+fn made_up_etag(now: Timestamp) -> String {
+    const UNIX_EPOCH_TICKS: u64 = 621_355_968_000_000_000;
+    format!("0x{:X}", UNIX_EPOCH_TICKS + now.nanos().unsigned_abs() / 100)
+}

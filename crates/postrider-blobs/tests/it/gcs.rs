@@ -1,0 +1,57 @@
+//! Google Cloud Storage, as far as it can be tested without Google.
+//!
+//! No server that speaks its XML dialect can be had where these tests run. For writing, reading, deleting and
+//! listing that dialect is the one of S3, so our requests, with tokens of a key made up for the occasion, are
+//! sent to moto, which does not look at credentials unless told to. Whether Google accepts the tokens, and how
+//! it words its errors, is not tested by that.
+
+use crate::server::{Server, installed};
+use crate::{account, no_container, writes_replaces_reads_and_deletes};
+use bytes::Bytes;
+use postrider_blobs::{ObjectStores, Place};
+use postrider_core::ids::Secret;
+use postrider_engine::blobs::Blobs;
+
+fn at(server: &Server, service_account: &str, bucket: Option<&str>) -> ObjectStores {
+    let place = Place::Gcs {
+        endpoint: Some(server.url()),
+        bucket: bucket.map(str::to_owned),
+        service_account: Secret::new(service_account),
+    };
+    account(place, true)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn requests_to_google_work_with_what_speaks_the_same_dialect() {
+    let Some(clients) = installed() else { return };
+    let server = Server::moto(&clients);
+    let service_account = server.python("service_account.py", &[]);
+    let stores = at(&server, &service_account, None);
+    // Buckets are not made at Google's, whatever the account says.
+    assert_eq!(
+        stores.probe("dead", "letters").await,
+        Err(no_container("letters"))
+    );
+    let put = stores.put("dead", "letters", "a", Bytes::new()).await;
+    assert_eq!(put, Err(no_container("letters")));
+
+    let place = Place::S3 {
+        endpoint: Some(server.url()),
+        region: "us-east-1".to_owned(),
+        bucket: None,
+        access_key_id: "any".to_owned(),
+        secret_access_key: Secret::new("any"),
+    };
+    let made = account(place, true)
+        .put("dead", "letters", "a", Bytes::new())
+        .await;
+    made.unwrap();
+    writes_replaces_reads_and_deletes(&stores, "letters").await;
+    let folders = at(&server, &service_account, Some("letters"));
+    writes_replaces_reads_and_deletes(&folders, "one-folder").await;
+    let stored = folders
+        .put("dead", "one-folder", "b c", Bytes::new())
+        .await
+        .unwrap();
+    assert_eq!(stored.url, format!("{}/letters/one-folder/b%20c", server.url()));
+}

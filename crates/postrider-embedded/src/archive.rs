@@ -1,0 +1,374 @@
+//! The archive in redb, in a file of its own: which blobs hold which dead letters.
+//!
+//! Whatever can be asked for has an index, so that a page costs what is on it and nothing else.
+
+use crate::database::Reopening;
+use async_trait::async_trait;
+use postrider_core::ids::SubscriptionId;
+use postrider_core::retry::Reason;
+use postrider_store::record::{Record, decode_marks, encode_marks};
+use postrider_store::{Archive, BlobFilter, BlobId, BlobRecord, Error, Mark, ReplayJob};
+use redb::{ReadableTable, Table, TableDefinition, WriteTransaction};
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::Arc;
+
+/// id → the blob but for its marks.
+const BLOBS: TableDefinition<u64, &[u8]> = TableDefinition::new("blobs");
+/// id → the blob's marks.
+const MARKS: TableDefinition<u64, &[u8]> = TableDefinition::new("marks");
+/// (subscription or any, reason or any, id) → where else the blob is. With a reason: if one of its letters that
+/// are not purged has it.
+const INDEX: TableDefinition<(Option<u64>, Option<u8>, u64), Place> = TableDefinition::new("index");
+/// (time, id). The times grow with the ids: where a clock was set back, the time before it counts.
+const TIMES: TableDefinition<(u64, u64), ()> = TableDefinition::new("times");
+/// (subscription, reason) → how many letters are not purged.
+const COUNTS: TableDefinition<(u64, u8), u64> = TableDefinition::new("counts");
+/// Account, container and path → the blob's number.
+const PATHS: TableDefinition<&str, u64> = TableDefinition::new("paths");
+/// id → the replay.
+const JOBS: TableDefinition<u64, &[u8]> = TableDefinition::new("jobs");
+/// `blobs` and `jobs`: how many ids were given out.
+const FACTS: TableDefinition<&str, u64> = TableDefinition::new("facts");
+
+/// The subscription, when it was written, the time in `TIMES`.
+type Place = (u64, u64, u64);
+
+const CACHE_BYTES: usize = 8 << 20;
+
+pub struct EmbeddedArchive {
+    database: Arc<Reopening>,
+}
+
+impl EmbeddedArchive {
+    pub fn open(path: &Path) -> Result<EmbeddedArchive, Error> {
+        let database = Reopening::open("archive", path, CACHE_BYTES)?;
+        database.write(|txn| {
+            Tables::of(txn)?;
+            txn.open_table(JOBS)?;
+            txn.open_table(FACTS)?;
+            Ok(())
+        })?;
+        Ok(EmbeddedArchive {
+            database: Arc::new(database),
+        })
+    }
+
+    /// Does the work off the async threads. After an error the database is opened anew, for the next one.
+    async fn with<T: Send + 'static>(
+        &self,
+        work: impl FnOnce(&Reopening) -> Result<T, Error> + Send + 'static,
+    ) -> Result<T, Error> {
+        let database = self.database.clone();
+        let work = move || {
+            let result = work(&database);
+            if let Err(Error::Unavailable(_)) = &result
+                && let Err(e) = database.reopen()
+            {
+                tracing::debug!(error = %e, "cannot open the archive again yet");
+            }
+            result
+        };
+        let done = tokio::task::spawn_blocking(work).await;
+        done.map_err(|_| Error::Closed)?
+    }
+
+    async fn write<T: Send + 'static>(
+        &self,
+        work: impl FnOnce(&WriteTransaction) -> Result<T, redb::Error> + Send + 'static,
+    ) -> Result<T, Error> {
+        self.with(move |database| database.write(work)).await
+    }
+}
+
+/// What is kept of a blob, and what is kept up to date with it.
+struct Tables<'a> {
+    blobs: Table<'a, u64, &'static [u8]>,
+    marks: Table<'a, u64, &'static [u8]>,
+    index: Table<'a, (Option<u64>, Option<u8>, u64), Place>,
+    times: Table<'a, (u64, u64), ()>,
+    counts: Table<'a, (u64, u8), u64>,
+    paths: Table<'a, &'static str, u64>,
+}
+
+impl<'a> Tables<'a> {
+    fn of(txn: &'a WriteTransaction) -> Result<Tables<'a>, redb::Error> {
+        Ok(Tables {
+            blobs: txn.open_table(BLOBS)?,
+            marks: txn.open_table(MARKS)?,
+            index: txn.open_table(INDEX)?,
+            times: txn.open_table(TIMES)?,
+            counts: txn.open_table(COUNTS)?,
+            paths: txn.open_table(PATHS)?,
+        })
+    }
+
+    fn add(&mut self, blob: &BlobRecord) -> Result<(), redb::Error> {
+        let (id, of) = (blob.id.0, blob.subscription.0);
+        // A blob that was written again took the place of the one that was there.
+        let before = self
+            .paths
+            .insert(path_key(blob).as_str(), id)?
+            .map(|id| id.value());
+        if let Some(before) = before {
+            self.remove(before)?;
+        }
+        let written = blob.written.nanos() as u64;
+        let last = self.times.last()?.map_or(0, |(key, _)| key.value().0);
+        let place = (of, written, written.max(last));
+        self.blobs.insert(id, blob.encode().as_slice())?;
+        self.marks.insert(id, encode_marks(&blob.marks).as_slice())?;
+        self.times.insert((place.2, id), ())?;
+        self.index.insert((None, None, id), place)?;
+        self.index.insert((Some(of), None, id), place)?;
+        self.count(id, place, &[], &blob.marks)
+    }
+
+    fn place(&self, id: u64) -> Result<Option<Place>, redb::Error> {
+        Ok(self.index.get((None, None, id))?.map(|place| place.value()))
+    }
+
+    fn mark(&mut self, id: u64, marks: &[Mark]) -> Result<(), redb::Error> {
+        let Some(place) = self.place(id)? else {
+            return Ok(());
+        };
+        let before = self.marks.insert(id, encode_marks(marks).as_slice())?;
+        let before = before.map_or_else(Vec::new, |bytes| decode_marks(bytes.value()));
+        self.count(id, place, &before, marks)
+    }
+
+    fn remove(&mut self, id: u64) -> Result<(), redb::Error> {
+        let Some(place) = self.place(id)? else {
+            return Ok(());
+        };
+        let (of, _, time) = place;
+        let before = self.marks.remove(id)?;
+        let before = before.map_or_else(Vec::new, |bytes| decode_marks(bytes.value()));
+        self.count(id, place, &before, &[])?;
+        let blob = self
+            .blobs
+            .remove(id)?
+            .and_then(|bytes| BlobRecord::decode(bytes.value()).ok());
+        if let Some(key) = blob.as_ref().map(path_key) {
+            let current = self.paths.get(key.as_str())?.map(|id| id.value());
+            if current == Some(id) {
+                self.paths.remove(key.as_str())?;
+            }
+        }
+        self.times.remove((time, id))?;
+        self.index.remove((None, None, id))?;
+        self.index.remove((Some(of), None, id))?;
+        Ok(())
+    }
+
+    /// Brings up to date what depends on a blob's marks.
+    fn count(&mut self, id: u64, place: Place, before: &[Mark], after: &[Mark]) -> Result<(), redb::Error> {
+        let of = place.0;
+        let mut tally: BTreeMap<u8, (u64, u64)> = BTreeMap::new();
+        for mark in before.iter().filter(|mark| !mark.purged) {
+            tally.entry(mark.reason.code()).or_default().0 += 1;
+        }
+        for mark in after.iter().filter(|mark| !mark.purged) {
+            tally.entry(mark.reason.code()).or_default().1 += 1;
+        }
+        for (reason, (before, after)) in tally {
+            let count = self.counts.get((of, reason))?.map_or(0, |count| count.value());
+            match (count + after).saturating_sub(before) {
+                0 => self.counts.remove((of, reason))?,
+                count => self.counts.insert((of, reason), count)?,
+            };
+            for key in [(None, Some(reason), id), (Some(of), Some(reason), id)] {
+                if after == 0 {
+                    self.index.remove(key)?;
+                } else if before == 0 {
+                    self.index.insert(key, place)?;
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Where a blob is, in one text.
+fn path_key(blob: &BlobRecord) -> String {
+    format!("{}\n{}\n{}", blob.account, blob.container, blob.path)
+}
+
+/// Another number of this kind that was never given out.
+fn give_out(txn: &WriteTransaction, kind: &str) -> Result<u64, redb::Error> {
+    let mut facts = txn.open_table(FACTS)?;
+    let id = facts.get(kind)?.map_or(0, |id| id.value()) + 1;
+    facts.insert(kind, id)?;
+    Ok(id)
+}
+
+/// A blob as it is stored: all but the marks, and the marks.
+type Stored = (Vec<u8>, Vec<u8>);
+
+fn decode(id: u64, (blob, marks): &Stored) -> Result<BlobRecord, Error> {
+    let blob = BlobRecord::decode(blob).map_err(|e| Error::Corrupt(format!("archive: {e}")))?;
+    Ok(BlobRecord {
+        id: BlobId(id),
+        marks: decode_marks(marks),
+        ..blob
+    })
+}
+
+/// Blobs that the filter takes, as they are stored.
+fn list(
+    txn: &redb::ReadTransaction,
+    filter: &BlobFilter,
+    after: Option<BlobId>,
+    max: usize,
+) -> Result<Vec<(u64, Stored)>, redb::Error> {
+    let since = filter.since.map_or(0, |since| since.nanos() as u64);
+    let mut from = match after {
+        None => 0,
+        Some(BlobId(u64::MAX)) => return Ok(Vec::new()),
+        Some(BlobId(after)) => after + 1,
+    };
+    if since > 0 {
+        match txn.open_table(TIMES)?.range((since, 0)..)?.next() {
+            Some(first) => from = from.max(first?.0.value().1),
+            None => return Ok(Vec::new()),
+        }
+    }
+    let key = |id| {
+        (
+            filter.subscription.map(|of| of.0),
+            filter.reason.map(Reason::code),
+            id,
+        )
+    };
+    let (blobs, marks) = (txn.open_table(BLOBS)?, txn.open_table(MARKS)?);
+    let mut found = Vec::new();
+    for row in txn.open_table(INDEX)?.range(key(from)..=key(u64::MAX))? {
+        if found.len() == max {
+            break;
+        }
+        let (key, place) = row?;
+        let (_, _, id) = key.value();
+        let (_, written, _) = place.value();
+        if written < since {
+            // The clock was set back.
+            continue;
+        }
+        if let (Some(blob), Some(marks)) = (blobs.get(id)?, marks.get(id)?) {
+            found.push((id, (blob.value().to_vec(), marks.value().to_vec())));
+        }
+    }
+    Ok(found)
+}
+
+#[async_trait]
+impl Archive for EmbeddedArchive {
+    async fn add(&self, mut blob: BlobRecord) -> Result<BlobId, Error> {
+        self.write(move |txn| {
+            blob.id = BlobId(give_out(txn, "blobs")?);
+            Tables::of(txn)?.add(&blob)?;
+            Ok(blob.id)
+        })
+        .await
+    }
+
+    async fn get(&self, id: BlobId) -> Result<Option<BlobRecord>, Error> {
+        self.with(move |database| {
+            let stored = database.read(|txn| {
+                let (blobs, marks) = (txn.open_table(BLOBS)?, txn.open_table(MARKS)?);
+                let (blob, marks) = (blobs.get(id.0)?, marks.get(id.0)?);
+                Ok(blob
+                    .zip(marks)
+                    .map(|(b, m)| (b.value().to_vec(), m.value().to_vec())))
+            })?;
+            stored.map(|stored| decode(id.0, &stored)).transpose()
+        })
+        .await
+    }
+
+    async fn list(
+        &self,
+        filter: &BlobFilter,
+        after: Option<BlobId>,
+        max: usize,
+    ) -> Result<Vec<BlobRecord>, Error> {
+        let filter = filter.clone();
+        self.with(move |database| {
+            let found = database.read(|txn| list(txn, &filter, after, max))?;
+            found.iter().map(|(id, stored)| decode(*id, stored)).collect()
+        })
+        .await
+    }
+
+    async fn last(&self) -> Result<Option<BlobId>, Error> {
+        self.with(|database| {
+            database.read(|txn| {
+                let blobs = txn.open_table(BLOBS)?;
+                let last = blobs.last()?;
+                Ok(last.map(|(id, _)| BlobId(id.value())))
+            })
+        })
+        .await
+    }
+
+    async fn counts(&self) -> Result<Vec<(SubscriptionId, Reason, u64)>, Error> {
+        self.with(|database| {
+            database.read(|txn| {
+                let mut counts = Vec::new();
+                for row in txn.open_table(COUNTS)?.iter()? {
+                    let (key, count) = row?;
+                    let (of, reason) = key.value();
+                    counts.push((SubscriptionId(of), Reason::from_code(reason), count.value()));
+                }
+                Ok(counts)
+            })
+        })
+        .await
+    }
+
+    async fn mark(&self, id: BlobId, marks: Vec<Mark>) -> Result<(), Error> {
+        self.write(move |txn| Tables::of(txn)?.mark(id.0, &marks)).await
+    }
+
+    async fn remove(&self, id: BlobId) -> Result<(), Error> {
+        self.write(move |txn| Tables::of(txn)?.remove(id.0)).await
+    }
+
+    async fn put_job(&self, job: ReplayJob, marks: Option<(BlobId, Vec<Mark>)>) -> Result<(), Error> {
+        self.write(move |txn| {
+            txn.open_table(JOBS)?.insert(job.id, job.encode().as_slice())?;
+            match marks {
+                Some((id, marks)) => Tables::of(txn)?.mark(id.0, &marks),
+                None => Ok(()),
+            }
+        })
+        .await
+    }
+
+    async fn jobs(&self) -> Result<Vec<ReplayJob>, Error> {
+        self.with(|database| {
+            let stored = database.read(|txn| {
+                let mut stored = Vec::new();
+                for row in txn.open_table(JOBS)?.iter()? {
+                    stored.push(row?.1.value().to_vec());
+                }
+                Ok(stored)
+            })?;
+            let decode = |bytes: &Vec<u8>| ReplayJob::decode(bytes);
+            let jobs: Result<_, _> = stored.iter().map(decode).collect();
+            jobs.map_err(|e| Error::Corrupt(format!("archive: {e}")))
+        })
+        .await
+    }
+
+    async fn remove_job(&self, id: u64) -> Result<(), Error> {
+        self.write(move |txn| {
+            txn.open_table(JOBS)?.remove(id)?;
+            Ok(())
+        })
+        .await
+    }
+
+    async fn next_job(&self) -> Result<u64, Error> {
+        self.write(|txn| give_out(txn, "jobs")).await
+    }
+}

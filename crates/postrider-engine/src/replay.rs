@@ -1,0 +1,577 @@
+//! Dead letters back on their way: read from their blobs, appended anew for one subscription.
+
+use crate::attempt::Plan;
+use crate::blobs::BlobError;
+use crate::counters::add;
+use crate::{Engine, Error};
+use bytes::Bytes;
+use postrider_core::event::{Batch, EventRef, Lacks, Schema, Span};
+use postrider_core::ids::SubscriptionId;
+use postrider_core::json::{Kind, Raw};
+use postrider_core::render::{delivered_schema, read_dead_letter};
+use postrider_core::retry::Reason;
+use postrider_core::time::Timestamp;
+use postrider_store::{BlobFilter, BlobId, BlobRecord, Mark, ReplayJob, ReplayState};
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
+use tokio_util::sync::CancellationToken;
+
+/// Letters that are appended together.
+const LETTERS_PER_APPEND_MAX: usize = 100;
+/// With a rate, letters go in portions of this much time.
+const PORTIONS_PER_SECOND: u32 = 10;
+/// Replays at the same time.
+const REPLAYS_MAX: usize = 8;
+/// An append that was refused, or a blob that could not be read, is tried again this much later.
+const TRY_AGAIN: Duration = Duration::from_secs(1);
+
+/// A dead letter by its blob and its place in it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct LetterId {
+    pub blob: BlobId,
+    pub place: u32,
+}
+
+/// Which letters are meant.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct LetterFilter {
+    pub subscription: Option<SubscriptionId>,
+    pub reason: Option<Reason>,
+    pub since: Option<Timestamp>,
+    /// Just this one.
+    pub letter: Option<LetterId>,
+}
+
+impl LetterFilter {
+    fn blobs(&self) -> BlobFilter {
+        BlobFilter {
+            subscription: self.subscription,
+            reason: self.reason,
+            since: self.since,
+        }
+    }
+
+    /// Whether it takes the letter at this place of a blob that it takes.
+    pub fn takes(&self, place: usize, mark: Mark) -> bool {
+        let asked = self.letter.is_none_or(|letter| letter.place as usize == place);
+        asked && !mark.purged && self.reason.is_none_or(|reason| mark.reason == reason)
+    }
+}
+
+/// What a replay does.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ReplayRequest {
+    pub filter: LetterFilter,
+    /// For another subscription than the letters were for.
+    pub to: Option<SubscriptionId>,
+    /// Letters a second.
+    pub rate: Option<u32>,
+}
+
+/// Replays under way.
+#[derive(Default)]
+pub struct Replays {
+    running: Mutex<BTreeMap<u64, CancellationToken>>,
+}
+
+impl Replays {
+    fn running(&self) -> MutexGuard<'_, BTreeMap<u64, CancellationToken>> {
+        self.running.lock().expect("no panic holds it")
+    }
+}
+
+/// Why a replay does not begin.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Refusal {
+    #[error("{REPLAYS_MAX} replays are under way")]
+    TooMany,
+    #[error("the replay is under way")]
+    UnderWay,
+    #[error("the replay has ended")]
+    Ended,
+}
+
+impl Engine {
+    /// Blobs that a filter takes, in order, after `after`.
+    pub async fn letter_blobs(
+        &self,
+        filter: &LetterFilter,
+        after: Option<BlobId>,
+        max: usize,
+    ) -> Result<Vec<BlobRecord>, Error> {
+        let archive = &self.dead_letters.archive;
+        if let Some(letter) = filter.letter {
+            let blob = archive.get(letter.blob).await?;
+            let again = after.is_some_and(|after| after >= letter.blob);
+            return Ok(blob.into_iter().filter(|_| !again).collect());
+        }
+        Ok(archive.list(&filter.blobs(), after, max).await?)
+    }
+
+    /// How many letters in blobs a filter takes.
+    pub async fn count_letters(&self, filter: &LetterFilter) -> Result<u64, Error> {
+        const PAGE: usize = 100;
+        let (mut count, mut after) = (0, None);
+        loop {
+            let page = self.letter_blobs(filter, after, PAGE).await?;
+            let Some(last) = page.last() else {
+                return Ok(count);
+            };
+            after = Some(last.id);
+            for blob in &page {
+                let marks = blob.marks.iter().enumerate();
+                count += marks.filter(|(place, mark)| filter.takes(*place, **mark)).count() as u64;
+            }
+        }
+    }
+
+    /// The letters of a blob, as they are there.
+    pub async fn read_blob(&self, blob: &BlobRecord) -> Result<Bytes, BlobError> {
+        let blobs = &self.dead_letters.blobs;
+        blobs.get(&blob.account, &blob.container, &blob.path).await
+    }
+
+    /// Hides letters for good; a blob of which nothing is left is deleted. Returns how many were hidden.
+    pub async fn purge_letters(&self, filter: &LetterFilter) -> Result<u64, Error> {
+        let (mut purged, mut after) = (0, None);
+        loop {
+            let _one_at_a_time = self.dead_letters.marking.lock().await;
+            let page = self.letter_blobs(filter, after, 1).await?;
+            let Some(mut blob) = page.into_iter().next() else {
+                return Ok(purged);
+            };
+            after = Some(blob.id);
+            for (place, mark) in blob.marks.iter_mut().enumerate() {
+                if filter.takes(place, *mark) {
+                    mark.purged = true;
+                    purged += 1;
+                }
+            }
+            let archive = &self.dead_letters.archive;
+            if blob.marks.iter().all(|mark| mark.purged) {
+                let blobs = &self.dead_letters.blobs;
+                if let Err(e) = blobs.delete(&blob.account, &blob.container, &blob.path).await {
+                    tracing::warn!(path = %blob.path, error = %e, "purged dead letters stay in their blob");
+                }
+                archive.remove(blob.id).await?;
+            } else {
+                archive.mark(blob.id, blob.marks).await?;
+            }
+        }
+    }
+
+    /// Begins a replay, or goes on with one that was cancelled or cut short. `said` is the request in the words
+    /// of whoever made it, kept with it.
+    pub async fn start_replay(
+        self: &Arc<Self>,
+        job: Option<ReplayJob>,
+        request: ReplayRequest,
+        said: String,
+    ) -> Result<Result<ReplayJob, Refusal>, Error> {
+        let archive = &self.dead_letters.archive;
+        let mut job = match job {
+            Some(job) if job.state == ReplayState::Done => return Ok(Err(Refusal::Ended)),
+            Some(job) => job,
+            None => ReplayJob {
+                id: archive.next_job().await?,
+                request: said,
+                created: self.clock.now(),
+                next: (BlobId(0), 0),
+                last: archive.last().await?.unwrap_or_default(),
+                replayed: 0,
+                failed: 0,
+                state: ReplayState::Running,
+            },
+        };
+        job.state = ReplayState::Running;
+        let stop = self.dispatcher.stop.child_token();
+        {
+            let mut running = self.replays.running();
+            if running.contains_key(&job.id) {
+                return Ok(Err(Refusal::UnderWay));
+            }
+            if running.len() >= REPLAYS_MAX {
+                return Ok(Err(Refusal::TooMany));
+            }
+            running.insert(job.id, stop.clone());
+        }
+        if let Err(e) = archive.put_job(job.clone(), None).await {
+            self.replays.running().remove(&job.id);
+            return Err(e.into());
+        }
+        let running = self.clone().replay(job.clone(), request, stop);
+        self.dispatcher.tasks.spawn(running);
+        Ok(Ok(job))
+    }
+
+    /// Whether a replay is under way now.
+    pub fn is_replaying(&self, id: u64) -> bool {
+        self.replays.running().contains_key(&id)
+    }
+
+    /// Stops a replay; it can be gone on with. Whether it was under way.
+    pub fn cancel_replay(&self, id: u64) -> bool {
+        let running = self.replays.running();
+        let token = running.get(&id);
+        token.inspect(|token| token.cancel()).is_some()
+    }
+
+    async fn replay(self: Arc<Self>, mut job: ReplayJob, request: ReplayRequest, stop: CancellationToken) {
+        let id = job.id;
+        if let Err(e) = self.replay_all(&mut job, &request, &stop).await {
+            tracing::error!(replay = id, error = %e, "replay cut short; it can be gone on with");
+            job.state = ReplayState::Cancelled;
+        }
+        if let Err(e) = self.dead_letters.archive.put_job(job, None).await {
+            tracing::error!(replay = id, error = %e, "cannot record how far a replay has come");
+        }
+        self.replays.running().remove(&id);
+    }
+
+    async fn replay_all(
+        &self,
+        job: &mut ReplayJob,
+        request: &ReplayRequest,
+        stop: &CancellationToken,
+    ) -> Result<(), Error> {
+        let mut pace = Pace::new(request.rate, self.wall.now());
+        loop {
+            // The blob that was begun comes first again.
+            let after = job.next.0.0.checked_sub(1).map(BlobId);
+            let page = self.letter_blobs(&request.filter, after, 1).await?;
+            let blob = page.into_iter().next().filter(|blob| blob.id <= job.last);
+            let Some(blob) = blob else {
+                job.state = ReplayState::Done;
+                return Ok(());
+            };
+            if blob.id != job.next.0 {
+                job.next = (blob.id, 0);
+            }
+            let Some(body) = self.fetch(&blob, stop).await else {
+                if stop.is_cancelled() {
+                    job.state = ReplayState::Cancelled;
+                    return Ok(());
+                }
+                // Someone has deleted it: there is nothing to replay.
+                let left = blob.marks.iter().enumerate().skip(job.next.1 as usize);
+                job.failed += left
+                    .filter(|(place, mark)| request.filter.takes(*place, **mark))
+                    .count() as u64;
+                job.next = (BlobId(blob.id.0 + 1), 0);
+                continue;
+            };
+            self.replay_blob(job, request, blob, &body, &mut pace, stop)
+                .await?;
+            if stop.is_cancelled() {
+                job.state = ReplayState::Cancelled;
+                return Ok(());
+            }
+            job.next = (BlobId(job.next.0.0 + 1), 0);
+        }
+    }
+
+    /// None if the blob is gone, or the replay is stopped.
+    async fn fetch(&self, blob: &BlobRecord, stop: &CancellationToken) -> Option<Bytes> {
+        loop {
+            match self.read_blob(blob).await {
+                Ok(body) => return Some(body),
+                Err(
+                    BlobError::NotFound(_) | BlobError::NoContainer { .. } | BlobError::UnknownAccount(_),
+                ) => {
+                    return None;
+                }
+                Err(e) => {
+                    tracing::warn!(path = %blob.path, error = %e, "a blob of dead letters cannot be read")
+                }
+            }
+            if self.pause(TRY_AGAIN, stop).await {
+                return None;
+            }
+        }
+    }
+
+    async fn replay_blob(
+        &self,
+        job: &mut ReplayJob,
+        request: &ReplayRequest,
+        mut blob: BlobRecord,
+        body: &Bytes,
+        pace: &mut Pace,
+        stop: &CancellationToken,
+    ) -> Result<(), Error> {
+        let text = std::str::from_utf8(body).unwrap_or("[]");
+        let parsed = Raw::parse(text).ok();
+        let letters: Vec<Raw<'_>> = parsed.iter().flat_map(|array| array.elements()).collect();
+        let target = request.to.unwrap_or(blob.subscription);
+        let mut place = job.next.1 as usize;
+        while place < blob.marks.len() {
+            let most = pace.portion(self.wall.now());
+            if most == 0 {
+                if self.pause(pace.until_more(self.wall.now()), stop).await {
+                    return Ok(());
+                }
+                continue;
+            }
+            let _one_at_a_time = self.dead_letters.marking.lock().await;
+            // Meanwhile letters may have been purged, or replayed by someone else.
+            match self.dead_letters.archive.get(blob.id).await? {
+                Some(fresh) => blob = fresh,
+                None => break,
+            }
+            let chosen: Vec<usize> = (place..blob.marks.len())
+                .filter(|at| request.filter.takes(*at, blob.marks[*at]))
+                .take(most)
+                .collect();
+            let Some(last) = chosen.last().copied() else {
+                place = blob.marks.len();
+                break;
+            };
+            let plan = self.dispatcher.outlet(target).and_then(|outlet| outlet.plan());
+            let batches = plan.map_or_else(Vec::new, |plan| {
+                self.batches(&plan, &letters, &chosen, &blob.marks)
+            });
+            let replayed: usize = batches.iter().map(|batch| batch.events.len()).sum();
+            for batch in batches {
+                if !self.append_replayed(batch, stop).await? {
+                    return Ok(());
+                }
+            }
+            pace.spent(chosen.len());
+            for at in &chosen {
+                let mark = &mut blob.marks[*at];
+                mark.replays = mark.replays.saturating_add(1);
+            }
+            place = last + 1;
+            job.next = (blob.id, place as u32);
+            job.replayed += replayed as u64;
+            job.failed += (chosen.len() - replayed) as u64;
+            add(&self.dispatcher.counters.replayed, replayed);
+            let marks = Some((blob.id, blob.marks.clone()));
+            self.dead_letters.archive.put_job(job.clone(), marks).await?;
+            if stop.is_cancelled() {
+                return Ok(());
+            }
+        }
+        job.next = (blob.id, place as u32);
+        Ok(())
+    }
+
+    /// The chosen letters as publish requests, one for each number of replays among them. Those that the target
+    /// cannot be sent are left out.
+    fn batches(&self, plan: &Plan, letters: &[Raw<'_>], chosen: &[usize], marks: &[Mark]) -> Vec<Batch> {
+        let mut drafts: BTreeMap<(u32, u8), Draft> = BTreeMap::new();
+        for at in chosen {
+            let Some((schema, event)) = letters.get(*at).and_then(|letter| restore(plan, *letter)) else {
+                continue;
+            };
+            let replay = u32::from(marks[*at].replays).saturating_add(1);
+            drafts
+                .entry((replay, schema as u8))
+                .or_insert_with(|| Draft::new(schema))
+                .add(&event);
+        }
+        let now = self.clock.now();
+        let finish = |((replay, _), draft): ((u32, u8), Draft)| draft.finish(plan, replay, now);
+        drafts.into_iter().map(finish).collect()
+    }
+
+    /// False when the replay is stopped before it could be appended.
+    async fn append_replayed(&self, batch: Batch, stop: &CancellationToken) -> Result<bool, Error> {
+        let deliveries = batch.deliveries();
+        loop {
+            match self.log.append(batch.clone()).await {
+                Ok(_) => {
+                    add(&self.dispatcher.counters.matched, deliveries);
+                    return Ok(true);
+                }
+                Err(postrider_store::Error::Closed) => return Err(Error::Stopping),
+                Err(e) => tracing::warn!(error = %e, "a replay waits for the log"),
+            }
+            if self.pause(TRY_AGAIN, stop).await {
+                return Ok(false);
+            }
+        }
+    }
+
+    /// True when the replay is stopped.
+    async fn pause(&self, real: Duration, stop: &CancellationToken) -> bool {
+        tokio::select! {
+            biased;
+            () = stop.cancelled() => true,
+            () = self.wall.sleep_until(self.wall.now() + real) => false,
+        }
+    }
+}
+
+/// The event of a dead letter in a form that the subscription can be sent, if there is one.
+fn restore(plan: &Plan, letter: Raw<'_>) -> Option<(Schema, String)> {
+    if letter.kind() != Kind::Object {
+        return None;
+    }
+    let (schema, event) = read_dead_letter(letter);
+    let delivery = plan.rendering().delivery;
+    match (schema, delivery) {
+        // The original stands in the envelope that it was given.
+        (Schema::EventGrid, Schema::Custom) => {
+            let original = Raw::parse(&event).ok()?.get("data")?.text().to_owned();
+            Some((Schema::Custom, original))
+        }
+        (schema, delivery) => (delivered_schema(schema, delivery) == delivery).then_some((schema, event)),
+    }
+}
+
+/// A publish request being put together.
+struct Draft {
+    schema: Schema,
+    body: String,
+    events: Vec<EventRef>,
+}
+
+impl Draft {
+    fn new(schema: Schema) -> Draft {
+        Draft {
+            schema,
+            body: String::from("["),
+            events: Vec::new(),
+        }
+    }
+
+    fn add(&mut self, event: &str) {
+        if !self.events.is_empty() {
+            self.body.push(',');
+        }
+        let start = self.body.len();
+        self.body.push_str(event);
+        self.events.push(event_ref(self.schema, event, start));
+    }
+
+    fn finish(mut self, plan: &Plan, replay: u32, now: Timestamp) -> Batch {
+        self.body.push(']');
+        Batch {
+            topic: plan.topic.topic.id,
+            schema: self.schema,
+            received: now,
+            publisher: "replay".into(),
+            trace: None,
+            replay,
+            body: Bytes::from(self.body),
+            events: self.events,
+            matched: vec![Box::new([plan.subscription.id])],
+        }
+    }
+}
+
+/// What publishing would have noted about an event whose text stands at `start`.
+fn event_ref(schema: Schema, event: &str, start: usize) -> EventRef {
+    let mut noted = EventRef {
+        object: Span::new(start, start + event.len()),
+        ..EventRef::default()
+    };
+    let object = Raw::trusted(event);
+    if schema != Schema::EventGrid {
+        return noted;
+    }
+    let absent = |name: &str| object.get(name).is_none_or(|value| value.is_null());
+    noted.lacks = Lacks {
+        topic: absent("topic"),
+        data_version: object.get("dataVersion").is_none(),
+        metadata_version: object.get("metadataVersion").is_none(),
+    };
+    if let Some(version) = object
+        .get("dataVersion")
+        .filter(|value| value.kind() == Kind::String)
+    {
+        let text = version.text();
+        let at = start + (text.as_ptr() as usize - event.as_ptr() as usize);
+        noted.data_version = Span::new(at + 1, at + text.len() - 1);
+    }
+    noted
+}
+
+/// So many letters a second, in even portions.
+struct Pace {
+    rate: Option<u32>,
+    began: Timestamp,
+    spent: u64,
+}
+
+impl Pace {
+    fn new(rate: Option<u32>, now: Timestamp) -> Pace {
+        Pace {
+            rate,
+            began: now,
+            spent: 0,
+        }
+    }
+
+    /// How many letters may go now.
+    fn portion(&self, now: Timestamp) -> usize {
+        let Some(rate) = self.rate else {
+            return LETTERS_PER_APPEND_MAX;
+        };
+        // The first portion goes at once.
+        let step = u64::from(rate.div_ceil(PORTIONS_PER_SECOND).max(1));
+        let earned = (now.since(self.began).as_secs_f64() * f64::from(rate)) as u64 + step;
+        (earned.saturating_sub(self.spent).min(step) as usize).min(LETTERS_PER_APPEND_MAX)
+    }
+
+    fn until_more(&self, now: Timestamp) -> Duration {
+        let Some(rate) = self.rate else {
+            return Duration::ZERO;
+        };
+        let step = u64::from(rate.div_ceil(PORTIONS_PER_SECOND).max(1));
+        let needed = (self.spent + 1).saturating_sub(step) as f64 / f64::from(rate);
+        let at = self.began + Duration::from_secs_f64(needed);
+        at.since(now).max(Duration::from_millis(1))
+    }
+
+    fn spent(&mut self, letters: usize) {
+        self.spent += letters as u64;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(millis: u64) -> Timestamp {
+        Timestamp::from_secs(1_000_000) + Duration::from_millis(millis)
+    }
+
+    #[test]
+    fn a_rate_is_kept_in_even_portions() {
+        let mut pace = Pace::new(Some(50), at(0));
+        let mut sent = Vec::new();
+        let mut now = 0;
+        while now < 2000 {
+            let portion = pace.portion(at(now));
+            if portion == 0 {
+                now += pace.until_more(at(now)).as_millis() as u64;
+                continue;
+            }
+            assert!(portion <= 5, "{portion}");
+            pace.spent(portion);
+            sent.push((now, portion));
+        }
+        let first_second: usize = sent.iter().filter(|(t, _)| *t < 1000).map(|(_, n)| n).sum();
+        let total: usize = sent.iter().map(|(_, n)| n).sum();
+        assert!((50..=56).contains(&first_second), "{first_second}");
+        assert!((100..=106).contains(&total), "{total}");
+    }
+
+    #[test]
+    fn without_a_rate_everything_goes() {
+        let pace = Pace::new(None, at(0));
+        assert_eq!(pace.portion(at(0)), LETTERS_PER_APPEND_MAX);
+    }
+
+    #[test]
+    fn what_publishing_notes_is_noted_again() {
+        let event = r#"{"id":"1","topic":"/t","dataVersion":"2.0","data":{}}"#;
+        let noted = event_ref(Schema::EventGrid, event, 10);
+        assert!(!noted.lacks.topic && !noted.lacks.data_version && noted.lacks.metadata_version);
+        let range = noted.data_version.range();
+        assert_eq!(&event[range.start - 10..range.end - 10], "2.0");
+    }
+}

@@ -1,0 +1,127 @@
+//! The archive's promise: which blobs hold which dead letters, and what has been done with them.
+//!
+//! The letters themselves are in the blobs. What is kept here grows with the number of blobs, not of letters.
+
+use crate::Error;
+use async_trait::async_trait;
+use postrider_core::ids::SubscriptionId;
+use postrider_core::retry::Reason;
+use postrider_core::time::Timestamp;
+
+/// A blob's number in the archive. Later blobs have greater numbers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct BlobId(pub u64);
+
+/// A blob of dead letters of one subscription.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BlobRecord {
+    pub id: BlobId,
+    pub subscription: SubscriptionId,
+    /// By name: the subscription may be gone.
+    pub subscription_name: String,
+    pub topic_name: String,
+    pub account: String,
+    pub container: String,
+    pub path: String,
+    pub written: Timestamp,
+    pub bytes: u64,
+    /// One for each letter, in the blob's order.
+    pub marks: Vec<Mark>,
+}
+
+/// Why one letter is there, and what has been done with it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Mark {
+    pub reason: Reason,
+    /// How often it was replayed; stays at its greatest value.
+    pub replays: u8,
+    /// It is not shown any more.
+    pub purged: bool,
+}
+
+/// Which blobs to look at.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct BlobFilter {
+    pub subscription: Option<SubscriptionId>,
+    /// Only blobs that hold a letter of this reason that is not purged.
+    pub reason: Option<Reason>,
+    /// Only blobs written then or later.
+    pub since: Option<Timestamp>,
+}
+
+impl BlobFilter {
+    pub fn takes(&self, blob: &BlobRecord) -> bool {
+        let holds = |reason| {
+            blob.marks
+                .iter()
+                .any(|mark| mark.reason == reason && !mark.purged)
+        };
+        self.subscription.is_none_or(|of| blob.subscription == of)
+            && self.since.is_none_or(|since| blob.written >= since)
+            && self.reason.is_none_or(holds)
+    }
+}
+
+/// A replay under way, so that it can be gone on with.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ReplayJob {
+    pub id: u64,
+    /// What was asked for, in the API's own words; means nothing to the archive.
+    pub request: String,
+    pub created: Timestamp,
+    /// The next letter to look at: a blob, and a place in it.
+    pub next: (BlobId, u32),
+    /// No blob after this one belongs to it.
+    pub last: BlobId,
+    pub replayed: u64,
+    /// Letters that could not be replayed.
+    pub failed: u64,
+    pub state: ReplayState,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ReplayState {
+    Running,
+    Cancelled,
+    Done,
+}
+
+#[async_trait]
+pub trait Archive: Send + Sync {
+    /// Adds a blob, durable on return. `id` of the record is not looked at; returns the one it was given. A blob
+    /// of the same account, container and path is forgotten: this one took its place.
+    async fn add(&self, blob: BlobRecord) -> Result<BlobId, Error>;
+
+    async fn get(&self, id: BlobId) -> Result<Option<BlobRecord>, Error>;
+
+    /// Blobs that the filter takes, with numbers greater than `after`, in order, at most `max`. Does not read
+    /// blobs of other subscriptions, nor older ones than asked for.
+    async fn list(
+        &self,
+        filter: &BlobFilter,
+        after: Option<BlobId>,
+        max: usize,
+    ) -> Result<Vec<BlobRecord>, Error>;
+
+    /// The number of the last blob, if there is one.
+    async fn last(&self) -> Result<Option<BlobId>, Error>;
+
+    /// Letters that are in blobs and not purged, by subscription and reason.
+    async fn counts(&self) -> Result<Vec<(SubscriptionId, Reason, u64)>, Error>;
+
+    /// Replaces the marks of a blob. Does nothing if it is not there.
+    async fn mark(&self, id: BlobId, marks: Vec<Mark>) -> Result<(), Error>;
+
+    /// Forgets a blob. Does nothing if it is not there.
+    async fn remove(&self, id: BlobId) -> Result<(), Error>;
+
+    /// Makes a replay or replaces it, together with the marks of a blob that it has just gone through.
+    async fn put_job(&self, job: ReplayJob, marks: Option<(BlobId, Vec<Mark>)>) -> Result<(), Error>;
+
+    async fn jobs(&self) -> Result<Vec<ReplayJob>, Error>;
+
+    async fn remove_job(&self, id: u64) -> Result<(), Error>;
+
+    /// A number for a new replay.
+    async fn next_job(&self) -> Result<u64, Error>;
+}

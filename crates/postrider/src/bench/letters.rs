@@ -1,0 +1,302 @@
+//! `postrider bench --dead-letters N`: that many dead letters written to a local directory, beside the same bytes
+//! in the same blobs written there directly.
+
+use super::BenchArgs;
+use anyhow::{Context, Result, bail, ensure};
+use async_trait::async_trait;
+use bytes::Bytes;
+use postrider_blobs::{Account, ObjectStores, Place};
+use postrider_core::event::{Batch, EventRef, Lacks, Schema, Span};
+use postrider_core::filter::Filter;
+use postrider_core::ids::{Secret, SubscriptionId, TopicId};
+use postrider_core::profile::Profiles;
+use postrider_core::subscription::{
+    Batching, DeadLetterDestination, Destination, Origin, RetryChoice, Subscription, Topic, TopicKind,
+    WebHook,
+};
+use postrider_core::time::{Clock, Timestamp};
+use postrider_embedded::{EmbeddedArchive, EmbeddedCatalog, EmbeddedLog};
+use postrider_engine::blobs::Blobs;
+use postrider_engine::clock::SystemClock;
+use postrider_engine::dead_letters::DeadLetters;
+use postrider_engine::deliver::{Answer, Reply, Request, Transport};
+use postrider_engine::virtual_time::{Target, TestClock, VirtualTime, WatchedTransport};
+use postrider_engine::{Engine, Parts, dispatch};
+use postrider_store::{Catalog, Change};
+use serde::Serialize;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
+use tokio::task::JoinSet;
+use tokio::time::Instant;
+
+const EVENTS_PER_REQUEST: u64 = 100;
+/// Publish requests under way.
+const PUBLISHING_MAX: usize = 64;
+/// As many blobs at once as the server writes for one subscription.
+const BLOBS_IN_FLIGHT: usize = 3;
+const CONTAINER: &str = "letters";
+
+#[derive(Clone, Debug, Serialize)]
+pub struct Letters {
+    pub letters: u64,
+    pub blobs: usize,
+    pub blob_bytes: u64,
+    /// From the instant at which they are due until the last one is in its blob and forgotten by the log.
+    pub letters_per_s: f64,
+    /// The same blobs, each flushed, and nothing else.
+    pub direct_letters_per_s: f64,
+    pub ratio: f64,
+}
+
+/// Finds fault with every event.
+struct Refusing;
+
+#[async_trait]
+impl Transport for Refusing {
+    async fn send(self: Arc<Self>, _: Request) -> Reply {
+        Reply::Answered(Answer {
+            status: 400,
+            ..Answer::default()
+        })
+    }
+}
+
+pub async fn measure(args: &BenchArgs, count: u64) -> Result<Letters> {
+    let dir = tempfile::Builder::new()
+        .prefix(".postrider-bench-")
+        .tempdir_in(&args.dir);
+    let dir = dir.with_context(|| format!("creating a directory in {}", args.dir.display()))?;
+    let root = dir.path().join("blobs");
+    let (engine, time) = start(dir.path(), &root).await?;
+    publish(&engine, count, args.size as usize).await?;
+    // Everything fails at once and waits for its five minutes.
+    time.advance(Target::By(Duration::ZERO), Duration::from_secs(600))
+        .await?;
+    let counters = &engine.dispatcher.counters;
+    let began = Instant::now();
+    time.advance(Target::By(Duration::from_secs(301)), Duration::from_secs(600))
+        .await?;
+    let took = began.elapsed().as_secs_f64();
+    let written = counters.dead_letters_written.load(Relaxed);
+    ensure!(written == count, "{written} of {count} dead letters were written");
+    engine.stop(std::future::pending()).await?;
+
+    let blobs = read_blobs(&root.join(CONTAINER))?;
+    let bytes: u64 = blobs.iter().map(|(_, body)| body.len() as u64).sum();
+    let stores = Arc::new(stores(&dir.path().join("direct"))?);
+    let began = Instant::now();
+    let mut writing: JoinSet<Result<()>> = JoinSet::new();
+    let total = blobs.len();
+    for (path, body) in blobs {
+        while writing.len() >= BLOBS_IN_FLIGHT {
+            writing.join_next().await.transpose()?.transpose()?;
+        }
+        let stores = stores.clone();
+        writing.spawn(async move {
+            stores.put("bench", CONTAINER, &path, body).await?;
+            Ok(())
+        });
+    }
+    while let Some(ended) = writing.join_next().await {
+        ended??;
+    }
+    let direct = began.elapsed().as_secs_f64();
+    Ok(Letters {
+        letters: count,
+        blobs: total,
+        blob_bytes: bytes,
+        letters_per_s: count as f64 / took,
+        direct_letters_per_s: count as f64 / direct,
+        ratio: direct / took,
+    })
+}
+
+impl Letters {
+    pub fn text(&self) -> String {
+        format!(
+            "{} dead letters in {} blobs ({} MB)\n  postrider {:>10.0} letters/s\n  directly  {:>10.0} letters/s\n  ratio {:.2}",
+            self.letters,
+            self.blobs,
+            self.blob_bytes >> 20,
+            self.letters_per_s,
+            self.direct_letters_per_s,
+            self.ratio
+        )
+    }
+}
+
+fn stores(root: &Path) -> Result<ObjectStores> {
+    let account = Account {
+        name: "bench".into(),
+        place: Place::Directory {
+            root: root.to_owned(),
+        },
+        create_containers: true,
+    };
+    Ok(ObjectStores::new(vec![account], Arc::new(SystemClock))?)
+}
+
+async fn start(data: &Path, root: &Path) -> Result<(Arc<Engine>, VirtualTime)> {
+    let wall = Arc::new(SystemClock);
+    let clock = Arc::new(TestClock::new(wall.now(), Box::new(|_| {})));
+    let transport = Arc::new(WatchedTransport::new(Arc::new(Refusing), wall.clone()));
+    let catalog = EmbeddedCatalog::open(&data.join("catalog.redb"))?;
+    let changes = vec![Change::PutTopic(topic()), Change::PutSubscription(subscription())];
+    catalog.commit(changes).await?;
+    let archive = EmbeddedArchive::open(&data.join("archive.redb"))?;
+    let engine = Engine::start(Parts {
+        log: Arc::new(EmbeddedLog::open(data, 7).await?),
+        catalog: Arc::new(catalog),
+        transport: transport.clone(),
+        clock: clock.clone(),
+        wall: wall.clone(),
+        profiles: Profiles::default(),
+        id_prefix: "/subscriptions/bench".into(),
+        dispatch: dispatch::Config::default(),
+        dead_letters: DeadLetters::new(Arc::new(stores(root)?), Arc::new(archive), None),
+    })
+    .await?;
+    let time = VirtualTime::new(clock, transport, wall, engine.clone());
+    Ok((engine, time))
+}
+
+async fn publish(engine: &Arc<Engine>, count: u64, size: usize) -> Result<()> {
+    let topic = engine.directory.topic("bench").context("the topic is there")?;
+    let mut publishing: JoinSet<Result<(), postrider_engine::Error>> = JoinSet::new();
+    let mut next = 0;
+    while next < count {
+        while publishing.len() >= PUBLISHING_MAX {
+            if let Some(ended) = publishing.join_next().await {
+                ended??;
+            }
+        }
+        let events = EVENTS_PER_REQUEST.min(count - next);
+        let batch = request(next, events, size, engine.clock.now());
+        let (engine, topic) = (engine.clone(), topic.clone());
+        publishing.spawn(async move { engine.accept(&topic, batch, 0).await });
+        next += events;
+    }
+    while let Some(ended) = publishing.join_next().await {
+        ended??;
+    }
+    Ok(())
+}
+
+fn request(first: u64, count: u64, size: usize, now: Timestamp) -> Batch {
+    let mut body = String::from("[");
+    let mut events = Vec::new();
+    for number in first..first + count {
+        if number > first {
+            body.push(',');
+        }
+        let start = body.len();
+        let head = format!(
+            r#"{{"id":"{number}","subject":"bench","eventType":"bench","eventTime":"2026-01-01T00:00:00Z","dataVersion":"1","data":""#
+        );
+        let filling = "x".repeat(size.saturating_sub(head.len() + 2));
+        body.push_str(&head);
+        body.push_str(&filling);
+        body.push_str("\"}");
+        events.push(EventRef {
+            object: Span::new(start, body.len()),
+            lacks: Lacks {
+                topic: true,
+                data_version: false,
+                metadata_version: true,
+            },
+            ..EventRef::default()
+        });
+    }
+    body.push(']');
+    Batch {
+        topic: TopicId(1),
+        schema: Schema::EventGrid,
+        received: now,
+        publisher: "bench".into(),
+        trace: None,
+        replay: 0,
+        body: Bytes::from(body),
+        events,
+        matched: vec![Box::new([SubscriptionId(2)])],
+    }
+}
+
+fn topic() -> Topic {
+    Topic {
+        id: TopicId(1),
+        name: "bench".into(),
+        kind: TopicKind::Custom,
+        resource_group: "bench".into(),
+        location: "here".into(),
+        tags: Default::default(),
+        input_schema: Schema::EventGrid,
+        mapping: None,
+        keys: [Secret::new("a"), Secret::new("b")],
+        local_auth_disabled: false,
+        public_network: true,
+        inbound_ip_rules: Vec::new(),
+        profile: None,
+        created: Timestamp::MIN,
+        extras: None,
+    }
+}
+
+fn subscription() -> Subscription {
+    Subscription {
+        id: SubscriptionId(2),
+        name: "bench".into(),
+        topic: TopicId(1),
+        domain_topic: None,
+        destination: Destination::WebHook(WebHook {
+            url: Secret::new("http://bench.invalid/"),
+            batching: Batching {
+                events_max: Some(100),
+                preferred_kilobytes: Some(1024),
+            },
+            attributes: Vec::new(),
+            aad_tenant: None,
+            aad_application: None,
+        }),
+        identity: None,
+        filter: Filter::default(),
+        labels: Vec::new(),
+        expires: None,
+        delivery_schema: Schema::EventGrid,
+        retry: RetryChoice::default(),
+        dead_letter: Some(DeadLetterDestination {
+            account: "bench".into(),
+            container: CONTAINER.into(),
+        }),
+        dead_letter_identity: None,
+        profile: None,
+        created: Timestamp::MIN,
+        origin: Origin::Config,
+        extras: None,
+    }
+}
+
+/// Every blob below a directory, by its path there.
+fn read_blobs(root: &Path) -> Result<Vec<(String, Bytes)>> {
+    let mut blobs = Vec::new();
+    let mut folders = vec![root.to_owned()];
+    while let Some(folder) = folders.pop() {
+        for entry in std::fs::read_dir(&folder)? {
+            let path = entry?.path();
+            if path.is_dir() {
+                folders.push(path);
+                continue;
+            }
+            let name = path
+                .strip_prefix(root)?
+                .to_str()
+                .context("blobs have names that are text")?;
+            blobs.push((name.to_owned(), Bytes::from(std::fs::read(&path)?)));
+        }
+    }
+    if blobs.is_empty() {
+        bail!("no blob was written");
+    }
+    Ok(blobs)
+}

@@ -1,0 +1,301 @@
+//! A client of a running server's own API, for the commands that ask it something.
+
+use crate::config::Secret;
+use anyhow::{Context, Result, bail, ensure};
+use bytes::Bytes;
+use http::{Method, Request, Uri, header};
+use http_body_util::{BodyExt, Full, Limited};
+use hyper_util::rt::TokioIo;
+use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, ServerName};
+use serde_json::Value;
+use std::convert::Infallible;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::TcpStream;
+use tokio::time::timeout;
+use tokio_rustls::TlsConnector;
+
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+/// Some questions are about millions of things.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(600);
+const ANSWER_BYTES_MAX: usize = 64 << 20;
+
+/// Which server is asked, and by whom.
+#[derive(Clone, Debug, clap::Args)]
+pub struct ClientFlags {
+    /// The server's address
+    #[arg(
+        long,
+        value_name = "URL",
+        env = "POSTRIDER_SERVER",
+        default_value = "http://127.0.0.1:5888",
+        global = true,
+        help_heading = "Server"
+    )]
+    pub server: String,
+    /// A client's secret [default: the one in credentials.toml of the data directory]
+    #[arg(
+        long,
+        value_name = "SECRET",
+        env = "POSTRIDER_SECRET",
+        hide_env_values = true,
+        value_parser = |text: &str| Ok::<_, Infallible>(Secret::new(text)),
+        global = true, help_heading = "Server"
+    )]
+    pub secret: Option<Secret>,
+    /// The server's data directory, if it is on this machine [default: ./postrider-data]
+    #[arg(
+        long,
+        value_name = "DIR",
+        env = "POSTRIDER_DATA_DIR",
+        global = true,
+        help_heading = "Server"
+    )]
+    pub data_dir: Option<PathBuf>,
+    /// Certificates to trust besides the system's [default: tls/ca.pem of the data directory]
+    #[arg(long, value_name = "FILE", global = true, help_heading = "Server")]
+    pub ca: Option<PathBuf>,
+}
+
+/// Asks one server, over a connection for each question.
+pub struct Client {
+    url: Url,
+    tls: Option<TlsConnector>,
+    secret: Secret,
+}
+
+impl Client {
+    pub fn new(flags: &ClientFlags) -> Result<Client> {
+        let url = Url::read(&flags.server)?;
+        let data_dir = flags.data_dir.as_deref().unwrap_or(Path::new("postrider-data"));
+        let given = flags.secret.clone().filter(|secret| !secret.expose().is_empty());
+        let secret = match given {
+            Some(secret) => secret,
+            None => read_secret(&data_dir.join("credentials.toml"))?,
+        };
+        let tls = match url.secure {
+            true => Some(connector(flags.ca.as_deref(), &data_dir.join("tls/ca.pem"))?),
+            false => None,
+        };
+        Ok(Client { url, tls, secret })
+    }
+
+    pub async fn get(&self, path: &str) -> Result<Bytes> {
+        self.ask(Method::GET, path, Bytes::new()).await
+    }
+
+    pub async fn post(&self, path: &str, body: &Value) -> Result<Bytes> {
+        self.ask(Method::POST, path, body.to_string().into()).await
+    }
+
+    /// The body of a good answer; any other is an error in the server's words.
+    async fn ask(&self, method: Method, path: &str, body: Bytes) -> Result<Bytes> {
+        let bearer = format!("Bearer {}", self.secret.expose());
+        let request = Request::builder()
+            .method(method)
+            .uri(path)
+            .header(header::HOST, &self.url.authority)
+            .header(header::AUTHORIZATION, bearer)
+            .header(header::CONTENT_TYPE, "application/json")
+            .body(Full::new(body))
+            .context("a secret has no line breaks")?;
+        let asking = || format!("asking {}", self.url.authority);
+        let (status, body) = self.answer(request).await.with_context(asking)?;
+        ensure!((200..300).contains(&status), "{}", refusal(status, &body));
+        Ok(body)
+    }
+
+    async fn answer(&self, request: Request<Full<Bytes>>) -> Result<(u16, Bytes)> {
+        let connecting = TcpStream::connect((&*self.url.host, self.url.port));
+        let stream = timeout(CONNECT_TIMEOUT, connecting).await;
+        let stream = stream.context("no connection in time")?;
+        let stream = stream.map_err(|e| anyhow::anyhow!("{e}; is the server running?"))?;
+        let Some(tls) = &self.tls else {
+            return exchange(stream, request).await;
+        };
+        let name = ServerName::try_from(self.url.host.clone())?;
+        let secured = timeout(CONNECT_TIMEOUT, tls.connect(name, stream)).await;
+        exchange(secured.context("no connection in time")??, request).await
+    }
+}
+
+async fn exchange<S>(stream: S, request: Request<Full<Bytes>>) -> Result<(u16, Bytes)>
+where
+    S: AsyncRead + AsyncWrite + Unpin + Send,
+{
+    let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await?;
+    let asking = async move {
+        let response = sender.send_request(request).await?;
+        let status = response.status().as_u16();
+        let body = Limited::new(response.into_body(), ANSWER_BYTES_MAX)
+            .collect()
+            .await;
+        let body = body.map_err(|e| anyhow::anyhow!(e))?.to_bytes();
+        // The connection ends with its sender.
+        drop(sender);
+        Ok((status, body))
+    };
+    let both = async { tokio::join!(asking, connection).0 };
+    timeout(ANSWER_TIMEOUT, both).await.context("no answer in time")?
+}
+
+/// What a server says when it refuses.
+fn refusal(status: u16, body: &[u8]) -> String {
+    let problem: Option<Value> = serde_json::from_slice(body).ok();
+    let detail = problem.as_ref().and_then(|problem| problem["detail"].as_str());
+    match detail {
+        Some(detail) => detail.to_owned(),
+        None => format!("the server answers {status}"),
+    }
+}
+
+/// A value as it stands in a query.
+pub fn encoded(value: &str) -> String {
+    utf8_percent_encode(value, NON_ALPHANUMERIC).to_string()
+}
+
+#[derive(Debug, PartialEq, Eq)]
+struct Url {
+    secure: bool,
+    host: String,
+    port: u16,
+    authority: String,
+}
+
+impl Url {
+    fn read(text: &str) -> Result<Url> {
+        let refused = || format!("{text:?} is not a server's address such as http://127.0.0.1:5888");
+        let uri: Uri = text.parse().with_context(refused)?;
+        let (Some(scheme), Some(authority)) = (uri.scheme_str(), uri.authority()) else {
+            bail!(refused());
+        };
+        ensure!(
+            matches!(uri.path(), "" | "/") && uri.query().is_none() && !authority.as_str().contains('@'),
+            refused()
+        );
+        let secure = match scheme {
+            "http" => false,
+            "https" => true,
+            _ => bail!(refused()),
+        };
+        Ok(Url {
+            secure,
+            host: authority.host().trim_matches(['[', ']']).to_owned(),
+            port: authority.port_u16().unwrap_or(if secure { 443 } else { 80 }),
+            authority: authority.to_string(),
+        })
+    }
+}
+
+/// `credentials.toml`, as the server made it.
+fn read_secret(path: &Path) -> Result<Secret> {
+    let reading = || {
+        format!(
+            "no secret: give --secret or POSTRIDER_SECRET, or --data-dir; reading {}",
+            path.display()
+        )
+    };
+    let text = std::fs::read_to_string(path).with_context(reading)?;
+    // The parser's own picture of the line would show the secret.
+    let table: Option<toml::Table> = toml::from_str(&text).ok();
+    let secret = table
+        .as_ref()
+        .and_then(|table| table.get("client_secret")?.as_str());
+    let missing = || format!("{} holds no client_secret", path.display());
+    Ok(Secret::new(secret.with_context(missing)?))
+}
+
+/// Trusts what the system trusts, and the server's own CA.
+fn connector(given: Option<&Path>, found: &Path) -> Result<TlsConnector> {
+    let mut roots = rustls::RootCertStore::empty();
+    roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
+    let ca = given.or_else(|| found.exists().then_some(found));
+    if let Some(path) = ca {
+        let reading = || format!("reading the certificates in {}", path.display());
+        for certificate in CertificateDer::pem_file_iter(path).with_context(reading)? {
+            roots
+                .add(certificate.with_context(reading)?)
+                .with_context(reading)?;
+        }
+    }
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let config = rustls::ClientConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()?
+        .with_root_certificates(roots)
+        .with_no_client_auth();
+    Ok(TlsConnector::from(Arc::new(config)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_are_read() {
+        let check = |text: &str, secure: bool, host: &str, port: u16, authority: &str| {
+            let expected = Url {
+                secure,
+                host: host.into(),
+                port,
+                authority: authority.into(),
+            };
+            assert_eq!(Url::read(text).unwrap(), expected, "{text}");
+        };
+        check(
+            "http://127.0.0.1:5888",
+            false,
+            "127.0.0.1",
+            5888,
+            "127.0.0.1:5888",
+        );
+        check(
+            "https://localhost:4438/",
+            true,
+            "localhost",
+            4438,
+            "localhost:4438",
+        );
+        check(
+            "https://events.example",
+            true,
+            "events.example",
+            443,
+            "events.example",
+        );
+        check("http://[::1]:5888", false, "::1", 5888, "[::1]:5888");
+        for bad in [
+            "",
+            "localhost:5888",
+            "ftp://x",
+            "http://x/y",
+            "http://x/?a=b",
+            "http://u:p@x",
+        ] {
+            let refused = Url::read(bad).unwrap_err().to_string();
+            assert!(refused.contains("is not a server's address"), "{bad}: {refused}");
+        }
+    }
+
+    #[test]
+    fn the_secret_is_found_where_the_server_put_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("credentials.toml");
+        let refused = format!("{:#}", read_secret(&path).unwrap_err());
+        assert!(refused.starts_with("no secret: give --secret"), "{refused}");
+        std::fs::write(&path, "client_id = \"x\"\nclient_secret = \"s3cret\"\n").unwrap();
+        assert_eq!(read_secret(&path).unwrap().expose(), "s3cret");
+        std::fs::write(&path, "client_secret = \"s3cret\nx").unwrap();
+        let refused = format!("{:#}", read_secret(&path).unwrap_err());
+        assert!(!refused.contains("s3cret"), "{refused}");
+    }
+
+    #[test]
+    fn a_refusal_is_told_in_the_servers_words() {
+        assert_eq!(refusal(400, br#"{"status":400,"detail":"rate: no"}"#), "rate: no");
+        assert_eq!(refusal(502, b"<html>"), "the server answers 502");
+    }
+}

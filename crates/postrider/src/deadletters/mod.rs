@@ -1,0 +1,389 @@
+//! `postrider deadletters`: what a server's dead letters are, and what is to become of them.
+
+mod follow;
+mod text;
+#[cfg(test)]
+mod tests;
+
+use crate::client::{Client, ClientFlags, encoded};
+use anyhow::{Context, Result, bail};
+use clap::ArgGroup;
+use follow::Job;
+use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
+use serde_json::{Map, Value, json};
+use std::io::{ErrorKind, IsTerminal, Write};
+use std::process::ExitCode;
+use text::Entry;
+
+const ROOT: &str = "/postrider/v1/deadletters";
+/// A page is not longer than this.
+const PAGE_MAX: usize = 1000;
+
+/// List dead letters, look at them, replay or purge them
+#[derive(Clone, Debug, clap::Args)]
+pub struct DeadLettersArgs {
+    #[command(subcommand)]
+    command: Command,
+    #[command(flatten)]
+    client: ClientFlags,
+    /// Print JSON
+    #[arg(long, global = true)]
+    json: bool,
+}
+
+#[derive(Clone, Debug, clap::Subcommand)]
+enum Command {
+    /// List dead letters, the oldest first, then those that wait to be written
+    List(ListArgs),
+    /// Print one dead letter with its event
+    Show {
+        /// As the list names it
+        id: String,
+    },
+    /// Count them by subscription and reason
+    Summary,
+    /// Deliver dead letters again; Ctrl-C cancels, --resume goes on
+    Replay(ReplayArgs),
+    /// List the replays
+    Replays,
+    /// Hide dead letters for good; blobs of which nothing is left are deleted
+    Purge(PurgeArgs),
+}
+
+/// Which dead letters are meant.
+#[derive(Clone, Debug, Default, clap::Args)]
+struct Filter {
+    /// Of this subscription: NAME or TOPIC/NAME
+    #[arg(long, value_name = "NAME")]
+    subscription: Option<String>,
+    /// Given up for this reason, such as MaxDeliveryAttemptsExceeded
+    #[arg(long)]
+    reason: Option<String>,
+    /// Dead-lettered since a time (2030-01-01T00:00:00Z), or since that long ago (2h)
+    #[arg(long, value_name = "TIME")]
+    since: Option<String>,
+}
+
+impl Filter {
+    fn given(&self) -> impl Iterator<Item = (&'static str, &String)> {
+        let all = [
+            ("subscription", &self.subscription),
+            ("reason", &self.reason),
+            ("since", &self.since),
+        ];
+        all.into_iter()
+            .filter_map(|(name, value)| Some((name, value.as_ref()?)))
+    }
+}
+
+/// A single one, named by its place or by a flag.
+#[derive(Clone, Debug, Default, clap::Args)]
+struct One {
+    /// Just this one, as the list names it
+    id: Option<String>,
+    #[arg(long = "id", value_name = "ID", hide = true, conflicts_with = "id")]
+    flag: Option<String>,
+}
+
+impl One {
+    fn id(&self) -> Option<&String> {
+        self.id.as_ref().or(self.flag.as_ref())
+    }
+}
+
+#[derive(Clone, Debug, clap::Args)]
+struct ListArgs {
+    #[command(flatten)]
+    filter: Filter,
+    /// List no more than this
+    #[arg(long, value_name = "N", default_value_t = 100, value_parser = clap::value_parser!(u64).range(1..))]
+    limit: u64,
+    /// Go on where an earlier list ended
+    #[arg(long, value_name = "TOKEN")]
+    continuation: Option<String>,
+}
+
+#[derive(Clone, Debug, clap::Args)]
+#[command(group = ArgGroup::new("which").required(true).multiple(true)
+    .args(["id", "flag", "subscription", "reason", "since", "all", "resume", "cancel"]))]
+struct ReplayArgs {
+    #[command(flatten)]
+    one: One,
+    #[command(flatten)]
+    filter: Filter,
+    /// All there are
+    #[arg(long)]
+    all: bool,
+    /// Deliver them to this subscription instead of their own
+    #[arg(long, value_name = "NAME")]
+    to: Option<String>,
+    /// No more than this in a second: N or N/s
+    #[arg(long, value_name = "N/s", value_parser = read_rate)]
+    rate: Option<u32>,
+    /// Print how many there are and do nothing
+    #[arg(long)]
+    dry_run: bool,
+    /// Go on with a replay that was cancelled
+    #[arg(long, value_name = "REPLAY", conflicts_with_all = ["id", "flag", "subscription", "reason", "since", "all", "to", "rate", "dry_run"])]
+    resume: Option<u64>,
+    /// Cancel a replay
+    #[arg(long, value_name = "REPLAY", conflicts_with_all = ["id", "flag", "subscription", "reason", "since", "all", "to", "rate", "dry_run", "resume", "detach"])]
+    cancel: Option<u64>,
+    /// Do not wait until it ends
+    #[arg(long)]
+    detach: bool,
+}
+
+#[derive(Clone, Debug, clap::Args)]
+#[command(group = ArgGroup::new("which").required(true).multiple(true)
+    .args(["id", "flag", "subscription", "reason", "since", "all"]))]
+struct PurgeArgs {
+    #[command(flatten)]
+    one: One,
+    #[command(flatten)]
+    filter: Filter,
+    /// All there are
+    #[arg(long)]
+    all: bool,
+    /// Print how many there are and do nothing
+    #[arg(long)]
+    dry_run: bool,
+    /// Do not ask
+    #[arg(long)]
+    yes: bool,
+}
+
+fn read_rate(text: &str) -> Result<u32, String> {
+    let number = text.strip_suffix("/s").unwrap_or(text);
+    let rate = number.parse().ok().filter(|rate| *rate > 0);
+    rate.ok_or_else(|| "must be a whole number of events per second, such as 50/s".to_owned())
+}
+
+pub fn run(args: &DeadLettersArgs) -> Result<ExitCode> {
+    let client = Client::new(&args.client)?;
+    let runtime = crate::serve::runtime(Some(1))?;
+    runtime.block_on(answer(&client, args))
+}
+
+async fn answer(client: &Client, args: &DeadLettersArgs) -> Result<ExitCode> {
+    match &args.command {
+        Command::List(list_args) => list(client, list_args, args.json).await?,
+        Command::Show { id } => {
+            let body = client.get(&format!("{ROOT}/{}", encoded(id))).await?;
+            match args.json {
+                true => print_raw(&body)?,
+                false => print(text::show(&read(&body)?))?,
+            }
+        }
+        Command::Summary => {
+            let body = client.get(&format!("{ROOT}/summary")).await?;
+            match args.json {
+                true => print_raw(&body)?,
+                false => print(text::summary(&read::<Listed<_>>(&body)?.value))?,
+            }
+        }
+        Command::Replays => {
+            let body = client.get(&format!("{ROOT}/replays")).await?;
+            match args.json {
+                true => print_raw(&body)?,
+                false => print(text::replays(&read::<Listed<_>>(&body)?.value))?,
+            }
+        }
+        Command::Replay(replay_args) => return replay(client, replay_args, args.json).await,
+        Command::Purge(purge_args) => purge(client, purge_args, args.json).await?,
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+#[derive(Deserialize)]
+struct Listed<T> {
+    value: Vec<T>,
+}
+
+fn read<'a, T: Deserialize<'a>>(body: &'a [u8]) -> Result<T> {
+    serde_json::from_slice(body).context("the server's answer is not understood: is it of another version?")
+}
+
+fn print_raw(body: &[u8]) -> Result<()> {
+    print(std::str::from_utf8(body)?)
+}
+
+/// Prints lines. A reader that has seen enough, such as `head`, is no reason to complain.
+fn print(text: impl std::fmt::Display) -> Result<()> {
+    match writeln!(std::io::stdout(), "{text}") {
+        Err(e) if e.kind() != ErrorKind::BrokenPipe => Err(e).context("printing"),
+        _ => Ok(()),
+    }
+}
+
+/// Entries as the server wrote them.
+#[derive(Deserialize, Serialize)]
+struct Page {
+    value: Vec<Box<RawValue>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    continuation: Option<String>,
+}
+
+async fn list(client: &Client, args: &ListArgs, json: bool) -> Result<()> {
+    let limit = usize::try_from(args.limit).unwrap_or(usize::MAX);
+    let mut all = Page {
+        value: Vec::new(),
+        continuation: args.continuation.clone(),
+    };
+    loop {
+        let path = page_path(args, limit - all.value.len(), all.continuation.as_deref());
+        let page: Page = read(&client.get(&path).await?)?;
+        all.value.extend(page.value);
+        all.continuation = page.continuation;
+        if all.continuation.is_none() || all.value.len() >= limit {
+            break;
+        }
+    }
+    if json {
+        return print(serde_json::to_string(&all)?);
+    }
+    let entries: Vec<Entry> = all
+        .value
+        .iter()
+        .map(|raw| read(raw.get().as_bytes()))
+        .collect::<Result<_>>()?;
+    if entries.is_empty() {
+        eprintln!("no dead letters");
+    } else {
+        print(text::list(&entries))?;
+    }
+    if let Some(continuation) = all.continuation {
+        eprintln!("there are more: raise --limit, or go on with --continuation {continuation}");
+    }
+    Ok(())
+}
+
+fn page_path(args: &ListArgs, left: usize, continuation: Option<&str>) -> String {
+    let mut path = format!("{ROOT}?limit={}", left.min(PAGE_MAX));
+    for (name, value) in args.filter.given() {
+        path.push_str(&format!("&{name}={}", encoded(value)));
+    }
+    if let Some(continuation) = continuation {
+        path.push_str(&format!("&continuation={}", encoded(continuation)));
+    }
+    path
+}
+
+/// What is asked for, as the server is asked for it.
+fn body(id: Option<&String>, filter: &Filter, all: bool) -> Map<String, Value> {
+    let mut body = Map::new();
+    for (name, value) in filter.given().chain(id.map(|id| ("id", id))) {
+        body.insert(name.to_owned(), json!(value));
+    }
+    if all {
+        body.insert("all".to_owned(), json!(true));
+    }
+    body
+}
+
+impl ReplayArgs {
+    fn body(&self) -> Map<String, Value> {
+        let mut body = body(self.one.id(), &self.filter, self.all);
+        if let Some(to) = &self.to {
+            body.insert("to".to_owned(), json!(to));
+        }
+        if let Some(rate) = self.rate {
+            body.insert("rate".to_owned(), json!(rate));
+        }
+        body
+    }
+}
+
+#[derive(Deserialize)]
+struct Counted {
+    count: u64,
+}
+
+async fn count(client: &Client, road: &str, mut body: Map<String, Value>) -> Result<u64> {
+    body.insert("dryRun".to_owned(), json!(true));
+    let answer = client
+        .post(&format!("{ROOT}/{road}"), &Value::Object(body))
+        .await?;
+    Ok(read::<Counted>(&answer)?.count)
+}
+
+fn print_count(count: u64, json: bool) -> Result<()> {
+    match json {
+        true => print(json!({"count": count})),
+        false => print(count),
+    }
+}
+
+async fn replay(client: &Client, args: &ReplayArgs, json: bool) -> Result<ExitCode> {
+    if args.dry_run {
+        print_count(count(client, "replay", args.body()).await?, json)?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    if let Some(id) = args.cancel {
+        let job = follow::cancel(client, id).await?;
+        follow::report(&job, json)?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    let started = match args.resume {
+        Some(id) => {
+            client
+                .post(&format!("{ROOT}/replays/{id}/resume"), &json!({}))
+                .await?
+        }
+        None => {
+            client
+                .post(&format!("{ROOT}/replay"), &Value::Object(args.body()))
+                .await?
+        }
+    };
+    let job: Job = read(&started)?;
+    if args.detach {
+        match json {
+            true => print_raw(&started)?,
+            false => print(format!(
+                "replay {} of {} dead letters is under way",
+                job.id, job.total
+            ))?,
+        }
+        return Ok(ExitCode::SUCCESS);
+    }
+    follow::follow(client, job, json).await
+}
+
+#[derive(Deserialize)]
+struct Purged {
+    purged: u64,
+}
+
+async fn purge(client: &Client, args: &PurgeArgs, json: bool) -> Result<()> {
+    let body = body(args.one.id(), &args.filter, args.all);
+    if args.dry_run {
+        return print_count(count(client, "purge", body).await?, json);
+    }
+    if !args.yes {
+        if !std::io::stdin().is_terminal() {
+            bail!("there is no terminal to ask at: give --yes to purge, or --dry-run to count");
+        }
+        let found = count(client, "purge", body.clone()).await?;
+        if found == 0 || !confirmed(found)? {
+            eprintln!("nothing purged");
+            return Ok(());
+        }
+    }
+    let answer = client
+        .post(&format!("{ROOT}/purge"), &Value::Object(body))
+        .await?;
+    match json {
+        true => print_raw(&answer),
+        false => print(format!("purged {}", read::<Purged>(&answer)?.purged)),
+    }
+}
+
+fn confirmed(count: u64) -> Result<bool> {
+    eprint!("Purge {count} dead letters for good? [y/N] ");
+    std::io::stderr().flush()?;
+    let mut answer = String::new();
+    std::io::stdin().read_line(&mut answer)?;
+    Ok(matches!(answer.trim().to_lowercase().as_str(), "y" | "yes"))
+}

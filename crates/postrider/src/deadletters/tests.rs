@@ -1,0 +1,83 @@
+//! What the command line is taken to mean.
+
+use super::*;
+use clap::Parser;
+
+#[derive(Parser)]
+struct Cli {
+    #[command(flatten)]
+    args: DeadLettersArgs,
+}
+
+fn parse(line: &str) -> Result<Command, String> {
+    let words = ["deadletters"].into_iter().chain(line.split_whitespace());
+    let cli = Cli::try_parse_from(words).map_err(|e| e.to_string())?;
+    Ok(cli.args.command)
+}
+
+#[test]
+fn a_replay_is_asked_for_as_it_was_typed() {
+    let check = |line: &str, expected: Value| match parse(line).unwrap() {
+        Command::Replay(args) => assert_eq!(Value::Object(args.body()), expected, "{line}"),
+        other => panic!("{other:?}"),
+    };
+    check("replay 12-0", json!({"id": "12-0"}));
+    check("replay --id 12-0", json!({"id": "12-0"}));
+    check("replay --all", json!({"all": true}));
+    check(
+        "replay --subscription orders/audit --reason TimeToLiveExceeded --since 2h --to mail --rate 50/s",
+        json!({
+            "subscription": "orders/audit", "reason": "TimeToLiveExceeded", "since": "2h", "to": "mail", "rate": 50,
+        }),
+    );
+    check("replay --all --rate 7 --detach", json!({"all": true, "rate": 7}));
+}
+
+#[test]
+fn what_cannot_be_meant_is_refused() {
+    let check = |line: &str, expected: &str| {
+        let refused = parse(line).err().unwrap_or_else(|| panic!("{line}"));
+        assert!(refused.contains(expected), "{line}: {refused}");
+    };
+    check("replay", "required");
+    check("replay --rate 5 --to mail", "required");
+    check("purge --yes", "required");
+    check("replay --all --rate 0", "such as 50/s");
+    check("replay --all --rate 5/m", "such as 50/s");
+    check("replay --resume 1 --rate 5", "cannot be used with");
+    check("replay --cancel 1 --resume 1", "cannot be used with");
+    check("list --limit 0", "0 is not in 1..");
+    check("list --colour red", "--colour");
+    check("show", "<ID>");
+}
+
+#[test]
+fn pages_are_asked_for_within_the_limit() {
+    let Command::List(args) = parse("list --subscription a/b --since 2030-01-01T00:00:00+02:00").unwrap()
+    else {
+        panic!("a list");
+    };
+    let filter = "&subscription=a%2Fb&since=2030%2D01%2D01T00%3A00%3A00%2B02%3A00";
+    assert_eq!(page_path(&args, 100, None), format!("{ROOT}?limit=100{filter}"));
+    assert_eq!(
+        page_path(&args, 5000, Some("written.1.2")),
+        format!("{ROOT}?limit=1000{filter}&continuation=written%2E1%2E2")
+    );
+}
+
+#[test]
+fn flags_go_before_or_after_the_command() {
+    let line = [
+        "deadletters",
+        "list",
+        "--server",
+        "http://h:1",
+        "--secret",
+        "s",
+        "--json",
+    ];
+    let cli = Cli::try_parse_from(line).unwrap();
+    assert_eq!(cli.args.client.server, "http://h:1");
+    assert!(cli.args.json);
+    assert_eq!(format!("{:?}", cli.args.client.secret), "Some(Secret)");
+}

@@ -1,0 +1,241 @@
+//! Dead letters and replays for people. Whatever a publisher wrote is shown, never obeyed by the terminal.
+
+use super::follow::Job;
+use crate::receiver::{indented, printable};
+use comfy_table::{Cell, CellAlignment, Table, presets};
+use serde::Deserialize;
+use serde_json::value::RawValue;
+use std::collections::BTreeMap;
+
+/// A dead letter as the server tells of it.
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Entry {
+    id: String,
+    state: String,
+    topic: String,
+    subscription: String,
+    reason: String,
+    delivery_attempts: Option<u64>,
+    last_delivery_outcome: Option<String>,
+    publish_time: Option<String>,
+    last_delivery_attempt_time: Option<String>,
+    dead_lettered_time: String,
+    due: Option<String>,
+    trouble: Option<String>,
+    event_id: Option<String>,
+    event_type: Option<String>,
+    subject: Option<String>,
+    blob: Option<BlobPlace>,
+    replays: Option<u64>,
+    #[serde(default)]
+    missing: bool,
+    event: Option<Box<RawValue>>,
+}
+
+#[derive(Debug, Deserialize)]
+struct BlobPlace {
+    account: String,
+    container: String,
+    path: String,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Tally {
+    topic: String,
+    subscription: String,
+    subscription_id: u64,
+    #[serde(default)]
+    deleted: bool,
+    written: u64,
+    reasons: BTreeMap<String, u64>,
+    pending: u64,
+    trouble: Option<String>,
+}
+
+fn table(columns: &[&str], numbers: &[usize]) -> Table {
+    let mut table = Table::new();
+    table
+        .load_preset(presets::UTF8_FULL_CONDENSED)
+        .set_header(columns.iter().map(Cell::new));
+    for (at, column) in table.column_iter_mut().enumerate() {
+        if numbers.contains(&at) {
+            column.set_cell_alignment(CellAlignment::Right);
+        }
+    }
+    table
+}
+
+pub fn list(entries: &[Entry]) -> Table {
+    let columns = [
+        "id",
+        "subscription",
+        "reason",
+        "attempts",
+        "last outcome",
+        "dead-lettered",
+        "event",
+        "type",
+        "replays",
+    ];
+    let mut table = table(&columns, &[3, 8]);
+    for entry in entries {
+        let or_dash = |text: &Option<String>| text.as_deref().map_or("-".into(), harmless);
+        let number = |number: Option<u64>| number.map_or("-".into(), |number| number.to_string());
+        let when = match (&entry.due, entry.missing) {
+            (Some(due), _) => format!("to be written {}", to_the_second(due)),
+            (None, true) => format!("{} (blob is gone)", to_the_second(&entry.dead_lettered_time)),
+            (None, false) => to_the_second(&entry.dead_lettered_time),
+        };
+        table.add_row([
+            harmless(&entry.id),
+            harmless(&format!("{}/{}", entry.topic, entry.subscription)),
+            harmless(&entry.reason),
+            number(entry.delivery_attempts),
+            or_dash(&entry.last_delivery_outcome),
+            when,
+            or_dash(&entry.event_id),
+            or_dash(&entry.event_type),
+            number(entry.replays),
+        ]);
+    }
+    table
+}
+
+/// `2030-01-01T00:00:00Z` is enough for a table.
+fn to_the_second(time: &str) -> String {
+    match time.split_once('.') {
+        Some((seconds, fraction)) if fraction.ends_with('Z') => harmless(&format!("{seconds}Z")),
+        _ => harmless(time),
+    }
+}
+
+pub fn show(entry: &Entry) -> String {
+    let subscription = format!("{}/{}", entry.topic, entry.subscription);
+    let blob = entry
+        .blob
+        .as_ref()
+        .map(|blob| format!("{}/{}/{}", blob.account, blob.container, blob.path));
+    let attempts = entry.delivery_attempts.map(|attempts| attempts.to_string());
+    let replays = entry.replays.map(|replays| replays.to_string());
+    let missing = entry.missing.then_some("the blob, or this event in it");
+    let lines = [
+        ("id", Some(entry.id.as_str())),
+        ("state", Some(&entry.state)),
+        ("subscription", Some(&subscription)),
+        ("reason", Some(&entry.reason)),
+        ("attempts", attempts.as_deref()),
+        ("last outcome", entry.last_delivery_outcome.as_deref()),
+        ("published", entry.publish_time.as_deref()),
+        ("last attempt", entry.last_delivery_attempt_time.as_deref()),
+        ("dead-lettered", Some(&entry.dead_lettered_time)),
+        ("to be written", entry.due.as_deref()),
+        ("trouble", entry.trouble.as_deref()),
+        ("blob", blob.as_deref()),
+        ("missing", missing),
+        ("replays", replays.as_deref()),
+        ("event", entry.event_id.as_deref()),
+        ("type", entry.event_type.as_deref()),
+        ("subject", entry.subject.as_deref()),
+    ];
+    let mut text = String::new();
+    for (name, value) in lines {
+        if let Some(value) = value {
+            text.push_str(&format!("{name:<15}{}\n", harmless(value)));
+        }
+    }
+    if let Some(event) = &entry.event {
+        text.push_str(&format!(
+            "\n{}",
+            printable(&indented(event.get(), usize::MAX), true)
+        ));
+    }
+    text.trim_end().to_owned()
+}
+
+pub fn summary(tallies: &[Tally]) -> Table {
+    let columns = [
+        "subscription",
+        "number",
+        "reason",
+        "written",
+        "pending",
+        "trouble",
+    ];
+    let mut table = table(&columns, &[1, 3, 4]);
+    for tally in tallies {
+        let deleted = if tally.deleted { " (deleted)" } else { "" };
+        let name = format!("{}/{}{deleted}", tally.topic, tally.subscription);
+        let trouble = tally.trouble.as_deref().unwrap_or("");
+        table.add_row([
+            harmless(&name),
+            tally.subscription_id.to_string(),
+            "all".to_owned(),
+            tally.written.to_string(),
+            tally.pending.to_string(),
+            harmless(trouble),
+        ]);
+        for (reason, count) in &tally.reasons {
+            let row = ["", "", &harmless(reason), &count.to_string(), "", ""].map(str::to_owned);
+            table.add_row(row);
+        }
+    }
+    table
+}
+
+pub fn replays(jobs: &[Job]) -> Table {
+    let columns = ["replay", "state", "begun", "replayed", "failed", "of", "what"];
+    let mut table = table(&columns, &[0, 3, 4, 5]);
+    for job in jobs {
+        table.add_row([
+            job.id.to_string(),
+            harmless(&job.state),
+            to_the_second(&job.created),
+            job.replayed.to_string(),
+            job.failed.to_string(),
+            job.total.to_string(),
+            what(job),
+        ]);
+    }
+    table
+}
+
+/// What was asked for, in short.
+fn what(job: &Job) -> String {
+    let told = ["subscription", "reason", "since", "id", "to", "rate"]
+        .iter()
+        .filter_map(|name| {
+            let value = match &job.request[name] {
+                serde_json::Value::Null => return None,
+                serde_json::Value::String(text) => text.clone(),
+                other => other.to_string(),
+            };
+            Some(format!("{name} {}", harmless(&value)))
+        });
+    let told: Vec<_> = told.collect();
+    match told.is_empty() {
+        true => "all".to_owned(),
+        false => told.join(", "),
+    }
+}
+
+/// On one line, and nothing that a terminal would obey.
+fn harmless(text: &str) -> String {
+    printable(text, false)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_publisher_does_not_reach_the_terminal() {
+        let entry: Entry = serde_json::from_str(
+            r#"{"id":"1-0","state":"written","topic":"t","subscription":"s","reason":"r",
+                "deadLetteredTime":"2023-11-10T19:13:20.0000000Z","eventId":"\u001b[2Jx\n"}"#,
+        )
+        .unwrap();
+        assert!(list(&[entry]).to_string().contains(r"\u001b[2Jx\u000a"));
+    }
+}
