@@ -64,7 +64,7 @@ impl Timestamp {
     pub fn civil(self) -> Civil {
         let at = jiff::Timestamp::from_nanosecond(i128::from(self.0))
             .expect("64 bits of nanoseconds lie within jiff's range");
-        let z = at.to_zoned(jiff::tz::TimeZone::UTC);
+        let z = jiff::tz::Offset::UTC.to_datetime(at);
         Civil {
             year: z.year(),
             month: z.month() as u8,

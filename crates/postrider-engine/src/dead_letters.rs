@@ -29,7 +29,7 @@ pub const LETTERS_PER_BLOB_MAX: usize = 5000;
 /// … and is not longer than this, unless a single event is.
 pub const BLOB_BYTES_MAX: usize = 4 << 20;
 /// Blobs of one subscription that are written at the same time.
-const BLOBS_IN_FLIGHT_MAX: usize = 3;
+pub const BLOBS_IN_FLIGHT_MAX: usize = 6;
 /// Bytes that the diagnostics add to an event, about.
 const DIAGNOSTICS_BYTES: usize = 320;
 /// Waits before a blob that could not be written is tried again; the last one repeats.
@@ -102,10 +102,8 @@ impl DeadLetters {
 
 /// Letters that go into one blob, and what it will be called.
 struct Draft {
-    of: SubscriptionId,
+    plan: Arc<Plan>,
     place: DeadLetterDestination,
-    path: String,
-    body: Bytes,
     letters: Vec<Letter>,
     record: BlobRecord,
 }
@@ -285,9 +283,7 @@ impl Engine {
             .await?;
             return Ok(None);
         };
-        let identity = self.log.identity();
-        let body = Bytes::from(write_body(&plan, &letters, identity));
-        let path = blob_path(&plan, &letters[0], identity, now);
+        let path = blob_path(&plan, &letters[0], self.log.identity(), now);
         let record = BlobRecord {
             id: BlobId(0),
             subscription: of,
@@ -295,18 +291,16 @@ impl Engine {
             topic_name: plan.topic.topic.name.clone(),
             account: place.account_name().to_owned(),
             container: place.container.clone(),
-            path: path.clone(),
+            path,
             written: now,
-            bytes: body.len() as u64,
+            bytes: 0,
             marks: letters.iter().map(mark).collect(),
         };
         Ok(Some(Draft {
-            of,
             place: place.clone(),
-            path,
-            body,
             letters,
             record,
+            plan,
         }))
     }
 
@@ -314,14 +308,15 @@ impl Engine {
     /// writes them again, never not at all.
     async fn write_blob(self: Arc<Self>, draft: Draft) -> Result<(), String> {
         let Draft {
-            of,
+            plan,
             place,
-            path,
-            body,
             letters,
-            record,
+            mut record,
         } = draft;
-        let length = body.len();
+        // Here rather than where the letters are read: blobs are put together side by side.
+        let body = Bytes::from(write_body(&plan, &letters, self.log.identity()));
+        let (length, path) = (body.len(), record.path.clone());
+        record.bytes = length as u64;
         let put = self
             .dead_letters
             .blobs
@@ -336,7 +331,10 @@ impl Engine {
                 .map_err(|e| e.to_string())?;
         }
         let keys = letters.iter().map(Letter::key).collect();
-        self.log.letters_done(of, keys).await.map_err(internal)?;
+        self.log
+            .letters_done(plan.subscription.id, keys)
+            .await
+            .map_err(internal)?;
         add(&self.dispatcher.counters.dead_letters_written, letters.len());
         add(&self.dispatcher.counters.blobs_written, 1);
         Ok(())

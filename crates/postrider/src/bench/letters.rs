@@ -18,7 +18,7 @@ use postrider_core::time::{Clock, Timestamp};
 use postrider_embedded::{EmbeddedArchive, EmbeddedCatalog, EmbeddedLog};
 use postrider_engine::blobs::Blobs;
 use postrider_engine::clock::SystemClock;
-use postrider_engine::dead_letters::DeadLetters;
+use postrider_engine::dead_letters::{BLOBS_IN_FLIGHT_MAX, DeadLetters};
 use postrider_engine::deliver::{Answer, Reply, Request, Transport};
 use postrider_engine::virtual_time::{Target, TestClock, VirtualTime, WatchedTransport};
 use postrider_engine::{Engine, Parts, dispatch};
@@ -34,8 +34,6 @@ use tokio::time::Instant;
 const EVENTS_PER_REQUEST: u64 = 100;
 /// Publish requests under way.
 const PUBLISHING_MAX: usize = 64;
-/// As many blobs at once as the server writes for one subscription.
-const BLOBS_IN_FLIGHT: usize = 3;
 const CONTAINER: &str = "letters";
 
 #[derive(Clone, Debug, Serialize)]
@@ -90,7 +88,7 @@ pub async fn measure(args: &BenchArgs, count: u64) -> Result<Letters> {
     let mut writing: JoinSet<Result<()>> = JoinSet::new();
     let total = blobs.len();
     for (path, body) in blobs {
-        while writing.len() >= BLOBS_IN_FLIGHT {
+        while writing.len() >= BLOBS_IN_FLIGHT_MAX {
             writing.join_next().await.transpose()?.transpose()?;
         }
         let stores = stores.clone();
