@@ -3,18 +3,24 @@
 //! A lane is a task that claims, attempts, settles, and claims again. A subscription has lanes only
 //! while it has work; an idle one costs nothing.
 
+mod endpoints;
+mod late_answers;
+mod time;
+
+pub use endpoints::EndpointStatus;
+use time::Alarm;
+
 use crate::Error;
 use crate::attempt::{Attempted, BatchDefaults, Plan};
 use crate::counters::{Counters, add, by_reason};
 use crate::delays::Delays;
 use crate::deliver::{Reply, Transport};
 use crate::directory::TopicEntry;
-use crate::endpoint::{self, Admission, Ended, Endpoint, Left, Pass};
+use crate::endpoint::{Admission, Ended, Endpoint, Left, Pass};
 use crate::late::LateBook;
 use http::Uri;
-use postrider_core::ids::{Position, SubscriptionId};
+use postrider_core::ids::SubscriptionId;
 use postrider_core::outcome::Outcome;
-use postrider_core::probation::{Delay, EndpointDelay};
 use postrider_core::profile::Profile;
 use postrider_core::retry::{Next, Reason, chance};
 use postrider_core::subscription::Subscription;
@@ -25,11 +31,11 @@ use rustc_hash::FxHashMap;
 use std::collections::BTreeMap;
 use std::future::Future;
 use std::pin::Pin;
-use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
+use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, AtomicUsize};
 use std::sync::{Arc, Mutex, RwLock, Weak};
 use std::time::Duration;
-use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
+use tokio::sync::{Notify, Semaphore};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
@@ -165,13 +171,6 @@ pub struct Dispatcher {
     pub counters: Counters,
 }
 
-enum Alarm {
-    Endpoint(Weak<Endpoint>),
-    Outlet(Weak<Outlet>),
-    /// Lanes of this outlet have been parked for a while.
-    Parked(Weak<Outlet>),
-}
-
 impl Dispatcher {
     pub fn new(
         log: Arc<dyn EventLog>,
@@ -204,16 +203,6 @@ impl Dispatcher {
         dispatcher.tasks.spawn(dispatcher.clone().keep_time());
         dispatcher.tasks.spawn(dispatcher.clone().keep_delays());
         dispatcher
-    }
-
-    /// What an earlier life knew about sick endpoints. To be said before subscriptions are put.
-    pub fn restore(&self, delays: Vec<EndpointDelay>) {
-        self.delays.restore(delays);
-    }
-
-    /// All subscriptions of the earlier life have been put.
-    pub fn restored(&self) {
-        self.delays.forget_restored();
     }
 
     /// Takes up a subscription, or what has changed about it.
@@ -258,92 +247,6 @@ impl Dispatcher {
 
     pub fn outlet(&self, id: SubscriptionId) -> Option<Arc<Outlet>> {
         self.outlets.read().expect("no panic holds it").get(&id).cloned()
-    }
-
-    fn endpoint(&self, url: &Uri) -> Arc<Endpoint> {
-        let name = endpoint::name(url);
-        let mut endpoints = self.endpoints.lock().expect("no panic holds it");
-        if let Some(known) = endpoints.get(&name).and_then(Weak::upgrade) {
-            return known;
-        }
-        self.forget_unused(&mut endpoints);
-        let endpoint = Arc::new(Endpoint::new(
-            name.clone(),
-            self.config.in_flight_per_endpoint_max,
-            self.delays.take_restored(&name),
-        ));
-        endpoints.insert(name, Arc::downgrade(&endpoint));
-        endpoint
-    }
-
-    /// Endpoints that nobody sends to any more are not remembered, nor is their delay.
-    fn forget_unused(&self, endpoints: &mut FxHashMap<String, Weak<Endpoint>>) {
-        endpoints.retain(|name, weak| {
-            let used = weak.strong_count() > 0;
-            if !used {
-                self.delays.note(name, None);
-            }
-            used
-        });
-    }
-
-    /// Every endpoint that subscriptions point to, by name.
-    pub fn endpoints(&self) -> Vec<EndpointStatus> {
-        let mut found: BTreeMap<String, EndpointStatus> = BTreeMap::new();
-        for outlet in self.outlets.read().expect("no panic holds it").values() {
-            let Some(plan) = outlet.plan() else {
-                continue;
-            };
-            let backlog = self.log.backlog(outlet.id);
-            let status = found
-                .entry(plan.endpoint.name.clone())
-                .or_insert_with(|| EndpointStatus {
-                    name: plan.endpoint.name.clone(),
-                    state: plan.endpoint.state(),
-                    waiting: 0,
-                    subscriptions: Vec::new(),
-                });
-            status.waiting += backlog.waiting + backlog.retrying;
-            status.subscriptions.push(outlet.id);
-        }
-        for status in found.values_mut() {
-            status.subscriptions.sort();
-        }
-        found.into_values().collect()
-    }
-
-    /// Ends the delay of an endpoint by hand. Whether there was one.
-    pub fn admit_again(self: &Arc<Self>, endpoint: &str) -> bool {
-        let known = {
-            let endpoints = self.endpoints.lock().expect("no panic holds it");
-            endpoints.get(endpoint).and_then(Weak::upgrade)
-        };
-        known.is_some_and(|endpoint| self.recover(&endpoint))
-    }
-
-    /// An endpoint has shown that it is well, or someone says so. Whether that ended a delay.
-    fn recover(self: &Arc<Self>, endpoint: &Endpoint) -> bool {
-        let ended = endpoint.recover();
-        if ended {
-            self.note_delay(endpoint, None);
-            for outlet in endpoint.take_waiting() {
-                self.wake(&outlet, self.config.in_flight_per_endpoint_max);
-            }
-        }
-        ended
-    }
-
-    fn note_delay(&self, endpoint: &Endpoint, delay: Option<Delay>) {
-        match delay {
-            Some(delay) => tracing::warn!(
-                endpoint = %endpoint.name,
-                cause = %delay.cause,
-                until = %delay.until,
-                "endpoint keeps failing: its deliveries are delayed"
-            ),
-            None => tracing::info!(endpoint = %endpoint.name, "endpoint is well again: deliveries go on"),
-        }
-        self.delays.note(&endpoint.name, delay);
     }
 
     /// Says that about `count` deliveries more can be claimed: starts lanes for them.
@@ -560,81 +463,6 @@ impl Dispatcher {
         waited
     }
 
-    /// Keeps the connection of a timed-out attempt for a late answer, if the profile allows for one and
-    /// something is left that it could change.
-    fn listen(
-        &self,
-        plan: &Arc<Plan>,
-        outlet: &Arc<Outlet>,
-        sending: Sending,
-        sent: Timestamp,
-        settled: &[Settled],
-    ) -> Option<Listening> {
-        let until = sent + plan.profile.late_window?;
-        let waiting: Vec<(Timestamp, Position)> = settled
-            .iter()
-            .filter_map(|one| match one.next {
-                Next::RetryAt(due) => Some((due, one.claim.position())),
-                _ => None,
-            })
-            .collect();
-        if waiting.is_empty() {
-            return None;
-        }
-        let place = self.late_room.clone().try_acquire_owned().ok()?;
-        outlet.late.listen(&waiting);
-        Some(Listening {
-            plan: plan.clone(),
-            outlet: outlet.clone(),
-            sending,
-            until,
-            waiting,
-            _place: place,
-        })
-    }
-
-    /// A success that comes late takes the deliveries out of the retry queue; a failure changes nothing.
-    async fn hear_late(self: Arc<Self>, listening: Listening) {
-        let Listening {
-            plan,
-            outlet,
-            mut sending,
-            until,
-            waiting,
-            _place,
-        } = listening;
-        let mut window = self.clock.sleep_until(until);
-        let reply = tokio::select! {
-            biased;
-            reply = &mut sending => Some(reply),
-            () = self.stop.cancelled() => None,
-            () = &mut window => None,
-        };
-        let now = self.clock.now();
-        // Nobody may have looked for a while: the disk was full, or the clock was set.
-        let in_time = now <= until;
-        let success = reply.is_some_and(|r| in_time && plan.outcome(&r, now).outcome == Outcome::Success);
-        if !success {
-            outlet.late.unheard(&waiting);
-            return;
-        }
-        self.late_busy.fetch_add(1, AcqRel);
-        self.recover(&plan.endpoint);
-        match self.log.withdraw(outlet.id, outlet.late.heard(&waiting)).await {
-            Ok(ended) => {
-                outlet.late.forget(&ended);
-                for counters in [&self.counters, &outlet.counters] {
-                    add(&counters.delivered, ended.len());
-                    add(&counters.delivered_late, ended.len());
-                }
-            }
-            Err(e) => {
-                tracing::error!(error = %e, "cannot record a late answer; the events will be sent again")
-            }
-        }
-        self.late_busy.fetch_sub(1, AcqRel);
-    }
-
     fn follow_up(
         &self,
         plan: &Plan,
@@ -757,141 +585,10 @@ impl Dispatcher {
         }
     }
 
-    fn alarm(&self, at: Timestamp, alarm: Alarm) {
-        let number = self.alarm_number.fetch_add(1, Relaxed);
-        let mut alarms = self.alarms.lock().expect("no panic holds it");
-        let first = alarms.first_key_value().map(|(key, _)| key.0);
-        let known = alarms
-            .range((at, 0)..=(at, u64::MAX))
-            .any(|(_, other)| other.same(&alarm));
-        if !known {
-            alarms.insert((at, number), alarm);
-        }
-        drop(alarms);
-        if first.is_none_or(|first| at < first) {
-            self.changed.notify_one();
-        }
-    }
-
-    /// Wakes subscriptions when their retries come due and endpoints when their delays are over.
-    async fn keep_time(self: Arc<Self>) {
-        loop {
-            // What is due by now and still waits is held back by its endpoint, which sees to it. The clock may
-            // have been set back since the last time: what is due counts from what it shows now.
-            let now = self.clock.now();
-            // Until the next time is known, everything that comes is earlier.
-            self.looks_at.store(i64::MAX, Release);
-            self.look(now);
-            let alarm = self
-                .alarms
-                .lock()
-                .expect("no panic holds it")
-                .first_key_value()
-                .map(|(key, _)| key.0);
-            let next = [self.log.next_due_after(now), alarm].into_iter().flatten().min();
-            let looks_at = next.unwrap_or(Timestamp::MAX);
-            self.looks_at.store(looks_at.nanos(), Release);
-            tokio::select! {
-                biased;
-                () = self.stop.cancelled() => return,
-                () = self.changed.notified() => {}
-                () = self.clock.sleep_until(looks_at), if next.is_some() => {}
-            }
-        }
-    }
-
-    /// Sets everything going that is due by `now`.
-    pub(crate) fn look(self: &Arc<Self>, now: Timestamp) {
-        for id in self.log.due(now) {
-            if let Some(outlet) = self.outlet(id) {
-                self.wake(&outlet, self.config.in_flight_per_endpoint_max);
-            }
-        }
-        for alarm in self.take_alarms(now) {
-            self.ring(&alarm);
-        }
-    }
-
-    /// When something is due next that is not due by `now`, as far as the log and the alarms know.
-    pub(crate) fn next_instant(&self, now: Timestamp) -> Option<Timestamp> {
-        let alarms = self.alarms.lock().expect("no panic holds it");
-        let alarm = alarms
-            .iter()
-            .find(|(key, alarm)| key.0 > now && !matches!(alarm, Alarm::Parked(_)));
-        let alarm = alarm.map(|(key, _)| key.0);
-        [self.log.next_due_after(now), alarm].into_iter().flatten().min()
-    }
-
-    /// Whether any lane does something other than wait for work or for an answer.
-    pub(crate) fn is_busy(&self) -> bool {
-        let busy = |outlet: &Arc<Outlet>| {
-            let resting = outlet.parked.load(Acquire) + outlet.sending.load(Acquire);
-            outlet.lanes.load(Acquire) > resting
-        };
-        self.late_busy.load(Acquire) > 0 || self.outlets.read().expect("no panic holds it").values().any(busy)
-    }
-
-    /// A number that changes whenever something has been set going or has come to an end.
-    pub(crate) fn pulse(&self) -> u64 {
-        let outlets = self.outlets.read().expect("no panic holds it");
-        let signals = outlets.values().map(|outlet| outlet.signals.load(Acquire));
-        signals.fold(self.counters.pulse(), u64::wrapping_add)
-    }
-
-    /// Keeps the delays of endpoints as they change.
-    async fn keep_delays(self: Arc<Self>) {
-        loop {
-            tokio::select! {
-                biased;
-                () = self.stop.cancelled() => return,
-                () = self.delays.changed.notified() => self.save_delays().await,
-            }
-        }
-    }
-
-    async fn save_delays(&self) {
-        if let Err(e) = self.delays.save().await {
-            tracing::error!(error = %e, "cannot keep the delays of endpoints");
-        }
-    }
-
     /// Makes everything durable that has happened so far.
     pub async fn flush(&self) -> Result<(), Error> {
         self.delays.save().await?;
         Ok(self.log.flush().await?)
-    }
-
-    fn take_alarms(&self, now: Timestamp) -> Vec<Alarm> {
-        let mut alarms = self.alarms.lock().expect("no panic holds it");
-        let later = alarms.split_off(&(now + Duration::from_nanos(1), 0));
-        std::mem::replace(&mut *alarms, later).into_values().collect()
-    }
-
-    fn ring(self: &Arc<Self>, alarm: &Alarm) {
-        match alarm {
-            Alarm::Endpoint(endpoint) => {
-                let waiting = endpoint.upgrade().map(|e| e.take_waiting()).unwrap_or_default();
-                for outlet in waiting {
-                    self.wake(&outlet, 1);
-                }
-            }
-            Alarm::Outlet(outlet) => {
-                if let Some(outlet) = outlet.upgrade() {
-                    self.wake(&outlet, 1);
-                }
-            }
-            Alarm::Parked(outlet) => {
-                let Some(outlet) = outlet.upgrade() else {
-                    return;
-                };
-                if outlet.busy.swap(false, AcqRel) {
-                    self.alarm(self.clock.now() + LINGER, Alarm::Parked(Arc::downgrade(&outlet)));
-                } else {
-                    outlet.reaping.store(false, Release);
-                    outlet.unpark_all();
-                }
-            }
-        }
     }
 
     /// Claims nothing more, waits for attempts under way until `patience` is over, gives up the rest.
@@ -913,43 +610,11 @@ impl Dispatcher {
     }
 }
 
-/// An endpoint and who sends there.
-#[derive(Clone, Debug)]
-pub struct EndpointStatus {
-    /// Scheme, host, port and path.
-    pub name: String,
-    pub state: endpoint::State,
-    /// Events that wait for their first attempt or for the next one.
-    pub waiting: u64,
-    pub subscriptions: Vec<SubscriptionId>,
-}
-
 /// How waiting for an answer ended.
 enum Waited {
     Answered(Attempted),
     TimedOut,
     TornDown,
-}
-
-/// A timed-out attempt whose answer may still come.
-struct Listening {
-    plan: Arc<Plan>,
-    outlet: Arc<Outlet>,
-    sending: Sending,
-    until: Timestamp,
-    /// Its deliveries, with the times at which they were to be retried.
-    waiting: Vec<(Timestamp, Position)>,
-    _place: OwnedSemaphorePermit,
-}
-
-impl Alarm {
-    fn same(&self, other: &Alarm) -> bool {
-        match (self, other) {
-            (Alarm::Endpoint(a), Alarm::Endpoint(b)) => a.ptr_eq(b),
-            (Alarm::Outlet(a), Alarm::Outlet(b)) | (Alarm::Parked(a), Alarm::Parked(b)) => a.ptr_eq(b),
-            _ => false,
-        }
-    }
 }
 
 /// Takes out the claims that are not to be attempted: too late, or delivered by an attempt whose answer

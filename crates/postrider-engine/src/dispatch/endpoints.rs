@@ -1,0 +1,136 @@
+//! The endpoints that subscriptions share, and what is remembered of the sick ones.
+
+use super::Dispatcher;
+use crate::endpoint::{self, Endpoint};
+use http::Uri;
+use postrider_core::ids::SubscriptionId;
+use postrider_core::probation::{Delay, EndpointDelay};
+use rustc_hash::FxHashMap;
+use std::collections::BTreeMap;
+use std::sync::{Arc, Weak};
+
+/// An endpoint and who sends there.
+#[derive(Clone, Debug)]
+pub struct EndpointStatus {
+    /// Scheme, host, port and path.
+    pub name: String,
+    pub state: endpoint::State,
+    /// Events that wait for their first attempt or for the next one.
+    pub waiting: u64,
+    pub subscriptions: Vec<SubscriptionId>,
+}
+
+impl Dispatcher {
+    /// What an earlier life knew about sick endpoints. To be said before subscriptions are put.
+    pub fn restore(&self, delays: Vec<EndpointDelay>) {
+        self.delays.restore(delays);
+    }
+
+    /// All subscriptions of the earlier life have been put.
+    pub fn restored(&self) {
+        self.delays.forget_restored();
+    }
+
+    pub(super) fn endpoint(&self, url: &Uri) -> Arc<Endpoint> {
+        let name = endpoint::name(url);
+        let mut endpoints = self.endpoints.lock().expect("no panic holds it");
+        if let Some(known) = endpoints.get(&name).and_then(Weak::upgrade) {
+            return known;
+        }
+        self.forget_unused(&mut endpoints);
+        let endpoint = Arc::new(Endpoint::new(
+            name.clone(),
+            self.config.in_flight_per_endpoint_max,
+            self.delays.take_restored(&name),
+        ));
+        endpoints.insert(name, Arc::downgrade(&endpoint));
+        endpoint
+    }
+
+    /// Endpoints that nobody sends to any more are not remembered, nor is their delay.
+    pub(super) fn forget_unused(&self, endpoints: &mut FxHashMap<String, Weak<Endpoint>>) {
+        endpoints.retain(|name, weak| {
+            let used = weak.strong_count() > 0;
+            if !used {
+                self.delays.note(name, None);
+            }
+            used
+        });
+    }
+
+    /// Every endpoint that subscriptions point to, by name.
+    pub fn endpoints(&self) -> Vec<EndpointStatus> {
+        let mut found: BTreeMap<String, EndpointStatus> = BTreeMap::new();
+        for outlet in self.outlets.read().expect("no panic holds it").values() {
+            let Some(plan) = outlet.plan() else {
+                continue;
+            };
+            let backlog = self.log.backlog(outlet.id);
+            let status = found
+                .entry(plan.endpoint.name.clone())
+                .or_insert_with(|| EndpointStatus {
+                    name: plan.endpoint.name.clone(),
+                    state: plan.endpoint.state(),
+                    waiting: 0,
+                    subscriptions: Vec::new(),
+                });
+            status.waiting += backlog.waiting + backlog.retrying;
+            status.subscriptions.push(outlet.id);
+        }
+        for status in found.values_mut() {
+            status.subscriptions.sort();
+        }
+        found.into_values().collect()
+    }
+
+    /// Ends the delay of an endpoint by hand. Whether there was one.
+    pub fn admit_again(self: &Arc<Self>, endpoint: &str) -> bool {
+        let known = {
+            let endpoints = self.endpoints.lock().expect("no panic holds it");
+            endpoints.get(endpoint).and_then(Weak::upgrade)
+        };
+        known.is_some_and(|endpoint| self.recover(&endpoint))
+    }
+
+    /// An endpoint has shown that it is well, or someone says so. Whether that ended a delay.
+    pub(super) fn recover(self: &Arc<Self>, endpoint: &Endpoint) -> bool {
+        let ended = endpoint.recover();
+        if ended {
+            self.note_delay(endpoint, None);
+            for outlet in endpoint.take_waiting() {
+                self.wake(&outlet, self.config.in_flight_per_endpoint_max);
+            }
+        }
+        ended
+    }
+
+    pub(super) fn note_delay(&self, endpoint: &Endpoint, delay: Option<Delay>) {
+        match delay {
+            Some(delay) => tracing::warn!(
+                endpoint = %endpoint.name,
+                cause = %delay.cause,
+                until = %delay.until,
+                "endpoint keeps failing: its deliveries are delayed"
+            ),
+            None => tracing::info!(endpoint = %endpoint.name, "endpoint is well again: deliveries go on"),
+        }
+        self.delays.note(&endpoint.name, delay);
+    }
+
+    /// Keeps the delays of endpoints as they change.
+    pub(super) async fn keep_delays(self: Arc<Self>) {
+        loop {
+            tokio::select! {
+                biased;
+                () = self.stop.cancelled() => return,
+                () = self.delays.changed.notified() => self.save_delays().await,
+            }
+        }
+    }
+
+    pub(super) async fn save_delays(&self) {
+        if let Err(e) = self.delays.save().await {
+            tracing::error!(error = %e, "cannot keep the delays of endpoints");
+        }
+    }
+}

@@ -1,0 +1,141 @@
+//! When what is due is looked at: retries by the log, everything else by alarms.
+
+use super::{Dispatcher, LINGER, Outlet};
+use crate::endpoint::Endpoint;
+use postrider_core::time::Timestamp;
+use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+pub(super) enum Alarm {
+    Endpoint(Weak<Endpoint>),
+    Outlet(Weak<Outlet>),
+    /// Lanes of this outlet have been parked for a while.
+    Parked(Weak<Outlet>),
+}
+
+impl Alarm {
+    fn same(&self, other: &Alarm) -> bool {
+        match (self, other) {
+            (Alarm::Endpoint(a), Alarm::Endpoint(b)) => a.ptr_eq(b),
+            (Alarm::Outlet(a), Alarm::Outlet(b)) | (Alarm::Parked(a), Alarm::Parked(b)) => a.ptr_eq(b),
+            _ => false,
+        }
+    }
+}
+
+impl Dispatcher {
+    pub(super) fn alarm(&self, at: Timestamp, alarm: Alarm) {
+        let number = self.alarm_number.fetch_add(1, Relaxed);
+        let mut alarms = self.alarms.lock().expect("no panic holds it");
+        let first = alarms.first_key_value().map(|(key, _)| key.0);
+        let known = alarms
+            .range((at, 0)..=(at, u64::MAX))
+            .any(|(_, other)| other.same(&alarm));
+        if !known {
+            alarms.insert((at, number), alarm);
+        }
+        drop(alarms);
+        if first.is_none_or(|first| at < first) {
+            self.changed.notify_one();
+        }
+    }
+
+    /// Wakes subscriptions when their retries come due and endpoints when their delays are over.
+    pub(super) async fn keep_time(self: Arc<Self>) {
+        loop {
+            // What is due by now and still waits is held back by its endpoint, which sees to it. The clock may
+            // have been set back since the last time: what is due counts from what it shows now.
+            let now = self.clock.now();
+            // Until the next time is known, everything that comes is earlier.
+            self.looks_at.store(i64::MAX, Release);
+            self.look(now);
+            let alarm = self
+                .alarms
+                .lock()
+                .expect("no panic holds it")
+                .first_key_value()
+                .map(|(key, _)| key.0);
+            let next = [self.log.next_due_after(now), alarm].into_iter().flatten().min();
+            let looks_at = next.unwrap_or(Timestamp::MAX);
+            self.looks_at.store(looks_at.nanos(), Release);
+            tokio::select! {
+                biased;
+                () = self.stop.cancelled() => return,
+                () = self.changed.notified() => {}
+                () = self.clock.sleep_until(looks_at), if next.is_some() => {}
+            }
+        }
+    }
+
+    /// Sets everything going that is due by `now`.
+    pub(crate) fn look(self: &Arc<Self>, now: Timestamp) {
+        for id in self.log.due(now) {
+            if let Some(outlet) = self.outlet(id) {
+                self.wake(&outlet, self.config.in_flight_per_endpoint_max);
+            }
+        }
+        for alarm in self.take_alarms(now) {
+            self.ring(&alarm);
+        }
+    }
+
+    /// When something is due next that is not due by `now`, as far as the log and the alarms know.
+    pub(crate) fn next_instant(&self, now: Timestamp) -> Option<Timestamp> {
+        let alarms = self.alarms.lock().expect("no panic holds it");
+        let alarm = alarms
+            .iter()
+            .find(|(key, alarm)| key.0 > now && !matches!(alarm, Alarm::Parked(_)));
+        let alarm = alarm.map(|(key, _)| key.0);
+        [self.log.next_due_after(now), alarm].into_iter().flatten().min()
+    }
+
+    /// Whether any lane does something other than wait for work or for an answer.
+    pub(crate) fn is_busy(&self) -> bool {
+        let busy = |outlet: &Arc<Outlet>| {
+            let resting = outlet.parked.load(Acquire) + outlet.sending.load(Acquire);
+            outlet.lanes.load(Acquire) > resting
+        };
+        self.late_busy.load(Acquire) > 0 || self.outlets.read().expect("no panic holds it").values().any(busy)
+    }
+
+    /// A number that changes whenever something has been set going or has come to an end.
+    pub(crate) fn pulse(&self) -> u64 {
+        let outlets = self.outlets.read().expect("no panic holds it");
+        let signals = outlets.values().map(|outlet| outlet.signals.load(Acquire));
+        signals.fold(self.counters.pulse(), u64::wrapping_add)
+    }
+
+    pub(super) fn take_alarms(&self, now: Timestamp) -> Vec<Alarm> {
+        let mut alarms = self.alarms.lock().expect("no panic holds it");
+        let later = alarms.split_off(&(now + Duration::from_nanos(1), 0));
+        std::mem::replace(&mut *alarms, later).into_values().collect()
+    }
+
+    pub(super) fn ring(self: &Arc<Self>, alarm: &Alarm) {
+        match alarm {
+            Alarm::Endpoint(endpoint) => {
+                let waiting = endpoint.upgrade().map(|e| e.take_waiting()).unwrap_or_default();
+                for outlet in waiting {
+                    self.wake(&outlet, 1);
+                }
+            }
+            Alarm::Outlet(outlet) => {
+                if let Some(outlet) = outlet.upgrade() {
+                    self.wake(&outlet, 1);
+                }
+            }
+            Alarm::Parked(outlet) => {
+                let Some(outlet) = outlet.upgrade() else {
+                    return;
+                };
+                if outlet.busy.swap(false, AcqRel) {
+                    self.alarm(self.clock.now() + LINGER, Alarm::Parked(Arc::downgrade(&outlet)));
+                } else {
+                    outlet.reaping.store(false, Release);
+                    outlet.unpark_all();
+                }
+            }
+        }
+    }
+}
