@@ -79,6 +79,7 @@ fn dead_letters(server: &Server) -> Value {
         "pending": waiting.iter().map(|letters| letters.count).sum::<u64>(),
         "written": counters.dead_letters_written.load(Relaxed),
         "blobs": counters.blobs_written.load(Relaxed),
+        "blobsNotTold": engine.dead_letters.announcements_given_up.load(Relaxed),
         "trouble": trouble.collect::<Vec<_>>(),
     })
 }

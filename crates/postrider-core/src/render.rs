@@ -104,8 +104,9 @@ pub struct Diagnostics<'a> {
     pub reason: &'a str,
     pub attempts: u32,
     pub last_outcome: &'a str,
-    pub publish_time: Timestamp,
-    pub last_attempt_time: Option<Timestamp>,
+    /// Times as they are written: letters by the thousand share them, and to put one into words takes its time.
+    pub publish_time: &'a str,
+    pub last_attempt_time: Option<&'a str>,
 }
 
 /// The members that a dead letter has besides the event's own.
@@ -166,9 +167,9 @@ pub fn write_dead_letter(
     let attempts = diagnostics.attempts.to_string();
     object.member(names[1]).extend_from_slice(attempts.as_bytes());
     json::write_string(diagnostics.last_outcome, object.member(names[2]));
-    json::write_string(&diagnostics.publish_time.to_string(), object.member(names[3]));
+    json::write_string(diagnostics.publish_time, object.member(names[3]));
     if let Some(at) = diagnostics.last_attempt_time {
-        json::write_string(&at.to_string(), object.member(names[4]));
+        json::write_string(at, object.member(names[4]));
     }
     object.close();
 }
@@ -672,8 +673,8 @@ mod tests {
             reason: "MaxDeliveryAttemptsExceeded",
             attempts: 1,
             last_outcome: "NotFound",
-            publish_time: Timestamp::parse("2020-08-13T17:18:14.0265758Z").unwrap(),
-            last_attempt_time: last_attempt.map(|at| Timestamp::parse(at).unwrap()),
+            publish_time: "2020-08-13T17:18:14.0265758Z",
+            last_attempt_time: last_attempt,
         };
         let mut out = Vec::new();
         write_dead_letter(&mut out, &batch, 0, &how, || "system-id".to_owned(), &diagnostics);

@@ -11,7 +11,8 @@ use postrider_store::{Archive, BlobFilter, BlobId, BlobRecord, Error, Mark, Repl
 use redb::{ReadableTable, Table, TableDefinition, WriteTransaction};
 use std::collections::BTreeMap;
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use tokio::sync::oneshot;
 
 /// id → the blob but for its marks.
 const BLOBS: TableDefinition<u64, &[u8]> = TableDefinition::new("blobs");
@@ -38,6 +39,60 @@ const CACHE_BYTES: usize = 8 << 20;
 
 pub struct EmbeddedArchive {
     database: Arc<Reopening>,
+    additions: Arc<Additions>,
+}
+
+/// Blobs that wait to be added. Several are written at a time, and one commit does for all that are there.
+#[derive(Default)]
+struct Additions {
+    waiting: Mutex<Vec<Addition>>,
+    /// Held by whoever commits; the others gather behind it meanwhile.
+    committing: Mutex<()>,
+}
+
+struct Addition {
+    blob: BlobRecord,
+    reply: oneshot::Sender<Result<BlobId, Error>>,
+}
+
+impl Additions {
+    fn waiting(&self) -> MutexGuard<'_, Vec<Addition>> {
+        self.waiting.lock().expect("no panic holds it")
+    }
+
+    /// Adds all that wait; nothing if somebody else has done it by now.
+    fn commit(&self, database: &Reopening) {
+        let _turn = self.committing.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut additions = std::mem::take(&mut *self.waiting());
+        if additions.is_empty() {
+            return;
+        }
+        let written = reopening(database, |database| {
+            database.write(|txn| {
+                let mut tables = Tables::of(txn)?;
+                for Addition { blob, .. } in &mut additions {
+                    blob.id = BlobId(give_out(txn, "blobs")?);
+                    tables.add(blob)?;
+                }
+                Ok(())
+            })
+        });
+        for Addition { blob, reply } in additions {
+            // Whoever asked may have gone away.
+            let _ = reply.send(written.clone().map(|()| blob.id));
+        }
+    }
+}
+
+/// Does the work. After an error the database is opened anew, for the next one.
+fn reopening<T>(database: &Reopening, work: impl FnOnce(&Reopening) -> Result<T, Error>) -> Result<T, Error> {
+    let result = work(database);
+    if let Err(Error::Unavailable(_)) = &result
+        && let Err(e) = database.reopen()
+    {
+        tracing::debug!(error = %e, "cannot open the archive again yet");
+    }
+    result
 }
 
 impl EmbeddedArchive {
@@ -51,25 +106,17 @@ impl EmbeddedArchive {
         })?;
         Ok(EmbeddedArchive {
             database: Arc::new(database),
+            additions: Arc::default(),
         })
     }
 
-    /// Does the work off the async threads. After an error the database is opened anew, for the next one.
+    /// Does the work off the async threads.
     async fn with<T: Send + 'static>(
         &self,
         work: impl FnOnce(&Reopening) -> Result<T, Error> + Send + 'static,
     ) -> Result<T, Error> {
         let database = self.database.clone();
-        let work = move || {
-            let result = work(&database);
-            if let Err(Error::Unavailable(_)) = &result
-                && let Err(e) = database.reopen()
-            {
-                tracing::debug!(error = %e, "cannot open the archive again yet");
-            }
-            result
-        };
-        let done = tokio::task::spawn_blocking(work).await;
+        let done = tokio::task::spawn_blocking(move || reopening(&database, work)).await;
         done.map_err(|_| Error::Closed)?
     }
 
@@ -262,13 +309,13 @@ fn list(
 
 #[async_trait]
 impl Archive for EmbeddedArchive {
-    async fn add(&self, mut blob: BlobRecord) -> Result<BlobId, Error> {
-        self.write(move |txn| {
-            blob.id = BlobId(give_out(txn, "blobs")?);
-            Tables::of(txn)?.add(&blob)?;
-            Ok(blob.id)
-        })
-        .await
+    async fn add(&self, blob: BlobRecord) -> Result<BlobId, Error> {
+        let (reply, added) = oneshot::channel();
+        self.additions.waiting().push(Addition { blob, reply });
+        let (database, additions) = (self.database.clone(), self.additions.clone());
+        let committing = tokio::task::spawn_blocking(move || additions.commit(&database));
+        committing.await.map_err(|_| Error::Closed)?;
+        added.await.map_err(|_| Error::Closed)?
     }
 
     async fn get(&self, id: BlobId) -> Result<Option<BlobRecord>, Error> {

@@ -169,7 +169,7 @@ impl Settler {
                     }
                 }
                 ToSettler::LettersDone(sub, letters, reply) => {
-                    writes.extend(letters.into_iter().map(|key| Write::RemoveLetter(sub.of, key)));
+                    writes.push(Write::RemoveLetters(sub.of, letters));
                     replies.push(reply);
                     letters_done = true;
                 }

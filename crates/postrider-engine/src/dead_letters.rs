@@ -8,18 +8,19 @@ use crate::{Engine, Error};
 use bytes::Bytes;
 use postrider_core::envelope::{Envelope, Field};
 use postrider_core::event::{Batch, EventRef, Lacks, Schema, Span, system_id};
-use postrider_core::ids::{Position, SubscriptionId};
+use postrider_core::ids::{Position, SubscriptionId, TopicId};
 use postrider_core::json::{self, Raw};
 use postrider_core::outcome::Outcome;
-use postrider_core::render::{self, Diagnostics};
+use postrider_core::render::{self, Diagnostics, Rendering};
 use postrider_core::retry::Reason;
 use postrider_core::subscription::{DeadLetterDestination, TopicKind};
 use postrider_core::time::Timestamp;
-use postrider_store::{Archive, BlobId, BlobRecord, Letter, LettersWaiting, Mark, Want};
+use postrider_store::{Archive, BlobId, BlobRecord, Letter, LetterKey, LettersWaiting, Mark, Want};
 use rustc_hash::FxHashMap;
 use std::borrow::Cow;
-use std::sync::atomic::AtomicUsize;
+use std::collections::VecDeque;
 use std::sync::atomic::Ordering::{AcqRel, Acquire};
+use std::sync::atomic::{AtomicU64, AtomicUsize};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 use tokio::task::JoinSet;
@@ -30,15 +31,22 @@ pub const LETTERS_PER_BLOB_MAX: usize = 5000;
 pub const BLOB_BYTES_MAX: usize = 4 << 20;
 /// Blobs of one subscription that are written at the same time.
 pub const BLOBS_IN_FLIGHT_MAX: usize = 6;
+/// Blobs of one subscription that are written and being recorded meanwhile. They hold no events any more, and the
+/// more of them wait, the more are recorded by one commit.
+const BLOBS_RECORDED_MAX: usize = 12;
 /// Bytes that the diagnostics add to an event, about.
 const DIAGNOSTICS_BYTES: usize = 320;
-/// Waits before a blob that could not be written is tried again; the last one repeats.
+/// Waits before a blob that could not be written, or told of, is tried again; the last one repeats.
 const TRY_AGAIN: [Duration; 4] = [
     Duration::from_secs(10),
     Duration::from_secs(30),
     Duration::from_secs(60),
     Duration::from_secs(300),
 ];
+/// A try that is over this long after it was due was not made in time.
+const TRY_LASTS_MAX: Duration = Duration::from_secs(5 * 60);
+/// A blob that could not be told of for so long is not told of.
+const ANNOUNCE_FOR: Duration = Duration::from_secs(4 * 60 * 60);
 /// After a blob was written the next one of its subscription waits for this part of the delay: under a steady
 /// stream a blob would hold but a few letters otherwise.
 const GATHER_PART: u32 = 100;
@@ -50,6 +58,8 @@ const NAMED_MAX: usize = 100;
 struct Desk {
     writing: bool,
     failures: usize,
+    /// Since when every try has failed.
+    failing_since: Option<Timestamp>,
     /// Not to be tried before.
     pause_until: Option<Timestamp>,
     /// Why the last try failed.
@@ -64,6 +74,8 @@ pub struct DeadLetters {
     pub archive: Arc<dyn Archive>,
     /// For subscriptions that name no place.
     pub fallback: Option<DeadLetterDestination>,
+    /// Blobs that nobody was told of because the log would not take the event.
+    pub announcements_given_up: AtomicU64,
     desks: Mutex<Desks>,
     busy: AtomicUsize,
     /// Held while marks are read and written back: replays and purges may want the same blob.
@@ -80,6 +92,7 @@ impl DeadLetters {
             blobs,
             archive,
             fallback,
+            announcements_given_up: AtomicU64::new(0),
             desks: Mutex::default(),
             busy: AtomicUsize::new(0),
             marking: tokio::sync::Mutex::default(),
@@ -94,6 +107,18 @@ impl DeadLetters {
         self.busy.load(Acquire) > 0
     }
 
+    /// Since when the letters of a subscription cannot be written; the last try has just failed. Time in which
+    /// nobody tried, because the machine slept or its clock was set forward, does not count.
+    fn failing_since(&self, of: SubscriptionId, now: Timestamp) -> Timestamp {
+        let mut desks = self.desks();
+        let desk = desks.entry(of).or_default();
+        let since = desk.failing_since.map_or(now, |since| {
+            let expected = desk.pause_until.unwrap_or(now) + TRY_LASTS_MAX;
+            since + now.since(expected)
+        });
+        *desk.failing_since.insert(since.min(now))
+    }
+
     /// Why the letters of a subscription could not be written at the last try.
     pub fn trouble(&self, of: SubscriptionId) -> Option<String> {
         self.desks().get(&of)?.trouble.clone()
@@ -106,6 +131,24 @@ struct Draft {
     place: DeadLetterDestination,
     letters: Vec<Letter>,
     record: BlobRecord,
+}
+
+/// A blob that is in its place, and what the log has yet to learn of it.
+struct Written {
+    of: SubscriptionId,
+    letters: Vec<LetterKey>,
+    record: BlobRecord,
+    news: News,
+}
+
+/// That there is a blob, for those who have not been told.
+struct News {
+    /// System topics of the storage account.
+    untold: VecDeque<TopicId>,
+    container: String,
+    path: String,
+    length: usize,
+    stored: Stored,
 }
 
 impl Engine {
@@ -189,8 +232,11 @@ impl Engine {
         let now = self.clock.now();
         let retry = match written {
             Ok(()) => None,
+            // The next life tries again before it drops anything.
+            Err(trouble) if self.dispatcher.stop.is_cancelled() => Some((trouble, None)),
             Err(trouble) => {
-                let give_up_at = self.give_up_late(of, now, &trouble).await;
+                let since = self.dead_letters.failing_since(of, now);
+                let give_up_at = self.give_up_late(of, now, since, &trouble).await;
                 Some((trouble, give_up_at))
             }
         };
@@ -225,29 +271,35 @@ impl Engine {
     }
 
     async fn write_due(self: &Arc<Self>, of: SubscriptionId) -> Result<(), String> {
-        let mut writing: JoinSet<Result<(), String>> = JoinSet::new();
+        let mut writing: JoinSet<Result<Written, String>> = JoinSet::new();
+        let mut recording: JoinSet<Result<(), String>> = JoinSet::new();
         let mut after = None;
+        let mut more = true;
         let mut outcome = Ok(());
         loop {
-            while writing.len() >= BLOBS_IN_FLIGHT_MAX || (outcome.is_err() && !writing.is_empty()) {
-                outcome = outcome.and(joined(writing.join_next().await));
-            }
-            if outcome.is_err() || self.dispatcher.stop.is_cancelled() {
-                break;
-            }
-            match self.draft(of, after).await {
-                Ok(Some(draft)) => {
-                    after = draft.letters.last().map(Letter::key);
-                    writing.spawn(self.clone().write_blob(draft));
-                }
-                Ok(None) => break,
-                Err(trouble) => outcome = Err(trouble),
+            // Whatever happens, what was begun is brought to its end.
+            more &= outcome.is_ok() && !self.dispatcher.stop.is_cancelled();
+            let room = writing.len() < BLOBS_IN_FLIGHT_MAX && recording.len() < BLOBS_RECORDED_MAX;
+            tokio::select! {
+                biased;
+                Some(ended) = writing.join_next() => match joined(ended) {
+                    Ok(written) => {
+                        recording.spawn(self.clone().record_blob(written));
+                    }
+                    Err(trouble) => outcome = outcome.and(Err(trouble)),
+                },
+                Some(ended) = recording.join_next() => outcome = outcome.and(joined(ended)),
+                () = std::future::ready(()), if more && room => match self.draft(of, after).await {
+                    Ok(Some(draft)) => {
+                        after = draft.letters.last().map(Letter::key);
+                        writing.spawn(self.clone().write_blob(draft));
+                    }
+                    Ok(None) => more = false,
+                    Err(trouble) => outcome = Err(trouble),
+                },
+                else => return outcome,
             }
         }
-        while let Some(ended) = writing.join_next().await {
-            outcome = outcome.and(joined(Some(ended)));
-        }
-        outcome
     }
 
     /// The next blob to be written; none when nothing more is due.
@@ -304,9 +356,9 @@ impl Engine {
         }))
     }
 
-    /// First the blob, then where it is, then who is told, then the letters are forgotten: a crash in between
-    /// writes them again, never not at all.
-    async fn write_blob(self: Arc<Self>, draft: Draft) -> Result<(), String> {
+    /// First the blob; then, in `record_blob`, where it is, then who is told, then the letters are forgotten: a
+    /// crash in between writes them again, never not at all.
+    async fn write_blob(self: Arc<Self>, draft: Draft) -> Result<Written, String> {
         let Draft {
             plan,
             place,
@@ -317,33 +369,73 @@ impl Engine {
         let body = Bytes::from(write_body(&plan, &letters, self.log.identity()));
         let (length, path) = (body.len(), record.path.clone());
         record.bytes = length as u64;
+        let untold = match letters.iter().all(|letter| self.is_announcement(letter)) {
+            true => Vec::new(),
+            false => self.directory.storage_topics(place.account_name()),
+        };
+        let keys = letters.iter().map(Letter::key).collect();
+        // The events are in the body now, and need not be in memory twice while it is written.
+        drop(letters);
         let put = self
             .dead_letters
             .blobs
             .put(place.account_name(), &place.container, &path, body);
         let stored = put.await.map_err(|e: BlobError| e.to_string())?;
+        Ok(Written {
+            of: plan.subscription.id,
+            letters: keys,
+            record,
+            news: News {
+                untold: untold.iter().map(|topic| topic.topic.id).collect(),
+                container: place.container,
+                path,
+                length,
+                stored,
+            },
+        })
+    }
+
+    /// Once the archive knows the blob its letters are written, whether or not anyone can be told.
+    async fn record_blob(self: Arc<Self>, written: Written) -> Result<(), String> {
+        let Written {
+            of,
+            letters,
+            record,
+            mut news,
+        } = written;
         let internal = |e: postrider_store::Error| e.to_string();
         self.dead_letters.archive.add(record).await.map_err(internal)?;
-        let announce = !letters.iter().all(|letter| self.is_announcement(letter));
-        if announce {
-            self.announce(&place, &path, length, &stored)
-                .await
-                .map_err(|e| e.to_string())?;
+        let told = self.announce(&mut news).await;
+        if let Err(e @ Error::Stopping) = told {
+            // The next life writes the same blob again, and tells of it.
+            return Err(e.to_string());
         }
-        let keys = letters.iter().map(Letter::key).collect();
-        self.log
-            .letters_done(plan.subscription.id, keys)
-            .await
-            .map_err(internal)?;
-        add(&self.dispatcher.counters.dead_letters_written, letters.len());
+        let count = letters.len();
+        self.log.letters_done(of, letters).await.map_err(internal)?;
+        add(&self.dispatcher.counters.dead_letters_written, count);
         add(&self.dispatcher.counters.blobs_written, 1);
+        if let Err(trouble) = told {
+            let announcing = self.clone().keep_announcing(news, trouble);
+            self.dispatcher.tasks.spawn(announcing);
+        }
         Ok(())
     }
 
     /// Drops the letters for which the store has been out of reach for too long. When the next ones would be.
-    async fn give_up_late(&self, of: SubscriptionId, now: Timestamp, trouble: &str) -> Option<Timestamp> {
+    async fn give_up_late(
+        &self,
+        of: SubscriptionId,
+        now: Timestamp,
+        failing_since: Timestamp,
+        trouble: &str,
+    ) -> Option<Timestamp> {
         let plan = self.dispatcher.outlet(of)?.plan()?;
         let timing = plan.profile.dead_letter;
+        // Letters may be old because nobody has tried: the server was down, or its clock was set forward.
+        let tried_enough_at = failing_since + timing.give_up_after;
+        if now < tried_enough_at {
+            return Some(tried_enough_at);
+        }
         let patience = timing.delay.saturating_add(timing.give_up_after);
         let want = Want {
             events_max: LETTERS_PER_BLOB_MAX,
@@ -405,17 +497,44 @@ impl Engine {
         topic.is_some_and(|topic| matches!(topic.topic.kind, TopicKind::System { .. }))
     }
 
-    /// Publishes `Microsoft.Storage.BlobCreated` to whoever subscribes to the storage account.
-    async fn announce(
-        &self,
-        place: &DeadLetterDestination,
-        path: &str,
-        length: usize,
-        stored: &Stored,
-    ) -> Result<(), Error> {
+    /// Tries to tell of a blob that could not be told of, for a while.
+    async fn keep_announcing(self: Arc<Self>, mut news: News, mut trouble: Error) {
+        let busy = &self.dead_letters.busy;
+        let give_up_at = self.clock.now() + ANNOUNCE_FOR;
+        for failures in 0.. {
+            let again = self.clock.now() + TRY_AGAIN[failures.min(TRY_AGAIN.len() - 1)];
+            if again > give_up_at {
+                break;
+            }
+            let mut wait = self.clock.sleep_until(again);
+            tokio::select! {
+                biased;
+                () = self.dispatcher.stop.cancelled() => break,
+                () = &mut wait => {}
+            }
+            // Busy before it is up: a clock that waits for everyone must not move on in between.
+            busy.fetch_add(1, AcqRel);
+            drop(wait);
+            let told = self.announce(&mut news).await;
+            busy.fetch_sub(1, AcqRel);
+            match told {
+                Ok(()) => return,
+                Err(e) => trouble = e,
+            }
+        }
+        add(&self.dead_letters.announcements_given_up, 1);
+        tracing::error!(blob = %news.stored.url, %trouble, "nobody was told of a blob of dead letters");
+    }
+
+    /// Publishes `Microsoft.Storage.BlobCreated` to whoever subscribes to the storage account and does not know yet.
+    async fn announce(&self, news: &mut News) -> Result<(), Error> {
         let now = self.clock.now();
-        for topic in self.directory.storage_topics(place.account_name()) {
-            let batch = announcement(&topic, &place.container, path, length, stored, now);
+        while let Some(&id) = news.untold.front() {
+            let Some(topic) = self.directory.topic_by_id(id) else {
+                news.untold.pop_front();
+                continue;
+            };
+            let batch = announcement(&topic, news, now);
             let text = std::str::from_utf8(&batch.body)
                 .expect("made of strings")
                 .to_owned();
@@ -428,17 +547,14 @@ impl Engine {
                 ..batch
             };
             self.accept(&topic, batch, unmatched).await?;
+            news.untold.pop_front();
         }
         Ok(())
     }
 }
 
-fn joined(ended: Option<Result<Result<(), String>, tokio::task::JoinError>>) -> Result<(), String> {
-    match ended {
-        Some(Ok(outcome)) => outcome,
-        Some(Err(e)) => Err(format!("writing ended badly: {e}")),
-        None => Ok(()),
-    }
+fn joined<T>(ended: Result<Result<T, String>, tokio::task::JoinError>) -> Result<T, String> {
+    ended.unwrap_or_else(|e| Err(format!("writing ended badly: {e}")))
 }
 
 fn mark(letter: &Letter) -> Mark {
@@ -456,9 +572,10 @@ fn write_body(plan: &Plan, letters: &[Letter], identity: u64) -> Vec<u8> {
         .map(|l| render::delivered_len_hint(&l.entry.batch, l.index as usize, &how) + DIAGNOSTICS_BYTES)
         .sum();
     let mut body = Vec::with_capacity(size + 2);
+    let (mut published, mut attempted) = (TimeText::default(), TimeText::default());
     for (i, letter) in letters.iter().enumerate() {
         body.push(if i == 0 { b'[' } else { b',' });
-        write_letter(&mut body, plan, letter, identity);
+        write_timed(&mut body, &how, letter, identity, &mut published, &mut attempted);
     }
     body.push(b']');
     body
@@ -466,6 +583,42 @@ fn write_body(plan: &Plan, letters: &[Letter], identity: u64) -> Vec<u8> {
 
 /// Appends a letter as it stands in its blob.
 pub fn write_letter(out: &mut Vec<u8>, plan: &Plan, letter: &Letter, identity: u64) {
+    let (mut published, mut attempted) = (TimeText::default(), TimeText::default());
+    write_timed(
+        out,
+        &plan.rendering(),
+        letter,
+        identity,
+        &mut published,
+        &mut attempted,
+    );
+}
+
+/// A time as it is written, kept for the next letter: whatever was published or attempted together has the same.
+#[derive(Default)]
+struct TimeText {
+    of: Option<Timestamp>,
+    text: String,
+}
+
+impl TimeText {
+    fn of(&mut self, at: Timestamp) -> &str {
+        if self.of != Some(at) {
+            self.of = Some(at);
+            self.text = at.to_string();
+        }
+        &self.text
+    }
+}
+
+fn write_timed(
+    out: &mut Vec<u8>,
+    how: &Rendering<'_>,
+    letter: &Letter,
+    identity: u64,
+    published: &mut TimeText,
+    attempted: &mut TimeText,
+) {
     // One that was never attempted waited for an endpoint that was left alone.
     let outcome = letter
         .last_attempt
@@ -474,12 +627,12 @@ pub fn write_letter(out: &mut Vec<u8>, plan: &Plan, letter: &Letter, identity: u
         reason: letter.reason.name(),
         attempts: letter.attempts_made,
         last_outcome: outcome.name(),
-        publish_time: letter.entry.batch.received,
-        last_attempt_time: letter.last_attempt.map(|last| last.at),
+        publish_time: published.of(letter.entry.batch.received),
+        last_attempt_time: letter.last_attempt.map(|last| attempted.of(last.at)),
     };
     let id = || system_id(identity, letter.position());
     let (batch, index) = (&letter.entry.batch, letter.index as usize);
-    render::write_dead_letter(out, batch, index, &plan.rendering(), id, &diagnostics);
+    render::write_dead_letter(out, batch, index, how, id, &diagnostics);
 }
 
 /// `<SUBSCRIPTION>/<year>/<month>/<day>/<hour>/<guid>.json`, in UTC, nothing padded. The same first letter gives
@@ -502,14 +655,14 @@ fn event_id(plan: &Plan, letter: &Letter) -> String {
 }
 
 /// The event that tells of a blob, exactly as the storage service writes it.
-fn announcement(
-    topic: &TopicEntry,
-    container: &str,
-    path: &str,
-    length: usize,
-    stored: &Stored,
-    now: Timestamp,
-) -> Batch {
+fn announcement(topic: &TopicEntry, news: &News, now: Timestamp) -> Batch {
+    let News {
+        container,
+        path,
+        length,
+        stored,
+        ..
+    } = news;
     let quoted = |text: &str| {
         let mut out = Vec::new();
         json::write_string(text, &mut out);
@@ -553,5 +706,229 @@ fn announcement(
             ..EventRef::default()
         }],
         matched: Vec::new(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::clock::SystemClock;
+    use crate::counters::total;
+    use crate::deliver::{Answer, Reply, Request, Transport};
+    use crate::virtual_time::{Target, TestClock, VirtualTime, WatchedTransport};
+    use crate::{Parts, dispatch};
+    use async_trait::async_trait;
+    use postrider_core::filter::Filter;
+    use postrider_core::ids::Secret;
+    use postrider_core::profile::Profiles;
+    use postrider_core::subscription::{
+        Batching, Destination, Origin, RetryChoice, Subscription, Topic, WebHook,
+    };
+    use postrider_store::memory::{MemoryArchive, MemoryCatalog, MemoryLog};
+    use postrider_store::{Catalog, Change, EventLog};
+    use std::sync::atomic::Ordering::Relaxed;
+
+    const ORDERS: TopicId = TopicId(1);
+    const STORAGE: TopicId = TopicId(2);
+    const REFUSED: &str = "http://refusing.invalid/";
+    const SETTLE: Duration = Duration::from_secs(60);
+
+    /// Refuses what goes to one place and takes whatever goes elsewhere.
+    struct Picky;
+
+    #[async_trait]
+    impl Transport for Picky {
+        async fn send(self: Arc<Self>, request: Request) -> Reply {
+            Reply::Answered(Answer {
+                status: if *request.url == REFUSED { 400 } else { 200 },
+                ..Answer::default()
+            })
+        }
+    }
+
+    /// Takes every blob and keeps none.
+    struct Anywhere;
+
+    #[async_trait]
+    impl Blobs for Anywhere {
+        fn accounts(&self) -> Vec<String> {
+            vec!["shelf".to_owned()]
+        }
+
+        fn check_name(&self, _: &str, _: &str) -> Result<(), String> {
+            Ok(())
+        }
+
+        async fn probe(&self, _: &str, _: &str) -> Result<(), BlobError> {
+            Ok(())
+        }
+
+        async fn put(&self, _: &str, _: &str, path: &str, _: Bytes) -> Result<Stored, BlobError> {
+            Ok(Stored {
+                etag: "0x1".to_owned(),
+                url: format!("memory:///{path}"),
+            })
+        }
+
+        async fn get(&self, _: &str, _: &str, path: &str) -> Result<Bytes, BlobError> {
+            Err(BlobError::NotFound(path.to_owned()))
+        }
+
+        async fn delete(&self, _: &str, _: &str, _: &str) -> Result<(), BlobError> {
+            Ok(())
+        }
+    }
+
+    fn topic(id: TopicId, name: &str, kind: TopicKind) -> Topic {
+        Topic {
+            id,
+            name: name.into(),
+            kind,
+            resource_group: "group".into(),
+            location: "here".into(),
+            tags: Default::default(),
+            input_schema: Schema::EventGrid,
+            mapping: None,
+            keys: [Secret::new("a"), Secret::new("b")],
+            local_auth_disabled: false,
+            public_network: true,
+            inbound_ip_rules: Vec::new(),
+            profile: None,
+            created: Timestamp::MIN,
+            extras: None,
+        }
+    }
+
+    fn subscription(id: u64, topic: TopicId, url: &str, container: Option<&str>) -> Subscription {
+        Subscription {
+            id: SubscriptionId(id),
+            name: format!("subscription-{id}"),
+            topic,
+            domain_topic: None,
+            destination: Destination::WebHook(WebHook {
+                url: Secret::new(url),
+                batching: Batching::default(),
+                attributes: Vec::new(),
+                aad_tenant: None,
+                aad_application: None,
+            }),
+            identity: None,
+            filter: Filter::default(),
+            labels: Vec::new(),
+            expires: None,
+            delivery_schema: Schema::EventGrid,
+            retry: RetryChoice::default(),
+            dead_letter: container.map(|container| DeadLetterDestination {
+                account: "shelf".into(),
+                container: container.into(),
+            }),
+            dead_letter_identity: None,
+            profile: None,
+            created: Timestamp::MIN,
+            origin: Origin::Config,
+            extras: None,
+        }
+    }
+
+    /// A server whose one published event is a letter that is about to be written, while its log is full.
+    async fn with_a_letter_and_a_full_log() -> (Arc<Engine>, VirtualTime, Arc<MemoryLog>) {
+        let storage = TopicKind::System {
+            source: "/subscriptions/s/providers/Microsoft.Storage/storageAccounts/shelf".into(),
+            topic_type: "Microsoft.Storage.StorageAccounts".into(),
+        };
+        let catalog = MemoryCatalog::default();
+        let changes = vec![
+            Change::PutTopic(topic(ORDERS, "orders", TopicKind::Custom)),
+            Change::PutTopic(topic(STORAGE, "storage", storage)),
+            Change::PutSubscription(subscription(3, ORDERS, REFUSED, Some("letters"))),
+            Change::PutSubscription(subscription(4, STORAGE, "http://taking.invalid/", None)),
+        ];
+        catalog.commit(changes).await.unwrap();
+        let wall = Arc::new(SystemClock);
+        let clock = Arc::new(TestClock::new(Timestamp::from_secs(1_000_000), Box::new(|_| {})));
+        let transport = Arc::new(WatchedTransport::new(Arc::new(Picky), wall.clone()));
+        let log = Arc::new(MemoryLog::new(7));
+        let engine = Engine::start(Parts {
+            log: log.clone(),
+            catalog: Arc::new(catalog),
+            transport: transport.clone(),
+            clock: clock.clone(),
+            wall: wall.clone(),
+            profiles: Profiles::default(),
+            id_prefix: "/subscriptions/s".into(),
+            dispatch: dispatch::Config::default(),
+            dead_letters: DeadLetters::new(Arc::new(Anywhere), Arc::new(MemoryArchive::default()), None),
+        })
+        .await
+        .unwrap();
+        let time = VirtualTime::new(clock, transport, wall, engine.clone());
+
+        let body = r#"{"id":"1","topic":"/t","dataVersion":"","metadataVersion":"1"}"#;
+        let batch = Batch {
+            topic: ORDERS,
+            schema: Schema::EventGrid,
+            received: engine.clock.now(),
+            publisher: "test".into(),
+            trace: None,
+            replay: 0,
+            body: Bytes::from(body),
+            events: vec![EventRef {
+                object: Span::new(0, body.len()),
+                ..EventRef::default()
+            }],
+            matched: vec![Box::new([SubscriptionId(3)])],
+        };
+        let orders = engine.directory.topic_by_id(ORDERS).unwrap();
+        engine.accept(&orders, batch, 0).await.unwrap();
+        time.advance(Target::By(Duration::ZERO), SETTLE).await.unwrap();
+        assert_eq!(log.letters_waiting().len(), 1);
+        log.refuse_appends(Some("full"));
+        (engine, time, log)
+    }
+
+    /// The letter is in its blob and nowhere else.
+    async fn check_written(engine: &Engine, log: &MemoryLog) {
+        let counters = &engine.dispatcher.counters;
+        assert_eq!(counters.dead_letters_written.load(Relaxed), 1);
+        assert_eq!(total(&counters.dropped), 0);
+        assert_eq!(log.letters_waiting(), []);
+        let archived = engine.dead_letters.archive.last().await.unwrap();
+        assert_eq!(archived, Some(BlobId(1)), "once");
+    }
+
+    #[tokio::test]
+    async fn a_blob_is_told_of_once_the_log_takes_it() {
+        let (engine, time, log) = with_a_letter_and_a_full_log().await;
+        let counters = &engine.dispatcher.counters;
+        time.advance(Target::By(Duration::from_secs(400)), SETTLE)
+            .await
+            .unwrap();
+        check_written(&engine, &log).await;
+        assert_eq!(counters.delivered.load(Relaxed), 0);
+
+        log.refuse_appends(None);
+        time.advance(Target::By(Duration::from_secs(300)), SETTLE)
+            .await
+            .unwrap();
+        assert_eq!(counters.delivered.load(Relaxed), 1, "the announcement");
+        assert_eq!(engine.dead_letters.announcements_given_up.load(Relaxed), 0);
+        check_written(&engine, &log).await;
+    }
+
+    #[tokio::test]
+    async fn letters_of_a_blob_that_cannot_be_told_of_are_written() {
+        let (engine, time, log) = with_a_letter_and_a_full_log().await;
+        let hours = |n: u64| Target::By(Duration::from_secs(n * 60 * 60));
+        time.advance(hours(3), SETTLE).await.unwrap();
+        let given_up = &engine.dead_letters.announcements_given_up;
+        assert_eq!(given_up.load(Relaxed), 0);
+        time.advance(hours(2), SETTLE).await.unwrap();
+        assert_eq!(given_up.load(Relaxed), 1);
+
+        log.refuse_appends(None);
+        time.advance(hours(24), SETTLE).await.unwrap();
+        assert_eq!(engine.dispatcher.counters.delivered.load(Relaxed), 0);
+        assert_eq!(given_up.load(Relaxed), 1, "that was the end of it");
+        check_written(&engine, &log).await;
     }
 }

@@ -364,6 +364,12 @@ impl Dispatcher {
         }
         let now = self.clock.now();
         match self.log.claim(outlet.id, now, plan.want).await {
+            // It was told to stop while the log was reading. What other lanes have given back since may be among
+            // these: it would be sent twice.
+            Ok(claims) if self.stop.is_cancelled() => {
+                self.log.release(outlet.id, claims);
+                Vec::new()
+            }
             Ok(claims) => claims,
             Err(e) => {
                 tracing::error!(subscription = %plan.subscription.name, error = %e, "cannot claim deliveries");

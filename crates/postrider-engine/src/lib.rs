@@ -22,6 +22,7 @@ use directory::Directory;
 use dispatch::Dispatcher;
 use postrider_core::ids::SubscriptionId;
 use postrider_core::profile::Profiles;
+use postrider_core::retry::Reason;
 use postrider_core::time::Clock;
 use postrider_store::{Catalog, EventLog};
 use rustc_hash::FxHashSet;
@@ -107,9 +108,12 @@ impl Engine {
         }
         // A crash between the catalogue and the log leaves one side behind.
         let known: FxHashSet<SubscriptionId> = loaded.subscriptions.iter().map(|s| s.id).collect();
-        for id in engine.log.subscriptions() {
+        let letters = engine.log.letters_waiting().into_iter().map(|one| one.of);
+        let logged: FxHashSet<SubscriptionId> =
+            engine.log.subscriptions().into_iter().chain(letters).collect();
+        for id in logged {
             if !known.contains(&id) {
-                engine.log.close_subscription(id).await?;
+                engine.retire(id, Reason::SubscriptionGone).await?;
             }
         }
         for subscription in loaded.subscriptions {

@@ -113,7 +113,7 @@ impl Engine {
     }
 
     /// Stops deliveries of a subscription that is gone from the catalogue.
-    async fn retire(&self, id: SubscriptionId, reason: Reason) -> Result<(), Error> {
+    pub(crate) async fn retire(&self, id: SubscriptionId, reason: Reason) -> Result<(), Error> {
         self.dispatcher.remove(id, reason).await;
         let dropped = self.log.close_subscription(id).await?;
         if dropped > 0 {

@@ -381,10 +381,10 @@ impl VirtualTime {
             }
             return;
         }
-        // A lane is at work: most often that takes microseconds.
+        // Someone is at work: most often that takes microseconds.
         for _ in 0..YIELDS {
             tokio::task::yield_now().await;
-            if !self.dispatcher().is_busy() {
+            if self.at_rest(made, settle) {
                 return;
             }
         }

@@ -4,6 +4,7 @@
 use crate::audit::{Audit, Delay};
 use crate::clock::SimClock;
 use crate::receivers;
+use crate::scene::ACCOUNT_TOPIC;
 use async_trait::async_trait;
 use postrider_core::event::Batch;
 use postrider_core::ids::{Position, SubscriptionId};
@@ -42,7 +43,7 @@ impl Power {
     }
 
     /// A point where the power may go. After it has gone, nothing gets through any more.
-    fn point(&self) -> Result<(), Error> {
+    pub fn point(&self) -> Result<(), Error> {
         if self.points.fetch_add(1, SeqCst) == self.crash_at {
             self.crashed.store(true, SeqCst);
             self.down.notify_one();
@@ -137,12 +138,21 @@ impl CrashLog {
 #[async_trait]
 impl EventLog for CrashLog {
     async fn append(&self, batch: Batch) -> Result<Position, Error> {
-        self.power.point()?;
+        let announcement = (batch.topic == ACCOUNT_TOPIC).then(|| batch.body.clone());
+        let powered = self.power.point();
         self.pass_time();
-        if self.power.full() {
-            return Err(Error::Unavailable("the disk is full".into()));
+        let appended = if let Err(e) = powered {
+            Err(e)
+        } else if self.power.full() {
+            Err(Error::Unavailable("the disk is full".into()))
+        } else {
+            self.inner.append(batch).await
+        };
+        if let Some(body) = announcement.filter(|_| appended.is_err()) {
+            self.audit.not_announced(&body);
+            self.audit.blob_trouble("a blob could not be announced");
         }
-        let position = self.inner.append(batch).await?;
+        let position = appended?;
         // Stored, but the publisher does not learn of it.
         self.power.point()?;
         Ok(position)
@@ -209,8 +219,10 @@ impl EventLog for CrashLog {
     }
 
     async fn letters_done(&self, of: SubscriptionId, letters: Vec<LetterKey>) -> Result<(), Error> {
+        self.audit.forgetting(of, &letters);
         self.power.room().await?;
-        self.inner.letters_done(of, letters).await?;
+        self.inner.letters_done(of, letters.clone()).await?;
+        self.audit.forgotten(of, &letters);
         self.power.point()
     }
 

@@ -16,6 +16,8 @@ use std::time::Duration;
 pub const HOST: &str = "http://receiver.example/";
 /// Where redirections point; nobody must ever go there.
 const ELSEWHERE: &str = "elsewhere";
+/// Whoever wants to be told of blobs; always well.
+pub const LISTENER: &str = "listener";
 /// As much of an answer's body as the real transport reads.
 static HUGE: [u8; 64 * 1024] = [b'x'; 64 * 1024];
 
@@ -240,9 +242,13 @@ impl Transport for Receivers {
             self.audit.strayed();
             return Reply::Answered(Doing::answer(200).answer);
         }
-        let receiver: usize = path.parse().expect("our own URLs");
         let body = std::str::from_utf8(&request.body).expect("bodies are JSON");
         let raw = Raw::parse(body).expect("bodies are JSON");
+        if path == LISTENER {
+            raw.elements().for_each(|event| self.audit.told_of_blob(event));
+            return Reply::Answered(Doing::answer(200).answer);
+        }
+        let receiver: usize = path.parse().expect("our own URLs");
         let ids: Vec<u64> = raw.elements().map(|e| id_of(e)).collect();
         let header = |name| request.header(name).expect("sent with every delivery");
         let count = header("aeg-delivery-count").parse().expect("a number");

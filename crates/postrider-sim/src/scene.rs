@@ -1,15 +1,16 @@
 //! What every simulated run has: a topic, some subscriptions, and someone who publishes.
 
 use crate::audit::Audit;
+use crate::blobs::ACCOUNT;
 use crate::chance::Chance;
-use crate::receivers::{HOST, number};
+use crate::receivers::{HOST, LISTENER, number};
 use bytes::Bytes;
 use postrider_core::envelope::Envelope;
 use postrider_core::event::{Batch, EventRef, Lacks, Schema, Span};
 use postrider_core::filter::Filter;
 use postrider_core::ids::{Secret, SubscriptionId, TopicId};
 use postrider_core::json::Raw;
-use postrider_core::profile::Profiles;
+use postrider_core::profile::{DeadLetterTiming, Profile, Profiles};
 use postrider_core::subscription::{
     Batching, DeadLetterDestination, Destination, Origin, RetryChoice, Subscription, Topic, TopicKind,
     WebHook,
@@ -30,6 +31,11 @@ const PROFILES: [&str; 6] = [
     "edge",
 ];
 
+/// The topic of the storage account, if someone wants to be told of its blobs.
+pub const ACCOUNT_TOPIC: TopicId = TopicId(2);
+/// Who wants to be told.
+pub const BLOB_LISTENER: SubscriptionId = SubscriptionId(1000);
+
 pub struct Scene {
     pub audit: Arc<Audit>,
     pub clock: Arc<dyn Clock>,
@@ -37,6 +43,9 @@ pub struct Scene {
     /// Those that exist, as far as the publisher knows.
     pub subscriptions: Vec<Subscription>,
     pub server_profile: &'static str,
+    profiles: Profiles,
+    /// Someone subscribes to the storage account.
+    pub announced: bool,
     next_event: u64,
 }
 
@@ -45,12 +54,23 @@ impl Scene {
         let profile = |chance: &mut Chance| PROFILES[chance.below(6) as usize];
         let server_profile = profile(chance);
         let topic_profile = chance.percent(20).then(|| profile(chance).to_owned());
+        let mut profiles = Profiles::default();
+        assert!(profiles.set_default(server_profile));
+        if chance.percent(50) {
+            change_letter_timing(&mut profiles, chance, &audit);
+        }
+        let announced = chance.percent(40);
+        if announced {
+            audit.listens_for_blobs();
+        }
         Scene {
             audit,
             clock,
             topic: topic(topic_profile),
             subscriptions: Vec::new(),
             server_profile,
+            profiles,
+            announced,
             next_event: 0,
         }
     }
@@ -67,16 +87,18 @@ impl Scene {
         self.subscriptions.push(subscription);
     }
 
-    /// The profiles of the documents, with the server's default.
+    /// The profiles of the documents with the server's default, and what the operator has changed.
     pub fn profiles(&self) -> Profiles {
-        let mut profiles = Profiles::default();
-        assert!(profiles.set_default(self.server_profile));
-        profiles
+        self.profiles.clone()
     }
 
     pub async fn declare(&self, catalog: &dyn Catalog) {
         let mut changes = vec![Change::PutTopic(self.topic.clone())];
         changes.extend(self.subscriptions.iter().cloned().map(Change::PutSubscription));
+        if self.announced {
+            changes.push(Change::PutTopic(account_topic()));
+            changes.push(Change::PutSubscription(blob_listener()));
+        }
         catalog.commit(changes).await.expect("memory does not fail");
     }
 
@@ -95,7 +117,9 @@ impl Scene {
                 s.expires.map(|at| at.to_string())
             )
         };
-        self.subscriptions.iter().map(line).collect()
+        let who: String = self.subscriptions.iter().map(line).collect();
+        let timing = self.profiles.fallback().dead_letter;
+        format!("{who}{timing:?}, blobs announced {}\n", self.announced)
     }
 
     pub fn events(&self) -> u64 {
@@ -218,14 +242,59 @@ fn any_subscription(chance: &mut Chance, number: u64, receiver: usize) -> Subscr
         delivery_schema: Schema::EventGrid,
         retry,
         dead_letter: chance.percent(50).then(|| DeadLetterDestination {
-            account: "local".into(),
-            container: "dead".into(),
+            account: ACCOUNT.into(),
+            container: ["dead", "letters"][number as usize % 2].into(),
         }),
         dead_letter_identity: None,
         profile: None,
         created: Timestamp::MIN,
         origin: Origin::Config,
         extras: None,
+    }
+}
+
+/// The operator wants letters written sooner or later than documented, and given up sooner.
+fn change_letter_timing(profiles: &mut Profiles, chance: &mut Chance, audit: &Audit) {
+    let delay = Duration::from_secs([0, 60, 300, 1200][chance.below(4) as usize]);
+    let give_up_after = Duration::from_secs([1800, 3600, 4 * 3600][chance.below(3) as usize]);
+    audit.letter_timing(delay, give_up_after);
+    let all: Vec<Profile> = profiles.iter().copied().collect();
+    for mut profile in all {
+        profile.dead_letter = DeadLetterTiming { delay, give_up_after };
+        profiles.put(profile);
+    }
+}
+
+fn account_topic() -> Topic {
+    Topic {
+        id: ACCOUNT_TOPIC,
+        name: "account".into(),
+        kind: TopicKind::System {
+            source: format!(
+                "/subscriptions/s/resourceGroups/rg1/providers/Microsoft.Storage/storageAccounts/{ACCOUNT}"
+            ),
+            topic_type: "Microsoft.Storage.StorageAccounts".into(),
+        },
+        ..topic(None)
+    }
+}
+
+fn blob_listener() -> Subscription {
+    Subscription {
+        id: BLOB_LISTENER,
+        name: "blobs".into(),
+        topic: ACCOUNT_TOPIC,
+        destination: Destination::WebHook(WebHook {
+            url: Secret::new(format!("{HOST}{LISTENER}")),
+            batching: Batching::default(),
+            attributes: Vec::new(),
+            aad_tenant: None,
+            aad_application: None,
+        }),
+        filter: Filter::default(),
+        retry: RetryChoice::default(),
+        dead_letter: None,
+        ..any_subscription(&mut Chance::new(0), 0, 0)
     }
 }
 

@@ -1,21 +1,24 @@
 //! One simulated run: publishers, receivers, faults and changes; then peace until everything has come to rest.
 
 use crate::audit::{Audit, Wrong};
-use crate::blobs::MemoryBlobs;
+use crate::blobs::{CrashArchive, CrashBlobs, MemoryBlobs, Weather};
 use crate::chance::Chance;
 use crate::clock::SimClock;
 use crate::crash::{CrashCatalog, CrashLog, Power};
 use crate::receivers::{HOST, Manner, Receivers};
-use crate::scene::{Scene, any_pause, pointing_to, receiver_of};
+use crate::scene::{BLOB_LISTENER, Scene, any_pause, pointing_to, receiver_of};
 use postrider_core::ids::SubscriptionId;
 use postrider_core::profile::Profiles;
+use postrider_core::retry::Reason;
 use postrider_core::subscription::Subscription;
 use postrider_core::time::{Clock, Timestamp};
+use postrider_engine::blobs::Blobs;
+use postrider_engine::counters::by_reason;
 use postrider_engine::dead_letters::DeadLetters;
 use postrider_engine::deliver::Transport;
 use postrider_engine::{Engine, Parts, dispatch};
 use postrider_store::memory::{MemoryArchive, MemoryCatalog, MemoryLog};
-use postrider_store::{Catalog, EventLog};
+use postrider_store::{Archive, BlobFilter, Catalog, EventLog};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
@@ -52,6 +55,8 @@ pub struct Planted {
     pub catalog: Option<Wrap<dyn Catalog>>,
     pub transport: Option<Wrap<dyn Transport>>,
     pub clock: Option<Wrap<dyn Clock>>,
+    pub blobs: Option<Wrap<dyn Blobs>>,
+    pub archive: Option<Wrap<dyn Archive>>,
     pub profiles: Option<Doctor>,
 }
 
@@ -94,6 +99,9 @@ struct World<'a> {
     catalog: Arc<MemoryCatalog>,
     blobs: Arc<MemoryBlobs>,
     archive: Arc<MemoryArchive>,
+    weather: Arc<Weather>,
+    /// The blob store is out of reach until so much time has passed.
+    store_away_until: Option<Duration>,
     receivers: Arc<Receivers>,
     scene: Scene,
     /// Those that are gone too.
@@ -170,19 +178,24 @@ impl<'a> World<'a> {
             ..dispatch::Config::default()
         };
         let about = format!("{:?}\n{}", receivers.manners, scene.about());
+        let weather = Arc::new(Weather::any(&mut chance));
+        let mut everyone: Vec<SubscriptionId> = scene.subscriptions.iter().map(|s| s.id).collect();
+        everyone.push(BLOB_LISTENER);
         World {
             about,
             chance,
             planted,
             clock,
-            audit,
             catalog: Arc::new(MemoryCatalog::default()),
-            blobs: Arc::default(),
+            blobs: Arc::new(MemoryBlobs::watched(audit.clone())),
             archive: Arc::default(),
+            weather,
+            store_away_until: None,
             receivers: Arc::new(receivers),
-            everyone: scene.subscriptions.iter().map(|s| s.id).collect(),
+            everyone,
             scene,
             dispatch,
+            audit,
             clock_sets: 0,
             unclear: None,
         }
@@ -226,11 +239,16 @@ impl<'a> World<'a> {
             }
         }
         self.receivers.calm.store(true, Relaxed);
+        self.weather.calm();
+        self.audit.store_reachable(true);
         self.clock.keep_steady();
         let (started, _) = self.start(log, u64::MAX).await;
         let life = started.expect("nothing fails any more");
         self.rest(&life.engine).await;
         life.engine.dispatcher.stop(async {}).await;
+        self.count_letters(&life);
+        let all = self.archive.list(&BlobFilter::default(), None, usize::MAX).await;
+        self.audit.listed(all.expect("memory does not fail"));
         Report {
             wrong: self.audit.verdict(),
             events: self.scene.events(),
@@ -258,6 +276,18 @@ impl<'a> World<'a> {
         if let Some(doctor) = &self.planted.profiles {
             doctor(&mut profiles);
         }
+        let blobs = CrashBlobs {
+            inner: wrapped(&self.planted.blobs, self.blobs.clone()),
+            weather: self.weather.clone(),
+            power: power.clone(),
+            audit: self.audit.clone(),
+            clock: self.clock.clone(),
+        };
+        let archive = CrashArchive {
+            inner: wrapped(&self.planted.archive, self.archive.clone()),
+            power: power.clone(),
+            audit: self.audit.clone(),
+        };
         let parts = Parts {
             log: log.clone(),
             catalog: Arc::new(CrashCatalog {
@@ -271,7 +301,7 @@ impl<'a> World<'a> {
             profiles,
             id_prefix: "/subscriptions/s".into(),
             dispatch: self.dispatch.clone(),
-            dead_letters: DeadLetters::new(self.blobs.clone(), self.archive.clone(), None),
+            dead_letters: DeadLetters::new(Arc::new(blobs), Arc::new(archive), None),
         };
         let engine = Engine::start(parts).await.ok();
         let life = engine.map(|engine| Life {
@@ -298,6 +328,7 @@ impl<'a> World<'a> {
                 life.power.set_full(false);
                 self.audit.disk_full(false);
             }
+            self.turn_weather();
             match self.chance.below(60) {
                 0 => self.set_clock(),
                 1 => self.delete(life).await,
@@ -309,6 +340,7 @@ impl<'a> World<'a> {
                 }
                 6 => life.log.memory.fail_next_append(),
                 7 => return Ended::Stopped,
+                8 | 9 => self.lose_store(),
                 _ => {
                     let accepted = self.scene.publish(&life.engine, &mut self.chance).await;
                     accepted.into_iter().for_each(|id| self.audit.acknowledged(id));
@@ -323,6 +355,7 @@ impl<'a> World<'a> {
     async fn end(&mut self, life: &Life, ended: &Ended) {
         if *ended == Ended::Crashed {
             life.engine.dispatcher.stop(async {}).await;
+            self.audit.letters_counted(None);
             return;
         }
         life.power.set_full(false);
@@ -331,6 +364,37 @@ impl<'a> World<'a> {
         // The power may still go, before everything is written.
         let _ = life.engine.stop(self.clock.pass(patience)).await;
         life.log.checkpoint();
+        self.count_letters(life);
+    }
+
+    /// Compares the server's own numbers with the auditor's, unless the power went before it could count.
+    fn count_letters(&self, life: &Life) {
+        let counters = &life.engine.dispatcher.counters;
+        let written = counters.dead_letters_written.load(Relaxed);
+        let dropped = by_reason(&counters.dropped, Reason::DeadLetterUnavailable).load(Relaxed);
+        let counted = (!life.power.crashed()).then_some((written, dropped));
+        self.audit.letters_counted(counted);
+    }
+
+    /// The blob store is out of reach, for a while or for long.
+    fn lose_store(&mut self) {
+        let most = [600, 7200][self.chance.below(2) as usize];
+        let away = Duration::from_secs(self.chance.below(most));
+        self.store_away_until = Some(self.clock.elapsed() + away);
+        self.weather.set_out_of_reach(true);
+        self.audit.store_reachable(false);
+    }
+
+    /// The blob store comes back when its time has come.
+    fn turn_weather(&mut self) {
+        if self
+            .store_away_until
+            .is_some_and(|until| until <= self.clock.elapsed())
+        {
+            self.store_away_until = None;
+            self.weather.set_out_of_reach(false);
+            self.audit.store_reachable(true);
+        }
     }
 
     /// A change that was cut short has happened, or it has not.
@@ -433,6 +497,10 @@ impl<'a> World<'a> {
 
     /// What the server still has to do, in its own words.
     fn left_over(&self, engine: &Engine) -> Option<String> {
+        let letters = engine.log().letters_waiting();
+        if !letters.is_empty() {
+            return Some(format!("letters are waiting: {letters:?}"));
+        }
         self.everyone.iter().find_map(|id| {
             let backlog = engine.log().backlog(*id);
             let left = backlog.waiting + backlog.claimed + backlog.retrying;

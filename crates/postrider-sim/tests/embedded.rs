@@ -9,12 +9,14 @@
 mod fault_disk;
 
 use async_trait::async_trait;
+use bytes::Bytes;
 use fault_disk::{FaultDisk, Image};
 use postrider_core::event::Batch;
 use postrider_core::ids::{Position, SubscriptionId};
 use postrider_core::time::{Clock, Timestamp};
 use postrider_embedded::EmbeddedLog;
 use postrider_embedded::disk::{Disk, DiskFile};
+use postrider_engine::blobs::{BlobError, Blobs, Stored};
 use postrider_engine::clock::SystemClock;
 use postrider_engine::dead_letters::DeadLetters;
 use postrider_engine::virtual_time::{Target, TestClock, VirtualTime, WatchedTransport};
@@ -25,7 +27,7 @@ use postrider_sim::chance::Chance;
 use postrider_sim::clock::EPOCH;
 use postrider_sim::crash::{CrashCatalog, Power};
 use postrider_sim::receivers::{Manner, Receivers};
-use postrider_sim::scene::Scene;
+use postrider_sim::scene::{ACCOUNT_TOPIC, Scene};
 use postrider_store::memory::{MemoryArchive, MemoryCatalog};
 use postrider_store::{
     Backlog, Claim, Error, EventLog, Health, Letter, LetterKey, LettersWaiting, Listener, Settled, Want,
@@ -60,10 +62,19 @@ struct WatchedLog {
 #[async_trait]
 impl EventLog for WatchedLog {
     async fn append(&self, batch: Batch) -> Result<Position, Error> {
-        self.log.append(batch).await
+        let announcement = (batch.topic == ACCOUNT_TOPIC).then(|| batch.body.clone());
+        let appended = self.log.append(batch).await;
+        let heard = appended.is_ok() && !self.cut.load(SeqCst);
+        if let Some(body) = announcement.filter(|_| !heard) {
+            self.audit.not_announced(&body);
+        }
+        appended
     }
 
     async fn claim(&self, of: SubscriptionId, now: Timestamp, want: Want) -> Result<Vec<Claim>, Error> {
+        SystemClock
+            .sleep_until(SystemClock.now() + Duration::from_millis(2))
+            .await;
         let claims = self.log.claim(of, now, want).await?;
         self.audit.claimed(&claims);
         Ok(claims)
@@ -107,7 +118,14 @@ impl EventLog for WatchedLog {
     }
 
     async fn letters_done(&self, of: SubscriptionId, letters: Vec<LetterKey>) -> Result<(), Error> {
-        self.log.letters_done(of, letters).await
+        if !self.cut.load(SeqCst) {
+            self.audit.forgetting(of, &letters);
+        }
+        self.log.letters_done(of, letters.clone()).await?;
+        if !self.cut.load(SeqCst) {
+            self.audit.forgotten(of, &letters);
+        }
+        Ok(())
     }
 
     fn release(&self, of: SubscriptionId, claims: Vec<Claim>) {
@@ -160,6 +178,51 @@ impl EventLog for WatchedLog {
 
     async fn close(&self) -> Result<(), Error> {
         self.log.close().await
+    }
+}
+
+/// The blob store of one life: nothing gets there after the power has gone.
+struct WatchedBlobs {
+    blobs: Arc<MemoryBlobs>,
+    cut: Arc<AtomicBool>,
+}
+
+#[async_trait]
+impl Blobs for WatchedBlobs {
+    fn accounts(&self) -> Vec<String> {
+        self.blobs.accounts()
+    }
+
+    fn check_name(&self, account: &str, container: &str) -> Result<(), String> {
+        self.blobs.check_name(account, container)
+    }
+
+    async fn probe(&self, account: &str, container: &str) -> Result<(), BlobError> {
+        self.blobs.probe(account, container).await
+    }
+
+    async fn put(
+        &self,
+        account: &str,
+        container: &str,
+        path: &str,
+        body: Bytes,
+    ) -> Result<Stored, BlobError> {
+        if self.cut.load(SeqCst) {
+            return Err(BlobError::Unreachable {
+                account: account.to_owned(),
+                detail: "the power has gone".to_owned(),
+            });
+        }
+        self.blobs.put(account, container, path, body).await
+    }
+
+    async fn get(&self, account: &str, container: &str, path: &str) -> Result<Bytes, BlobError> {
+        self.blobs.get(account, container, path).await
+    }
+
+    async fn delete(&self, account: &str, container: &str, path: &str) -> Result<(), BlobError> {
+        self.blobs.delete(account, container, path).await
     }
 }
 
@@ -243,6 +306,8 @@ struct World {
     clock: Arc<TestClock>,
     audit: Arc<Audit>,
     catalog: Arc<MemoryCatalog>,
+    blobs: Arc<MemoryBlobs>,
+    archive: Arc<MemoryArchive>,
     receivers: Arc<Receivers>,
     scene: Scene,
     segment_bytes_max: u64,
@@ -299,6 +364,7 @@ impl World {
         let clock = Arc::new(TestClock::new(EPOCH, Box::new(|_| {})));
         let shown = clock.clone();
         let audit = Arc::new(Audit::new(clock.clone(), move || shown.now().since(EPOCH)));
+        let blobs = Arc::new(MemoryBlobs::watched(audit.clone()));
         let mut scene = Scene::any(&mut chance, clock.clone(), audit.clone());
         let mut manners = Vec::new();
         for number in 0..2 + chance.below(3) {
@@ -333,6 +399,8 @@ impl World {
             clock,
             audit,
             catalog: Arc::new(MemoryCatalog::default()),
+            blobs,
+            archive: Arc::default(),
             receivers: Arc::new(receivers),
             scene,
         }
@@ -384,6 +452,10 @@ impl World {
         let cut = Arc::new(AtomicBool::new(false));
         let wall = Arc::new(SystemClock);
         let transport = Arc::new(WatchedTransport::new(self.receivers.clone(), wall.clone()));
+        let blobs = WatchedBlobs {
+            blobs: self.blobs.clone(),
+            cut: cut.clone(),
+        };
         let parts = Parts {
             log: Arc::new(WatchedLog {
                 log,
@@ -401,11 +473,7 @@ impl World {
             profiles: self.scene.profiles(),
             id_prefix: "/subscriptions/s".into(),
             dispatch: dispatch::Config::default(),
-            dead_letters: DeadLetters::new(
-                Arc::new(MemoryBlobs::default()),
-                Arc::new(MemoryArchive::default()),
-                None,
-            ),
+            dead_letters: DeadLetters::new(Arc::new(blobs), self.archive.clone(), None),
         };
         let engine = Engine::start(parts).await.expect("the log is open");
         Life {
@@ -487,7 +555,9 @@ impl World {
         let left = |life: &Life| {
             let subscriptions = self.scene.subscriptions.iter();
             let backlogs = subscriptions.map(|s| life.engine.log().backlog(s.id));
-            backlogs.map(|b| b.waiting + b.claimed + b.retrying).sum::<u64>()
+            let letters = life.engine.log().letters_waiting();
+            let letters: u64 = letters.iter().map(|waiting| waiting.count).sum();
+            letters + backlogs.map(|b| b.waiting + b.claimed + b.retrying).sum::<u64>()
         };
         self.advance(life, Duration::from_secs(1)).await;
         while (self.audit.unfinished() > 0 || left(life) > 0) && self.clock.now() < deadline {

@@ -2,18 +2,21 @@
 //! Nothing here ships: a bug is a part that is handed in bent, or a profile that was doctored.
 
 use async_trait::async_trait;
+use bytes::Bytes;
 use postrider_core::event::Batch;
 use postrider_core::ids::{Position, SubscriptionId};
 use postrider_core::probation::Probation;
 use postrider_core::profile::{Profile, StatusRule};
-use postrider_core::retry::Next;
+use postrider_core::retry::{Next, Reason};
 use postrider_core::time::Timestamp;
+use postrider_engine::blobs::{BlobError, Blobs, Stored};
 use postrider_engine::deliver::{Reply, Request, Transport};
 use postrider_sim::audit::Kind;
+use postrider_sim::scene::ACCOUNT_TOPIC;
 use postrider_sim::world::{Planted, run_with};
 use postrider_store::{
-    Backlog, Catalog, Change, Claim, Error, EventLog, Health, Letter, LetterKey, LettersWaiting, Listener,
-    Loaded, Settled, Want,
+    Archive, Backlog, BlobFilter, BlobId, BlobRecord, Catalog, Change, Claim, Error, EventLog, Health,
+    Letter, LetterKey, LettersWaiting, Listener, Loaded, Mark, ReplayJob, Settled, Want,
 };
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};
@@ -53,7 +56,28 @@ enum Bent {
     OffersWithdrawn,
     /// Keeps what waits for a subscription that is closed.
     NeverCloses,
+    /// Forgets letters when they are read, before they are in a blob.
+    ForgetsLettersRead,
+    /// Forgets letters when it is opened.
+    ForgetsLettersAtStart,
+    /// Forgets a letter only when it is told to for the second time.
+    KeepsLetters,
+    /// Writes a letter down with one attempt too many.
+    AddsAttempts,
+    /// Gives every letter the same reason.
+    MixesReasonsUp,
+    /// Makes letters of some deliveries that are done.
+    LettersOfDone,
+    /// Says that it has stored announcements of blobs, and has not.
+    AppendsNoAnnouncement,
 }
+
+/// More than there are.
+const EVERYTHING: Want = Want {
+    events_max: usize::MAX,
+    bytes_max: usize::MAX,
+    overhead: 0,
+};
 
 struct BentLog {
     log: Arc<dyn EventLog>,
@@ -80,6 +104,9 @@ impl EventLog for BentLog {
         if self.bent == Bent::AppendsNothing && batch.body.len().is_multiple_of(7) {
             return Ok(Position(0));
         }
+        if self.bent == Bent::AppendsNoAnnouncement && batch.topic == ACCOUNT_TOPIC {
+            return Ok(Position(0));
+        }
         self.log.append(batch).await
     }
 
@@ -97,6 +124,10 @@ impl EventLog for BentLog {
                     one.next = Next::RetryAt(due - Duration::from_secs(3));
                 }
                 (Bent::ForgetsAttempts, Next::RetryAt(_)) => one.attempts_made = 0,
+                (Bent::AddsAttempts, Next::DeadLetter(_)) => one.attempts_made += 1,
+                (Bent::LettersOfDone, Next::Done) if one.claim.position().0.is_multiple_of(5) => {
+                    one.next = Next::DeadLetter(Reason::AttemptsExhausted);
+                }
                 _ => {}
             }
         }
@@ -135,10 +166,26 @@ impl EventLog for BentLog {
         until: Timestamp,
         want: Want,
     ) -> Result<Vec<Letter>, Error> {
-        self.log.letters(of, after, until, want).await
+        let mut letters = self.log.letters(of, after, until, want).await?;
+        match self.bent {
+            Bent::ForgetsLettersRead => {
+                let keys = letters.iter().map(Letter::key).collect();
+                self.log.letters_done(of, keys).await?;
+            }
+            Bent::MixesReasonsUp => letters
+                .iter_mut()
+                .for_each(|letter| letter.reason = Reason::TimeToLiveExceeded),
+            _ => {}
+        }
+        Ok(letters)
     }
 
     async fn letters_done(&self, of: SubscriptionId, letters: Vec<LetterKey>) -> Result<(), Error> {
+        let mut letters = letters;
+        if self.bent == Bent::KeepsLetters {
+            let mut kept = self.offered_again.lock().expect("no panic holds it");
+            letters.retain(|(_, position)| !kept.insert(*position));
+        }
         self.log.letters_done(of, letters).await
     }
 
@@ -159,6 +206,11 @@ impl EventLog for BentLog {
     }
 
     async fn open_subscription(&self, of: SubscriptionId) -> Result<(), Error> {
+        if self.bent == Bent::ForgetsLettersAtStart {
+            let letters = self.log.letters(of, None, Timestamp::MAX, EVERYTHING).await?;
+            let keys = letters.iter().map(Letter::key).collect();
+            self.log.letters_done(of, keys).await?;
+        }
         self.log.open_subscription(of).await
     }
 
@@ -272,6 +324,139 @@ fn sending(bent: BentTransport) -> Planted {
             Arc::new(BentSender { transport, bent })
         })),
         ..Planted::default()
+    }
+}
+
+/// What is wrong with a blob store.
+#[derive(Clone, Copy)]
+enum BentStore {
+    /// Says that it has written what it has not, for some blobs.
+    WritesNothing,
+    /// Files blobs under the subscription's own spelling.
+    LowerCase,
+    /// Writes months, days and hours with two digits, as people do.
+    PadsWithZeros,
+    /// Keeps only the first letter of every blob.
+    KeepsOneLetter,
+}
+
+struct BentBlobs {
+    blobs: Arc<dyn Blobs>,
+    bent: BentStore,
+}
+
+fn storing(bent: BentStore) -> Planted {
+    Planted {
+        blobs: Some(Box::new(move |blobs| Arc::new(BentBlobs { blobs, bent }))),
+        ..Planted::default()
+    }
+}
+
+#[async_trait]
+impl Blobs for BentBlobs {
+    fn accounts(&self) -> Vec<String> {
+        self.blobs.accounts()
+    }
+
+    fn check_name(&self, account: &str, container: &str) -> Result<(), String> {
+        self.blobs.check_name(account, container)
+    }
+
+    async fn probe(&self, account: &str, container: &str) -> Result<(), BlobError> {
+        self.blobs.probe(account, container).await
+    }
+
+    async fn put(
+        &self,
+        account: &str,
+        container: &str,
+        path: &str,
+        body: Bytes,
+    ) -> Result<Stored, BlobError> {
+        let (mut path, mut body) = (path.to_owned(), body);
+        match self.bent {
+            BentStore::WritesNothing if body.len().is_multiple_of(3) => {
+                let (etag, url) = ("0x1".to_owned(), path);
+                return Ok(Stored { etag, url });
+            }
+            BentStore::WritesNothing => {}
+            BentStore::LowerCase => path = path.to_lowercase(),
+            BentStore::PadsWithZeros => {
+                let padded: Vec<String> = path.split('/').map(|part| format!("{part:0>2}")).collect();
+                path = padded.join("/");
+            }
+            BentStore::KeepsOneLetter => {
+                let text = std::str::from_utf8(&body).expect("text");
+                let first = text.split(r#"},{"id""#).next().expect("there is one");
+                if first.len() < text.len() {
+                    body = Bytes::from(format!("{first}}}]"));
+                }
+            }
+        }
+        self.blobs.put(account, container, &path, body).await
+    }
+
+    async fn get(&self, account: &str, container: &str, path: &str) -> Result<Bytes, BlobError> {
+        self.blobs.get(account, container, path).await
+    }
+
+    async fn delete(&self, account: &str, container: &str, path: &str) -> Result<(), BlobError> {
+        self.blobs.delete(account, container, path).await
+    }
+}
+
+/// An archive that says it has noted blobs, and has not.
+struct BentArchive(Arc<dyn Archive>);
+
+#[async_trait]
+impl Archive for BentArchive {
+    async fn add(&self, _blob: BlobRecord) -> Result<BlobId, Error> {
+        Ok(BlobId(0))
+    }
+
+    async fn get(&self, id: BlobId) -> Result<Option<BlobRecord>, Error> {
+        self.0.get(id).await
+    }
+
+    async fn list(
+        &self,
+        filter: &BlobFilter,
+        after: Option<BlobId>,
+        max: usize,
+    ) -> Result<Vec<BlobRecord>, Error> {
+        self.0.list(filter, after, max).await
+    }
+
+    async fn last(&self) -> Result<Option<BlobId>, Error> {
+        self.0.last().await
+    }
+
+    async fn counts(&self) -> Result<Vec<(SubscriptionId, Reason, u64)>, Error> {
+        self.0.counts().await
+    }
+
+    async fn mark(&self, id: BlobId, marks: Vec<Mark>) -> Result<(), Error> {
+        self.0.mark(id, marks).await
+    }
+
+    async fn remove(&self, id: BlobId) -> Result<(), Error> {
+        self.0.remove(id).await
+    }
+
+    async fn put_job(&self, job: ReplayJob, marks: Option<(BlobId, Vec<Mark>)>) -> Result<(), Error> {
+        self.0.put_job(job, marks).await
+    }
+
+    async fn jobs(&self) -> Result<Vec<ReplayJob>, Error> {
+        self.0.jobs().await
+    }
+
+    async fn remove_job(&self, id: u64) -> Result<(), Error> {
+        self.0.remove_job(id).await
+    }
+
+    async fn next_job(&self) -> Result<u64, Error> {
+        self.0.next_job().await
     }
 }
 
@@ -497,4 +682,86 @@ fn a_delay_that_never_ends() {
         profile.time_to_live = Duration::from_secs(10_000_000);
     });
     is_noticed(&planted, Kind::Lost);
+}
+
+#[test]
+fn a_letter_that_is_forgotten_before_it_is_in_a_blob() {
+    is_noticed(&bent(Bent::ForgetsLettersRead), Kind::Unwritten);
+}
+
+#[test]
+fn a_letter_that_a_restart_forgets() {
+    is_noticed(&bent(Bent::ForgetsLettersAtStart), Kind::Unwritten);
+}
+
+#[test]
+fn a_blob_that_was_acknowledged_and_not_written() {
+    is_noticed(&storing(BentStore::WritesNothing), Kind::Unwritten);
+}
+
+#[test]
+fn a_blob_that_lacks_letters() {
+    is_noticed(&storing(BentStore::KeepsOneLetter), Kind::Unwritten);
+}
+
+#[test]
+fn a_blob_under_the_wrong_name() {
+    is_noticed(&storing(BentStore::LowerCase), Kind::Misfiled);
+}
+
+#[test]
+fn a_blob_under_a_padded_hour() {
+    is_noticed(&storing(BentStore::PadsWithZeros), Kind::Misfiled);
+}
+
+#[test]
+fn a_letter_with_one_attempt_too_many() {
+    is_noticed(&bent(Bent::AddsAttempts), Kind::Misreported);
+}
+
+#[test]
+fn a_letter_with_the_wrong_reason() {
+    is_noticed(&bent(Bent::MixesReasonsUp), Kind::Misreported);
+}
+
+#[test]
+fn a_letter_that_was_delivered() {
+    is_noticed(&bent(Bent::LettersOfDone), Kind::NotALetter);
+}
+
+#[test]
+fn a_letter_that_is_written_again() {
+    is_noticed(&bent(Bent::KeepsLetters), Kind::NotALetter);
+}
+
+#[test]
+fn a_letter_that_is_written_at_once() {
+    let planted = doctored(|profile| profile.dead_letter.delay = Duration::ZERO);
+    is_noticed(&planted, Kind::Hasty);
+}
+
+#[test]
+fn a_letter_that_waits_too_long_to_be_written() {
+    let planted = doctored(|profile| profile.dead_letter.delay += Duration::from_secs(1800));
+    is_noticed(&planted, Kind::HeldBack);
+}
+
+#[test]
+fn a_letter_that_is_given_up_too_early() {
+    let planted = doctored(|profile| profile.dead_letter.give_up_after = Duration::from_secs(60));
+    is_noticed(&planted, Kind::GivenUpEarly);
+}
+
+#[test]
+fn a_blob_that_the_archive_does_not_know() {
+    let planted = Planted {
+        archive: Some(Box::new(|archive| Arc::new(BentArchive(archive)))),
+        ..Planted::default()
+    };
+    is_noticed(&planted, Kind::Unlisted);
+}
+
+#[test]
+fn a_blob_that_nobody_is_told_of() {
+    is_noticed(&bent(Bent::AppendsNoAnnouncement), Kind::Untold);
 }

@@ -1,11 +1,14 @@
 //! What the auditor has noted, and how it judges.
 
 use super::endpoint::{Arrival, Endpoint, TICK};
+use super::letters::Letters;
 use super::rules::{Came, Rules};
 use super::{Kind, Seen, Wrong};
 use postrider_core::ids::{Position, SubscriptionId};
 use postrider_core::retry::{Next, Reason};
+use postrider_core::subscription::DeadLetterDestination;
 use postrider_core::time::Timestamp;
+use postrider_store::LetterKey;
 use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{DefaultHasher, Hash};
 use std::time::Duration;
@@ -20,6 +23,7 @@ const LOOKED_AGAIN: Duration = Duration::from_secs(75);
 pub struct Sub {
     pub name: String,
     pub rules: Rules,
+    pub dead_letters: Option<DeadLetterDestination>,
     pub batch_max: usize,
     pub receiver: usize,
     pub moved: Timestamp,
@@ -67,7 +71,7 @@ pub enum Told {
 }
 
 impl Request {
-    fn told(&self, rules: &Rules) -> Told {
+    pub fn told(&self, rules: &Rules) -> Told {
         let timeout = rules.response_timeout();
         match self.ended {
             None => Told::TimedOut,
@@ -103,7 +107,7 @@ pub struct Between {
 }
 
 impl Between {
-    fn plus_one(self) -> Between {
+    pub fn plus_one(self) -> Between {
         Between {
             least: self.least + 1,
             most: self.most + 1,
@@ -116,6 +120,8 @@ pub struct Try {
     pub request: usize,
     pub number: Between,
     pub settled: bool,
+    /// In a later life than it was made in, if it was this one that was settled then.
+    pub settled_late: bool,
     /// Its record survives.
     pub recorded: bool,
 }
@@ -141,6 +147,9 @@ pub struct Books {
     pub ids: BTreeMap<Position, u64>,
     pub requests: Vec<Request>,
     pub deliveries: BTreeMap<Key, Delivery>,
+    pub letters: Letters,
+    /// If it is not the documents'.
+    pub letter_timing: Option<(Duration, Duration)>,
     /// What deliveries were before they were settled, as long as that is not durable.
     pub lately: Vec<(Key, Delivery)>,
     pub life: u32,
@@ -175,7 +184,7 @@ impl Books {
     }
 
     /// Whether nothing explains that something is late.
-    fn undisturbed(&self) -> bool {
+    pub fn undisturbed(&self) -> bool {
         let looked = |at: Duration| self.elapsed > at + LOOKED_AGAIN;
         self.disturbed.is_none_or(looked) && !self.disk_full
     }
@@ -266,6 +275,7 @@ impl Books {
                 request,
                 number,
                 settled: false,
+                settled_late: false,
                 recorded: false,
             });
         }
@@ -426,11 +436,16 @@ impl Books {
         let after = self.deliveries.get_mut(&key).expect("just made");
         if let Some(last) = after.tries.last_mut().filter(|last| !last.settled) {
             last.settled = true;
+            last.settled_late = self.requests[last.request].life != self.life;
             last.recorded = true;
             after.recorded = last.number;
         }
         after.ends.extend(end);
         self.lately.push((key, before));
+        if let Next::DeadLetter(reason) = next {
+            let recorded = self.lately.last().expect("just pushed").1.recorded;
+            self.given_up(key, reason, recorded, now);
+        }
         self.note(now, || format!("settled {id} of {name}: {next:?}"));
         if let Some(what) = self.explained(key, next, now) {
             let what = format!("event {id} for {name} is {end:?}: {what}");
@@ -470,9 +485,10 @@ impl Books {
             }
             Reason::BadRequest | Reason::ClientError => {
                 let last = delivery.tries.last().map(|t| &self.requests[t.request]);
-                last.and_then(|last| last.ended).is_some_and(
-                    |ended| matches!(ended.came, Came::Answered(status) if rules.is_final(status)),
-                )
+                let bad_request = reason == Reason::BadRequest;
+                let fits = |status: u16| rules.is_final(status) && (status == 400) == bad_request;
+                last.and_then(|last| last.ended)
+                    .is_some_and(|ended| matches!(ended.came, Came::Answered(status) if fits(status)))
             }
             // These end a dead letter, or everything of a subscription; not one delivery.
             Reason::SubscriptionGone
@@ -482,6 +498,15 @@ impl Books {
             | Reason::DeadLetterHomeless => false,
         };
         (!explained).then(|| format!("{reason} does not hold"))
+    }
+
+    /// The deliveries of these letters.
+    pub fn keys(&self, of: SubscriptionId, letters: &[LetterKey]) -> Vec<Key> {
+        let Some(sub) = self.by_id.get(&of) else {
+            return Vec::new();
+        };
+        let ids = letters.iter().filter_map(|(_, position)| self.ids.get(position));
+        ids.map(|id| (*sub, *id)).collect()
     }
 
     /// What was accepted for subscriptions that still exist, and has not ended.

@@ -5,17 +5,19 @@
 
 mod books;
 mod endpoint;
+mod letters;
 mod rules;
 
 use books::{Books, Ended, Event, Sub};
 pub use endpoint::Delay;
 use endpoint::Endpoint;
+pub use letters::Place;
 use postrider_core::ids::{Position, SubscriptionId};
 use postrider_core::json::Raw;
-use postrider_core::retry::Next;
+use postrider_core::retry::{Next, Reason};
 use postrider_core::subscription::Subscription;
 use postrider_core::time::{Clock, Timestamp};
-use postrider_store::{Claim, Settled};
+use postrider_store::{BlobRecord, Claim, LetterKey, Settled};
 pub use rules::Came;
 use rules::Rules;
 use std::collections::BTreeSet;
@@ -54,6 +56,24 @@ pub enum Kind {
     Unasked,
     /// Something is left in the log at the end.
     Unrest,
+    /// Given up, and in no blob.
+    Unwritten,
+    /// Written to a blob before its time.
+    Hasty,
+    /// A blob in the wrong place.
+    Misfiled,
+    /// A blob that says something wrong of its letters.
+    Misreported,
+    /// In a blob, and not given up; or written again for no reason.
+    NotALetter,
+    /// A dead letter that was dropped although its store was not out of reach for so long.
+    GivenUpEarly,
+    /// The server's own count of letters is another.
+    Miscounted,
+    /// A blob that the archive does not know, or not as it is.
+    Unlisted,
+    /// A blob that nobody was told of, or the other way round.
+    Untold,
 }
 
 #[derive(Clone, Debug)]
@@ -117,14 +137,24 @@ impl Audit {
         self.books().endpoints.push(endpoint);
     }
 
+    /// The operator has decided how long dead letters wait to be written, and how long for their store.
+    pub fn letter_timing(&self, delay: Duration, patience: Duration) {
+        self.books().letter_timing = Some((delay, patience));
+    }
+
     /// There is a subscription.
     pub fn subscribe(&self, subscription: &Subscription, default_profile: &str, receiver: usize) {
         let mut books = self.books();
         let number = books.subs.len();
+        let mut rules = Rules::of(subscription, default_profile);
+        (rules.letter_delay, rules.letter_patience) = books
+            .letter_timing
+            .unwrap_or((rules.letter_delay, rules.letter_patience));
         books.by_id.insert(subscription.id, number);
         books.subs.push(Sub {
             name: subscription.name.clone(),
-            rules: Rules::of(subscription, default_profile),
+            rules,
+            dead_letters: subscription.dead_letter.clone(),
             batch_max: subscription.destination.batching().events_max.unwrap_or(1) as usize,
             receiver,
             moved: Timestamp::MIN,
@@ -236,7 +266,10 @@ impl Audit {
     pub fn claimed(&self, claims: &[Claim]) {
         let mut books = self.books();
         for claim in claims {
-            books.ids.insert(claim.position(), event_id(claim));
+            // An announcement of a blob has another kind of id.
+            if let Some(id) = event_id(claim) {
+                books.ids.insert(claim.position(), id);
+            }
         }
     }
 
@@ -244,10 +277,13 @@ impl Audit {
     pub fn settled(&self, of: SubscriptionId, settled: &[Settled]) {
         let now = self.clock.now();
         let mut books = self.books();
-        let sub = books.by_id[&of];
+        let Some(sub) = books.by_id.get(&of).copied() else {
+            return;
+        };
         books.latest = books.latest.max(now);
         for one in settled {
-            books.settled(sub, event_id(&one.claim), one.next, now);
+            let id = event_id(&one.claim).expect("our own ids");
+            books.settled(sub, id, one.next, now);
         }
     }
 
@@ -260,6 +296,81 @@ impl Audit {
             let id = books.ids[position];
             books.settled(sub, id, Next::Done, now);
         }
+    }
+
+    /// Someone wants to be told of blobs.
+    pub fn listens_for_blobs(&self) {
+        self.books().letters.listened_to = true;
+    }
+
+    /// The store has come within reach, or is out of it.
+    pub fn store_reachable(&self, reachable: bool) {
+        let now = self.clock.now();
+        let mut books = self.books();
+        books.note(now, || format!("the blob store is within reach: {reachable}"));
+        books.letters.reachable(reachable, now);
+    }
+
+    /// A blob is in the store. Called whether the engine learns of it or not.
+    pub fn blob_put(&self, account: &str, place: Place, body: &[u8]) {
+        let now = self.clock.now();
+        let mut books = self.books();
+        books.elapsed = (self.elapsed)();
+        books.blob_put(account, place, body, now);
+    }
+
+    /// The engine was told that something about a blob has failed: it will be written again.
+    pub fn blob_trouble(&self, what: &str) {
+        let now = self.clock.now();
+        let mut books = self.books();
+        books.note(now, || what.to_owned());
+        books.letters.trouble(now);
+    }
+
+    /// The log has not taken this announcement of a blob.
+    pub fn not_announced(&self, batch: &[u8]) {
+        let text = std::str::from_utf8(batch).expect("our own text");
+        self.books().not_announced(Raw::trusted(text));
+    }
+
+    /// The log is about to be told to forget these letters.
+    pub fn forgetting(&self, of: SubscriptionId, letters: &[LetterKey]) {
+        let now = self.clock.now();
+        let mut books = self.books();
+        let keys = books.keys(of, letters);
+        books.forgetting(&keys, now);
+    }
+
+    /// The log has forgotten these letters, and that is durable.
+    pub fn forgotten(&self, of: SubscriptionId, letters: &[LetterKey]) {
+        let now = self.clock.now();
+        let mut books = self.books();
+        let keys = books.keys(of, letters);
+        books.forgotten(&keys, now);
+    }
+
+    /// How many letters the engine says were written and dropped in a life; none, if nobody can ask it any more.
+    pub fn letters_counted(&self, written_and_dropped: Option<(u64, u64)>) {
+        self.books().counted(written_and_dropped);
+    }
+
+    /// A receiver was told of a blob.
+    pub fn told_of_blob(&self, event: Raw<'_>) {
+        let now = self.clock.now();
+        let mut books = self.books();
+        books.note(now, || {
+            format!("told of {:?}", event.get("subject").and_then(Raw::as_str))
+        });
+        books.told_of(event);
+    }
+
+    /// What the archive knows at the end.
+    pub fn listed(&self, records: Vec<BlobRecord>) {
+        let line = |record: BlobRecord| {
+            let reasons: Vec<Reason> = record.marks.iter().map(|mark| mark.reason).collect();
+            ((record.container, record.path), record.bytes, reasons)
+        };
+        self.books().listed(records.into_iter().map(line).collect());
     }
 
     /// Everything settled so far is durable.
@@ -285,7 +396,9 @@ impl Audit {
         let elapsed = (self.elapsed)();
         let mut books = self.books();
         books.sets += 1;
-        books.note(self.clock.now(), || "the clock was set".into());
+        let now = self.clock.now();
+        books.letters.clock_set(now);
+        books.note(now, || "the clock was set".into());
         books.era += 1;
         books.disturbed = Some(elapsed);
         for endpoint in &mut books.endpoints {
@@ -330,6 +443,7 @@ impl Audit {
                 one.recorded &= before.recorded;
             }
         }
+        books.letters.crashed_somehow();
         drop(books);
         self.restarted();
     }
@@ -382,11 +496,12 @@ impl Audit {
         for what in lost {
             books.wrong(Kind::Lost, what);
         }
+        books.judge_letters(now);
         books.wrong.clone()
     }
 }
 
-fn event_id(claim: &Claim) -> u64 {
+fn event_id(claim: &Claim) -> Option<u64> {
     let id = Raw::trusted(claim.object()).get("id").and_then(Raw::as_str);
-    id.and_then(|i| i.parse().ok()).expect("our own ids")
+    id.and_then(|i| i.parse().ok())
 }

@@ -35,7 +35,15 @@ pub struct Rules {
     pub dead_letter: bool,
     pub attempts_max: u32,
     pub time_to_live: Duration,
+    /// From the last attempt until a dead letter may be written.
+    pub letter_delay: Duration,
+    /// A dead letter is dropped when its store was out of reach for so long.
+    pub letter_patience: Duration,
 }
+
+/// Five minutes, and four hours: the same in every document.
+pub const LETTER_DELAY: Duration = Duration::from_secs(300);
+pub const LETTER_PATIENCE: Duration = Duration::from_secs(4 * 3600);
 
 fn seconds(table: &[u64], index: usize) -> Duration {
     Duration::from_secs(table[index.min(table.len() - 1)])
@@ -60,6 +68,8 @@ impl Rules {
             dead_letter: subscription.dead_letter.is_some(),
             attempts_max: subscription.retry.attempts_max.unwrap_or(30),
             time_to_live: Duration::from_secs(u64::from(minutes) * 60),
+            letter_delay: LETTER_DELAY,
+            letter_patience: LETTER_PATIENCE,
         }
     }
 

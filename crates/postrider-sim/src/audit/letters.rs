@@ -1,0 +1,489 @@
+//! What the auditor knows about dead letters: what was given up, which blobs hold it, who was told of them.
+
+use super::Kind;
+use super::books::{Between, Books, Key, Told};
+use super::endpoint::TICK;
+use super::rules::Came;
+use postrider_core::json::Raw;
+use postrider_core::retry::Reason;
+use postrider_core::time::Timestamp;
+use std::collections::{BTreeMap, BTreeSet};
+use std::hash::Hash;
+use std::time::Duration;
+
+/// Writing goes on this long after it failed, at the latest.
+const TRIED_AGAIN: Duration = Duration::from_secs(300);
+/// Letters wait for a blob of theirs that is being written: the slowest store answers sooner.
+const WRITING: Duration = Duration::from_secs(90);
+/// The store may have been within reach for so long without anybody trying.
+const UNTRIED: Duration = Duration::from_secs(300 + 90);
+
+/// A delivery that was given up and is to be written.
+pub struct Given {
+    reason: Reason,
+    /// The last attempt had not ended before.
+    not_before: Timestamp,
+    settled: Timestamp,
+    /// None if the clock had been set back: it may have been decided by what the clock showed before.
+    era: Option<u64>,
+    /// Everything that its blob may say about the last attempt.
+    outcomes: BTreeSet<&'static str>,
+    attempts: Between,
+    /// The last blob that it was put into.
+    put: Option<Put>,
+    /// The log has forgotten it.
+    done: bool,
+    /// Its store was out of reach for so long that it may be dropped.
+    hopeless: bool,
+    dropped: bool,
+}
+
+#[derive(Clone)]
+struct Put {
+    place: Place,
+    life: u32,
+    troubles: u64,
+}
+
+/// A container, and a path in it.
+pub type Place = (String, String);
+
+/// Numbers that the server must arrive at too, in one life.
+#[derive(Default)]
+struct Counted {
+    written: Between,
+    dropped: Between,
+}
+
+#[derive(Default)]
+pub struct Letters {
+    given: BTreeMap<Key, Given>,
+    /// What the store holds.
+    blobs: BTreeMap<Place, Vec<Key>>,
+    /// The lengths of everything that was ever put there.
+    lengths: BTreeMap<Place, BTreeSet<usize>>,
+    /// Blobs whose letters the log has forgotten because of them.
+    relied_on: BTreeSet<Place>,
+    told: BTreeSet<Place>,
+    /// The log did not take the announcement: that holds no letter up, and it may come to nothing.
+    unannounced: BTreeSet<Place>,
+    /// Someone wants to be told of blobs.
+    pub listened_to: bool,
+    /// How often something was answered with an error, so that letters may be written again.
+    troubles: u64,
+    trouble_at: Option<Timestamp>,
+    written_at: Option<Timestamp>,
+    /// The store is out of reach since then; or was, until then.
+    away: Option<(Timestamp, Option<Timestamp>)>,
+    counted: Counted,
+}
+
+impl Letters {
+    pub fn trouble(&mut self, now: Timestamp) {
+        self.troubles += 1;
+        self.trouble_at = self.trouble_at.max(Some(now));
+    }
+
+    pub fn reachable(&mut self, reachable: bool, now: Timestamp) {
+        match (reachable, &mut self.away) {
+            (true, Some((_, until))) => *until = Some(now),
+            (true, None) | (false, Some((_, None))) => {}
+            // Nobody need have noticed that it was there for a while.
+            (false, Some((_, until))) if until.is_some_and(|until| now.since(until) < UNTRIED) => {
+                *until = None
+            }
+            (false, away) => *away = Some((now, None)),
+        }
+    }
+
+    /// What the clock shows decides when a letter is given up.
+    pub fn clock_set(&mut self, now: Timestamp) {
+        if let Some((since, until)) = &mut self.away {
+            *since = (*since).min(now);
+            if let Some(until) = until {
+                *until = (*until).min(now);
+            }
+        }
+    }
+
+    /// Nobody knows any more what the log has forgotten lately.
+    pub fn crashed_somehow(&mut self) {
+        self.given.values_mut().for_each(|given| given.done = false);
+    }
+}
+
+impl Books {
+    /// A delivery was given up. `before`: the attempts recorded until then.
+    pub fn given_up(&mut self, key: Key, reason: Reason, before: Between, now: Timestamp) {
+        let delivery = &self.deliveries[&key];
+        let rules = &self.subs[key.0].rules;
+        let mut outcomes = BTreeSet::new();
+        let mut not_before = None;
+        let mut attempts = delivery.recorded;
+        for one in delivery.tries.iter().rev().filter(|one| one.recorded) {
+            let request = &self.requests[one.request];
+            let timed_out = request.at + rules.response_timeout();
+            let answer = request.ended.map(|ended| (ended.at, outcome(ended.came)));
+            let (at, names) = match (request.told(rules), answer) {
+                (Told::InTime, Some((at, name))) => (at, vec![name]),
+                (Told::Unclear, Some((_, name))) => (request.at, vec![name, "TimedOut"]),
+                (_, _) => (timed_out, vec!["TimedOut"]),
+            };
+            outcomes.extend(names);
+            not_before = Some(not_before.map_or(at, |before: Timestamp| before.min(at)));
+            // One of an earlier life was cut short and never recorded; or it ended while the server stopped.
+            if one.settled_late {
+                attempts.least = attempts.least.min(before.least);
+                continue;
+            }
+            break;
+        }
+        if attempts.least == 0 {
+            outcomes.insert("Probation");
+        }
+        let published = self.events.get(&key.1).map(|event| event.published);
+        let given = Given {
+            reason,
+            not_before: not_before.or(published).unwrap_or(now).min(now),
+            settled: now,
+            era: (now >= self.latest).then_some(self.era),
+            outcomes,
+            attempts,
+            put: None,
+            done: false,
+            hopeless: false,
+            dropped: false,
+        };
+        self.letters.given.insert(key, given);
+    }
+
+    /// A blob was put into the store.
+    pub fn blob_put(&mut self, account: &str, place: Place, body: &[u8], now: Timestamp) {
+        (now.nanos(), &place, body).hash(&mut self.trace);
+        let (container, path) = &place;
+        self.note(now, || format!("blob {container}/{path} of {} bytes", body.len()));
+        let Some(number) = self.misfiled(account, container, path, now) else {
+            return;
+        };
+        let text = std::str::from_utf8(body).unwrap_or_default();
+        let letters: Vec<Raw<'_>> =
+            Raw::parse(text).map_or_else(|_| Vec::new(), |raw| raw.elements().collect());
+        if letters.is_empty() {
+            let what = format!("blob {path} holds no letters");
+            self.wrong(Kind::Misreported, what);
+        }
+        let mut keys = Vec::new();
+        for letter in letters {
+            let id = letter.get("id").and_then(Raw::as_str);
+            let Some(id) = id.and_then(|id| id.parse().ok()) else {
+                self.wrong(
+                    Kind::NotALetter,
+                    format!("blob {path} holds what nobody published"),
+                );
+                continue;
+            };
+            self.check_letter((number, id), letter, keys.contains(&(number, id)), now);
+            keys.push((number, id));
+            let (life, troubles) = (self.life, self.letters.troubles);
+            if let Some(given) = self.letters.given.get_mut(&(number, id)) {
+                given.put = Some(Put {
+                    place: place.clone(),
+                    life,
+                    troubles,
+                });
+            }
+        }
+        self.letters.written_at = self.letters.written_at.max(Some(now));
+        self.letters
+            .lengths
+            .entry(place.clone())
+            .or_default()
+            .insert(body.len());
+        self.letters.blobs.insert(place, keys);
+    }
+
+    /// Whose blob this is, if anyone's; complains if it is in the wrong place.
+    fn misfiled(&mut self, account: &str, container: &str, path: &str, now: Timestamp) -> Option<usize> {
+        let parts: Vec<&str> = path.split('/').collect();
+        let named = |name: &str| self.subs.iter().position(|sub| sub.name.to_uppercase() == name);
+        let number = parts.first().copied().and_then(named);
+        let c = now.civil();
+        let hour = [
+            c.year.to_string(),
+            c.month.to_string(),
+            c.day.to_string(),
+            c.hour.to_string(),
+        ];
+        let right_hour = parts.len() == 6 && parts[1..5].iter().zip(&hour).all(|(a, b)| a == b);
+        let guid = parts.last().and_then(|name| name.strip_suffix(".json"));
+        let right_place = number.is_some_and(|number| {
+            let place = self.subs[number].dead_letters.as_ref();
+            place.is_some_and(|place| place.account == account && place.container == container)
+        });
+        if !right_place || !right_hour || !guid.is_some_and(is_guid) {
+            let what = format!("blob {path:?} in {account}/{container} at {now}");
+            self.wrong(Kind::Misfiled, what);
+        }
+        number
+    }
+
+    fn check_letter(&mut self, key: Key, letter: Raw<'_>, again: bool, now: Timestamp) {
+        let sub = &self.subs[key.0];
+        let (rules, name, id) = (sub.rules, &sub.name, key.1);
+        let ends = self.deliveries.get(&key).map(|delivery| &delivery.ends);
+        let maybe = self
+            .deliveries
+            .get(&key)
+            .is_some_and(|delivery| delivery.maybe_ended);
+        let is_letter = maybe || ends.is_some_and(|ends| ends.last() == Some(&"dead-lettered"));
+        let Some(given) = self.letters.given.get(&key).filter(|_| is_letter) else {
+            let what = format!("event {id} for {name} is in a blob at {now}, but it was {ends:?}");
+            self.wrong(Kind::NotALetter, what);
+            return;
+        };
+        let mut found = Vec::new();
+        let needless = |put: &Put| put.life == self.life && put.troubles == self.letters.troubles;
+        if again || given.done || given.put.as_ref().is_some_and(needless) {
+            let what = format!("event {id} for {name} is written again at {now}, for no reason");
+            found.push((Kind::NotALetter, what));
+        }
+        if now + TICK < given.not_before + rules.letter_delay {
+            let what = format!(
+                "event {id} for {name} is written at {now}, its last attempt was at {}",
+                given.not_before
+            );
+            found.push((Kind::Hasty, what));
+        }
+        let gathered = self.letters.written_at.map(|at| at + rules.letter_delay / 100);
+        let tried_again = self.letters.trouble_at.map(|at| at + TRIED_AGAIN);
+        let due =
+            (given.settled + rules.letter_delay).max(gathered.max(tried_again).unwrap_or(Timestamp::MIN));
+        if now > due + WRITING && given.era == Some(self.era) && self.undisturbed() {
+            let what = format!("event {id} for {name} is written at {now}, it was due {due}");
+            found.push((Kind::HeldBack, what));
+        }
+        let text = |name: &str| letter.get(name).and_then(Raw::as_str).unwrap_or_default();
+        let attempts = letter.get("deliveryAttempts").and_then(Raw::as_number);
+        let attempts: Option<u32> = attempts.and_then(|n| n.parse().ok());
+        let between = |n: u32| given.attempts.least <= n && n <= given.attempts.most;
+        let published = self.events.get(&id).map(|event| event.published.to_string());
+        let last = letter.get("lastDeliveryAttemptTime").and_then(Raw::as_str);
+        let attempted = attempts != Some(0);
+        let mut report = |what: &str, right: bool| {
+            if !right {
+                let what = format!(
+                    "{what} of event {id} for {name}: {}; reason {}, attempts {:?}, outcome {:?}",
+                    letter.text(),
+                    given.reason,
+                    given.attempts,
+                    given.outcomes
+                );
+                found.push((Kind::Misreported, what));
+            }
+        };
+        report("the reason", text("deadLetterReason") == spelled(given.reason));
+        report("the attempts", attempts.is_some_and(between));
+        let outcome = text("lastDeliveryOutcome");
+        report("the outcome", given.outcomes.contains(&*outcome));
+        report(
+            "the time of publishing",
+            Some(text("publishTime").into_owned()) == published,
+        );
+        report("the time of the last attempt", attempted == last.is_some());
+        for (kind, what) in found {
+            self.wrong(kind, what);
+        }
+    }
+
+    /// The log is about to be told to forget these letters. Who has no blob is dropped: is that right?
+    pub fn forgetting(&mut self, keys: &[Key], now: Timestamp) {
+        for key in keys {
+            let sub = &self.subs[key.0];
+            let given = self.letters.given.get_mut(key);
+            let Some(given) = given.filter(|given| given.put.is_none()) else {
+                continue;
+            };
+            let patience = sub.rules.letter_patience;
+            let due = given.settled.min(given.not_before) + sub.rules.letter_delay;
+            let waited = now + TICK >= due + patience;
+            let away = self.letters.away.is_some_and(|(since, until)| {
+                let still = until.is_none_or(|until| now.since(until) < UNTRIED);
+                still && now.since(since) + UNTRIED >= patience
+            });
+            given.hopeless = waited && away;
+            if !given.hopeless {
+                let what = format!(
+                    "event {} for {} is dropped at {now}, was due {due}, out of reach {:?}",
+                    key.1, sub.name, self.letters.away
+                );
+                self.wrong(Kind::GivenUpEarly, what);
+            }
+        }
+    }
+
+    /// The log has forgotten these letters, for good.
+    pub fn forgotten(&mut self, keys: &[Key], now: Timestamp) {
+        self.lately.retain(|(key, _)| !keys.contains(key));
+        for key in keys {
+            let letters = &mut self.letters;
+            let Some(given) = letters.given.get_mut(key).filter(|given| !given.done) else {
+                continue;
+            };
+            given.done = true;
+            let counted = &mut letters.counted;
+            match &given.put {
+                Some(put) if put.troubles == letters.troubles && put.life == self.life => {
+                    letters.relied_on.insert(put.place.clone());
+                    counted.written = counted.written.plus_one();
+                }
+                // It may be done with because it is there, or although nobody knows that it is.
+                Some(_) => {
+                    counted.written.most += 1;
+                    counted.dropped.most += 1;
+                }
+                None => {
+                    given.dropped = given.hopeless;
+                    counted.dropped = counted.dropped.plus_one();
+                }
+            }
+            let (sub, dropped) = (&self.subs[key.0].name, given.dropped);
+            let what = format!("letter {} of {sub} is forgotten, dropped: {dropped}", key.1);
+            self.note(now, || what);
+        }
+    }
+
+    /// A life has ended, and this is what it counted; nothing, if the power went.
+    pub fn counted(&mut self, said: Option<(u64, u64)>) {
+        let counted = std::mem::take(&mut self.letters.counted);
+        let Some((written, dropped)) = said else {
+            return;
+        };
+        let within = |said: u64, b: Between| u64::from(b.least) <= said && said <= u64::from(b.most);
+        if !within(written, counted.written) || !within(dropped, counted.dropped) {
+            let what = format!(
+                "{written} letters counted as written, {dropped} as dropped; there were {:?} and {:?}",
+                counted.written, counted.dropped
+            );
+            self.wrong(Kind::Miscounted, what);
+        }
+    }
+
+    /// Someone was told of a blob.
+    pub fn told_of(&mut self, event: Raw<'_>) {
+        let place = announced(event);
+        let length = event.get("data").and_then(|data| data.get("contentLength"));
+        let length: Option<usize> = length.and_then(Raw::as_number).and_then(|n| n.parse().ok());
+        let lengths = place.as_ref().and_then(|place| self.letters.lengths.get(place));
+        let right_length = length.is_some_and(|n| lengths.is_some_and(|all| all.contains(&n)));
+        let kind = event.get("eventType").and_then(Raw::as_str).unwrap_or_default();
+        match place {
+            Some(place) if right_length && kind == "Microsoft.Storage.BlobCreated" => {
+                self.letters.told.insert(place);
+            }
+            _ => {
+                let what = format!("told of a blob that was never written: {}", event.text());
+                self.wrong(Kind::Untold, what);
+            }
+        }
+    }
+
+    /// The log has not taken the announcement of a blob.
+    pub fn not_announced(&mut self, event: Raw<'_>) {
+        self.letters.unannounced.extend(announced(event));
+    }
+
+    /// What the archive knows of: place, length, why each letter is there.
+    pub fn listed(&mut self, listed: Vec<(Place, u64, Vec<Reason>)>) {
+        let mut known = BTreeSet::new();
+        let mut found = Vec::new();
+        for (place, length, reasons) in listed {
+            let lengths = self.letters.lengths.get(&place);
+            let right_length = lengths.is_some_and(|all| all.contains(&(length as usize)));
+            let held = self.letters.blobs.get(&place).map_or(&[][..], Vec::as_slice);
+            let given = held
+                .iter()
+                .map(|key| self.letters.given.get(key).map(|given| given.reason));
+            // One that was written over and not noted since is not relied on; its letters are elsewhere.
+            let relied_on = self.letters.relied_on.contains(&place);
+            if relied_on && (!right_length || !given.eq(reasons.iter().copied().map(Some))) {
+                found.push(format!(
+                    "the archive has {place:?} with {reasons:?}, not {held:?}"
+                ));
+            }
+            known.insert(place);
+        }
+        for place in self.letters.relied_on.difference(&known) {
+            found.push(format!("the archive does not know {place:?}"));
+        }
+        for what in found {
+            self.wrong(Kind::Unlisted, what);
+        }
+    }
+
+    /// Complaints at the end: letters in no blob, and blobs of which nobody was told.
+    pub fn judge_letters(&mut self, now: Timestamp) {
+        let held: BTreeSet<&Key> = self.letters.blobs.values().flatten().collect();
+        let mut found = Vec::new();
+        for (key, delivery) in &self.deliveries {
+            let sub = &self.subs[key.0];
+            let exists = sub.gone.is_none() && sub.expires.is_none_or(|at| now < at);
+            let is_letter = delivery.ends.last() == Some(&"dead-lettered");
+            let dropped = self.letters.given.get(key).is_some_and(|given| given.dropped);
+            if exists && is_letter && !dropped && !held.contains(key) {
+                let what = format!("event {} for {} was given up and is in no blob", key.1, sub.name);
+                found.push((Kind::Unwritten, what));
+            }
+        }
+        if self.letters.listened_to {
+            let untold = self.letters.relied_on.difference(&self.letters.told);
+            for place in untold.filter(|place| !self.letters.unannounced.contains(*place)) {
+                found.push((Kind::Untold, format!("nobody was told of {place:?}")));
+            }
+        }
+        for (kind, what) in found {
+            self.wrong(kind, what);
+        }
+    }
+}
+
+/// The blob that an announcement tells of.
+fn announced(event: Raw<'_>) -> Option<Place> {
+    const SUBJECT: &str = "/blobServices/default/containers/";
+    let subject = event.get("subject").and_then(Raw::as_str)?;
+    let (container, path) = subject.strip_prefix(SUBJECT)?.split_once("/blobs/")?;
+    Some((container.to_owned(), path.to_owned()))
+}
+
+fn is_guid(text: &str) -> bool {
+    let lengths: Vec<usize> = text.split('-').map(str::len).collect();
+    let hex = |c: char| c == '-' || c.is_ascii_digit() || ('a'..='f').contains(&c);
+    lengths == [8, 4, 4, 4, 12] && text.chars().all(hex)
+}
+
+/// How a dead letter spells it.
+fn spelled(reason: Reason) -> &'static str {
+    match reason {
+        Reason::AttemptsExhausted => "MaxDeliveryAttemptsExceeded",
+        Reason::TimeToLiveExceeded => "TimeToLiveExceeded",
+        Reason::BadRequest => "UndeliverableDueToHttpBadRequest",
+        Reason::ClientError => "UndeliverableDueToClientError",
+        // These are not why letters are written.
+        _ => "",
+    }
+}
+
+/// How a dead letter spells what its last attempt came to.
+fn outcome(came: Came) -> &'static str {
+    match came {
+        Came::Broken => "SocketError",
+        Came::Unresolved => "ResolutionError",
+        Came::TimedOut | Came::Answered(408) => "TimedOut",
+        Came::Answered(400) => "BadRequest",
+        Came::Answered(401) => "Unauthorized",
+        Came::Answered(403) => "Forbidden",
+        Came::Answered(404) => "NotFound",
+        Came::Answered(413) => "PayloadTooLarge",
+        Came::Answered(429 | 503) => "Busy",
+        Came::Answered(_) => "GenericError",
+    }
+}
