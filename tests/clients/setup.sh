@@ -10,18 +10,23 @@ directory=${1:?usage: setup.sh DIR}
 mkdir -p "$directory"
 directory=$(CDPATH='' cd -- "$directory" && pwd)
 
-if ! "$directory/venv/bin/python" -m pip --version >/dev/null 2>&1; then
-    rm -rf "$directory/venv"
-    python3 -m venv "$directory/venv"
-fi
-if ! cmp -s "$here/python/requirements.txt" "$directory/venv/requirements.txt"; then
-    "$directory/venv/bin/python" -m pip install --quiet --disable-pip-version-check -r "$here/python/requirements.txt"
-    cp "$here/python/requirements.txt" "$directory/venv/requirements.txt"
-fi
+# venv NAME REQUIREMENTS: a Python environment of its own; az pins other versions than the SDKs have.
+venv() {
+    if ! "$directory/$1/bin/python" -m pip --version >/dev/null 2>&1; then
+        rm -rf "${directory:?}/$1"
+        python3 -m venv "$directory/$1"
+    fi
+    if ! cmp -s "$here/python/$2" "$directory/$1/requirements.txt"; then
+        "$directory/$1/bin/python" -m pip install --quiet --disable-pip-version-check -r "$here/python/$2"
+        cp "$here/python/$2" "$directory/$1/requirements.txt"
+    fi
+}
+venv venv requirements.txt
+venv az az-requirements.txt
 
 mkdir -p "$directory/js"
 if ! cmp -s "$here/js/package.json" "$directory/js/package.json" ||
-    [ ! -d "$directory/js/node_modules/@azure/eventgrid" ] || [ ! -d "$directory/js/node_modules/azurite" ]; then
+    [ ! -d "$directory/js/node_modules/@azure/arm-eventgrid" ] || [ ! -d "$directory/js/node_modules/azurite" ]; then
     rm -f "$directory/js/package.json"
     cp "$here/js/package.json" "$directory/js/package.json.new"
     mv "$directory/js/package.json.new" "$directory/js/package.json"

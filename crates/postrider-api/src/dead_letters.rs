@@ -17,6 +17,7 @@ use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use which::{Asked, LetterName, Names};
+pub(crate) use which::{read_query, unknown};
 
 /// Answers a request for what lies under `deadletters`; its sender is known to be a client.
 pub(crate) async fn answer(server: &Server, call: &mut Call, path: &[&str]) -> Result<Answer, Problem> {
@@ -66,7 +67,7 @@ pub(crate) async fn answer(server: &Server, call: &mut Call, path: &[&str]) -> R
         ["replays", job, "resume"] => {
             nothing_said(call).await?;
             // A replay that two take up at once would replay everything twice.
-            let _one_at_a_time = server.declaring.lock().await;
+            let _one_at_a_time = server.declaring.hold(format!("replay/{job}")).await;
             accepted(&call.id, &replays::resume(engine, job).await?)
         }
         ["purge"] => {

@@ -1,15 +1,16 @@
 //! Making topics and subscriptions from what a road or the configuration file says about them.
 
-use crate::Server;
+use crate::{Server, locks};
 use postrider_core::ids::{Secret, SubscriptionId, TopicId};
 use postrider_core::json::Raw;
-use postrider_core::subscription::{DeadLetterDestination, Destination, Subscription};
+use postrider_core::subscription::{DeadLetterDestination, Destination, Subscription, Topic, TopicKind};
 use postrider_engine::blobs::BlobError;
 use postrider_engine::directory::TopicEntry;
 use postrider_wire::auth::fresh_key;
+use postrider_wire::resources::validate::{check_header_not_reserved, resource_names};
 use postrider_wire::resources::{
-    FieldError, Road, SubscriptionContext, SubscriptionSpec, TopicContext, parse_domain, parse_subscription,
-    parse_system_topic, parse_topic,
+    FieldError, Road, SubscriptionContext, SubscriptionSpec, TopicContext, TopicSpec, parse_domain,
+    parse_subscription, parse_system_topic, parse_topic,
 };
 use std::sync::Arc;
 
@@ -61,11 +62,46 @@ pub async fn system_topic(
     put(server, body, road, name, None, Kind::SystemTopic).await
 }
 
-#[derive(Clone, Copy)]
-enum Kind {
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
     Topic,
     Domain,
     SystemTopic,
+}
+
+impl Kind {
+    /// The key that whoever changes it holds.
+    pub fn lock(self, group: &str, name: &str) -> String {
+        match self {
+            Kind::Topic => locks::topic(name),
+            Kind::Domain => locks::domain(name),
+            Kind::SystemTopic => locks::system_topic(group, name),
+        }
+    }
+
+    /// What has this name: topics and domains are known by their names alone, whatever group they are in.
+    pub fn find(self, server: &Server, group: &str, name: &str) -> Option<Arc<TopicEntry>> {
+        let directory = &server.engine.directory;
+        match self {
+            Kind::Topic => directory.topic(name),
+            Kind::Domain => directory.domain(name),
+            Kind::SystemTopic => directory.system_topic(group, name),
+        }
+    }
+
+    pub fn parse(
+        self,
+        body: Raw<'_>,
+        road: Road,
+        name: &str,
+        previous: Option<&Topic>,
+    ) -> Result<TopicSpec, FieldError> {
+        match self {
+            Kind::Topic => parse_topic(body, road, name, previous),
+            Kind::Domain => parse_domain(body, road, name, previous),
+            Kind::SystemTopic => parse_system_topic(body, road, name, previous),
+        }
+    }
 }
 
 async fn put(
@@ -76,23 +112,26 @@ async fn put(
     keys: Option<[Option<String>; 2]>,
     kind: Kind,
 ) -> Result<Arc<TopicEntry>, Error> {
-    let _one_at_a_time = server.declaring.lock().await;
-    let directory = &server.engine.directory;
-    let known = match kind {
-        Kind::Topic => directory.topic(name),
-        Kind::Domain => directory.domain(name),
-        Kind::SystemTopic => directory.system_topic(name),
-    };
-    let previous = known.as_ref().map(|entry| &entry.topic);
-    let mut spec = match kind {
-        Kind::Topic => parse_topic(body, road, name, previous)?,
-        Kind::Domain => parse_domain(body, road, name, previous)?,
-        Kind::SystemTopic => parse_system_topic(body, road, name, previous)?,
-    };
+    let group = &server.config.resource_group;
+    let _one_at_a_time = server.declaring.hold(kind.lock(group, name)).await;
+    let known = kind.find(server, group, name);
+    let spec = kind.parse(body, road, name, known.as_ref().map(|entry| &*entry.topic))?;
+    store(server, spec, group, known, keys).await
+}
+
+/// Makes what was read durable. Whoever calls holds its key and has found `known` since.
+pub(crate) async fn store(
+    server: &Server,
+    mut spec: TopicSpec,
+    group: &str,
+    known: Option<Arc<TopicEntry>>,
+    keys: Option<[Option<String>; 2]>,
+) -> Result<Arc<TopicEntry>, Error> {
     check_profile(server, spec.profile.as_deref())?;
     if spec.location.is_empty() {
         spec.location = server.config.location.clone();
     }
+    let previous = known.as_ref().map(|entry| &*entry.topic);
     let (id, created, group, kept) = match previous {
         Some(topic) => (
             topic.id,
@@ -103,12 +142,7 @@ async fn put(
         None => {
             let id = TopicId(server.engine.next_id().await?);
             let keys = [fresh_key(), fresh_key()];
-            (
-                id,
-                server.engine.clock.now(),
-                server.config.resource_group.clone(),
-                keys,
-            )
+            (id, server.engine.clock.now(), group.to_owned(), keys)
         }
     };
     let [key1, key2] = keys.unwrap_or_default();
@@ -131,7 +165,6 @@ pub async fn subscription(
     topic: &str,
     name: &str,
 ) -> Result<(Arc<TopicEntry>, Arc<Subscription>), Error> {
-    let _one_at_a_time = server.declaring.lock().await;
     let directory = &server.engine.directory;
     let Some(topic) = directory.topic(topic) else {
         return Err(Error::TopicMissing(topic.to_owned()));
@@ -149,7 +182,6 @@ pub async fn domain_subscription(
     domain_topic: Option<&str>,
     name: &str,
 ) -> Result<Arc<Subscription>, Error> {
-    let _one_at_a_time = server.declaring.lock().await;
     let Some(topic) = server.engine.directory.domain(domain) else {
         return Err(Error::TopicMissing(domain.to_owned()));
     };
@@ -164,8 +196,11 @@ pub async fn system_subscription(
     topic: &str,
     name: &str,
 ) -> Result<Arc<Subscription>, Error> {
-    let _one_at_a_time = server.declaring.lock().await;
-    let Some(topic) = server.engine.directory.system_topic(topic) else {
+    let Some(topic) = server
+        .engine
+        .directory
+        .system_topic(&server.config.resource_group, topic)
+    else {
         return Err(Error::TopicMissing(topic.to_owned()));
     };
     put_subscription(server, body, road, &topic, None, name).await
@@ -179,35 +214,91 @@ async fn put_subscription(
     domain_topic: Option<&str>,
     name: &str,
 ) -> Result<Arc<Subscription>, Error> {
+    let lock = locks::subscription(topic.topic.id, domain_topic, name);
+    let _one_at_a_time = server.declaring.hold(lock).await;
     let engine = &server.engine;
     let previous = engine.directory.subscription(topic.topic.id, domain_topic, name);
-    let now = engine.clock.now();
     let context = SubscriptionContext {
         road,
         name,
-        topic: TopicContext {
-            name: &topic.topic.name,
-            input_schema: topic.topic.input_schema,
-            mapping: topic.topic.mapping.as_ref(),
-        },
+        topic: topic_context(&topic.topic),
         limits: &server.config.resource_limits,
-        now,
+        now: engine.clock.now(),
         previous: previous.as_deref(),
+        api_version: "",
     };
     let spec = parse_subscription(body, &context)?;
-    check_deliverable(&spec.destination)?;
-    check_profile(server, spec.profile.as_deref())?;
-    check_dead_letter(server, road, &spec, previous.as_deref()).await?;
+    check_subscription(server, road, &spec, previous.as_deref()).await?;
     let (id, created) = match &previous {
         Some(known) => (known.id, known.created),
-        None => (SubscriptionId(engine.next_id().await?), now),
+        None => (SubscriptionId(engine.next_id().await?), context.now),
     };
     let domain_topic = domain_topic.map(str::to_owned);
     let subscription = spec.into_subscription(id, topic.topic.id, domain_topic, created);
-    if let Some(known) = previous.filter(|known| **known == subscription) {
-        return Ok(known);
+    Ok(put_at_once(server, subscription).await?)
+}
+
+/// The topic as the parser of its subscriptions needs to know it.
+pub(crate) fn topic_context(topic: &Topic) -> TopicContext<'_> {
+    let source = match &topic.kind {
+        TopicKind::System { source, .. } | TopicKind::Scope { source, .. } => source,
+        TopicKind::Custom | TopicKind::Domain { .. } => "",
+    };
+    TopicContext {
+        name: &topic.name,
+        input_schema: topic.input_schema,
+        mapping: topic.mapping.as_ref(),
+        default_types: default_types(source),
     }
-    Ok(engine.put_subscription(subscription).await?)
+}
+
+/// The types of events that subscriptions on this resource get which name none.
+pub(crate) fn default_types(source: &str) -> &'static [&'static str] {
+    match resource_names(source, "Microsoft.Storage", &["storageAccounts"]) {
+        Some((_, rest)) if rest.is_empty() => {
+            &["Microsoft.Storage.BlobCreated", "Microsoft.Storage.BlobDeleted"]
+        }
+        _ => &[],
+    }
+}
+
+/// Puts a subscription in force without asking anyone. A webhook that is being asked about an earlier wish is not
+/// asked any further: the last writer wins.
+pub(crate) async fn put_at_once(
+    server: &Server,
+    mut subscription: Subscription,
+) -> Result<Arc<Subscription>, postrider_engine::Error> {
+    let engine = &server.engine;
+    let (topic, name) = (subscription.topic, subscription.name.clone());
+    let domain_topic = subscription.domain_topic.clone();
+    engine
+        .handshakes
+        .cancel(topic, domain_topic.as_deref(), &name)
+        .await?;
+    let known = engine
+        .directory
+        .subscription(topic, domain_topic.as_deref(), &name);
+    if let Some(known) = known {
+        // It may have come in force just now.
+        subscription.id = known.id;
+        subscription.created = known.created;
+        if *known == subscription {
+            return Ok(known);
+        }
+    }
+    engine.put_subscription(subscription).await
+}
+
+/// What a parser cannot know: whether this server can deliver there, has the profile and the storage account.
+pub(crate) async fn check_subscription(
+    server: &Server,
+    road: Road,
+    spec: &SubscriptionSpec,
+    previous: Option<&Subscription>,
+) -> Result<(), FieldError> {
+    check_deliverable(server, spec)?;
+    check_profile(server, spec.profile.as_deref())?;
+    check_dead_letter(server, road, spec, previous).await
 }
 
 /// A profile that is made by the configuration may be missing there.
@@ -294,19 +385,37 @@ async fn judge(server: &Server, place: &DeadLetterDestination) -> Result<(), Jud
 }
 
 /// Events must not pile up for a destination that nobody can send to.
-fn check_deliverable(destination: &Destination) -> Result<(), FieldError> {
-    let kind = match destination {
-        Destination::WebHook(_) | Destination::EventGrid { .. } => return Ok(()),
-        Destination::EdgeHub { .. } => "EdgeHub",
-        Destination::AzureFunction { .. } => "AzureFunction",
-        Destination::StorageQueue { .. } => "StorageQueue",
-        Destination::EventHub { .. } => "EventHub",
-        Destination::HybridConnection { .. } => "HybridConnection",
-        Destination::ServiceBusQueue { .. } => "ServiceBusQueue",
-        Destination::ServiceBusTopic { .. } => "ServiceBusTopic",
+fn check_deliverable(server: &Server, spec: &SubscriptionSpec) -> Result<(), FieldError> {
+    let destination = &spec.destination;
+    let outer = match spec.identity {
+        Some(_) => "properties.deliveryWithResourceIdentity.destination",
+        None => "properties.destination",
     };
-    Err(FieldError::new(
-        "properties.destination.endpointType",
-        format!("{kind} is not supported by this server; supported: WebHook, EventGrid"),
-    ))
+    if let Err(why) = server.engine.dispatcher.destinations().reach(destination) {
+        return Err(FieldError::new(format!("{outer}.{}", why.field), why.reason));
+    }
+    if matches!(destination, Destination::WebHook(_)) {
+        return Ok(());
+    }
+    // They become headers beside those that brokers, relays and functions are spoken to with.
+    for (index, attribute) in destination.attributes().iter().enumerate() {
+        let name = &attribute.name;
+        let ours = OUR_HEADERS.iter().any(|header| header.eq_ignore_ascii_case(name));
+        let reason = match check_header_not_reserved(name) {
+            Err(reason) => reason,
+            Ok(()) if ours => format!("must not be a header that the delivery itself sets, was {name:?}"),
+            Ok(()) => continue,
+        };
+        let path = format!("{outer}.properties.deliveryAttributeMappings[{index}].name");
+        return Err(FieldError::new(path, reason));
+    }
+    Ok(())
 }
+
+/// What deliveries to brokers, relays and functions carry besides what all deliveries do.
+const OUR_HEADERS: [&str; 4] = [
+    "authorization",
+    "brokerproperties",
+    "servicebusauthorization",
+    "x-functions-key",
+];

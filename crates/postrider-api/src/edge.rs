@@ -1,5 +1,6 @@
 //! The edge module's API: topics and subscriptions by their short names, all at once, no handshake.
 
+use crate::access::{Need, NoAccess, bearer};
 use crate::declare;
 use crate::http::{Answer, Call, Segments, decoded, empty, json, status};
 use crate::publish;
@@ -56,7 +57,7 @@ impl From<declare::Error> for Refusal {
 }
 
 pub async fn answer(server: &Arc<Server>, call: &mut Call, segments: &Segments<'_>) -> Answer {
-    let outcome = match admit(server, call) {
+    let outcome = match admit(server, call, segments) {
         Ok(()) => route(server, call, segments).await,
         Err(refusal) => Err(refusal),
     };
@@ -72,19 +73,31 @@ pub async fn answer(server: &Arc<Server>, call: &mut Call, segments: &Segments<'
     })
 }
 
-fn admit(server: &Server, call: &Call) -> Result<(), Refusal> {
+fn admit(server: &Server, call: &Call, segments: &Segments<'_>) -> Result<(), Refusal> {
     match &server.config.edge {
         EdgeAccess::Open => crate::ours::addressed_by_name(server, call)
             .map_err(|message| Refusal::new(403, "Forbidden", message)),
         EdgeAccess::Keys(keys) => {
             let presented = publish::presented(call);
-            let bearer = presented.authorization.and_then(|a| a.strip_prefix("Bearer "));
-            if bearer.is_some_and(|token| server.is_client_secret(token.trim())) {
-                return Ok(());
+            if presented.key.is_none() && presented.authorization.and_then(bearer).is_some() {
+                return match server.caller(call, need(call, segments)) {
+                    Ok(_) => Ok(()),
+                    Err(NoAccess::Unknown(reason)) => Err(Refusal::new(401, "UnAuthorized", reason)),
+                    Err(NoAccess::Forbidden(reason)) => Err(Refusal::new(403, "Forbidden", reason)),
+                };
             }
             edge_authorize(&presented, [&keys[0], &keys[1]])?;
             Ok(())
         }
+    }
+}
+
+fn need(call: &Call, segments: &Segments<'_>) -> Need {
+    let publishes = segments.get(2).eq_ignore_ascii_case("events");
+    match call.method {
+        Method::GET | Method::HEAD => Need::Read,
+        Method::POST if publishes => Need::Send,
+        _ => Need::Write,
     }
 }
 

@@ -45,6 +45,11 @@ pub fn answer(server: &Server, call: &Call) -> Answer {
         },
     });
     body["deadLetters"] = dead_letters(server);
+    let handshakes = &server.engine.handshakes;
+    body["handshakes"] = json!({
+        "underWay": handshakes.under_way(),
+        "noticesFailed": handshakes.notices_failed(),
+    });
     if store.corrupt_deliveries > 0 {
         body["deliveries"]["dropped"][Reason::Corrupt.name()] = json!(store.corrupt_deliveries);
     }

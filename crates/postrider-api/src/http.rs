@@ -11,6 +11,7 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use std::borrow::Cow;
 use std::convert::Infallible;
 use std::io::{self, ErrorKind};
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::{TcpListener, TcpStream};
@@ -63,7 +64,7 @@ pub async fn serve(server: Arc<Server>, listener: TcpListener, wire: Wire, stop:
             () = stop.cancelled() => break,
             accepted = accept(&listener, &room) => accepted,
         };
-        let (stream, permit) = match accepted {
+        let (stream, peer, permit) = match accepted {
             Ok(accepted) => accepted,
             // The peer has gone again.
             Err(e)
@@ -90,10 +91,10 @@ pub async fn serve(server: Arc<Server>, listener: TcpListener, wire: Wire, stop:
             let _permit = permit;
             let scheme = wire.scheme();
             match wire {
-                Wire::Plain => connection(server, stream, scheme, stop).await,
+                Wire::Plain => connection(server, stream, scheme, peer, stop).await,
                 Wire::Tls(acceptor) => {
                     if let Ok(Ok(stream)) = timeout(HEAD_TIMEOUT, acceptor.accept(stream)).await {
-                        connection(server, stream, scheme, stop).await;
+                        connection(server, stream, scheme, peer, stop).await;
                     }
                 }
             }
@@ -106,21 +107,26 @@ pub async fn serve(server: Arc<Server>, listener: TcpListener, wire: Wire, stop:
 async fn accept(
     listener: &TcpListener,
     room: &Arc<Semaphore>,
-) -> io::Result<(TcpStream, tokio::sync::OwnedSemaphorePermit)> {
+) -> io::Result<(TcpStream, IpAddr, tokio::sync::OwnedSemaphorePermit)> {
     let permit = room.clone().acquire_owned().await.map_err(io::Error::other)?;
-    let (stream, _) = listener.accept().await?;
+    let (stream, peer) = listener.accept().await?;
     // It only costs time if this fails.
     let _ = stream.set_nodelay(true);
-    Ok((stream, permit))
+    Ok((stream, peer.ip(), permit))
 }
 
-async fn connection<S>(server: Arc<Server>, stream: S, scheme: &'static str, stop: CancellationToken)
-where
+pub(crate) async fn connection<S>(
+    server: Arc<Server>,
+    stream: S,
+    scheme: &'static str,
+    peer: IpAddr,
+    stop: CancellationToken,
+) where
     S: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin + Send + 'static,
 {
     let service = service_fn(|request| {
         let server = server.clone();
-        async move { Ok::<_, Infallible>(answer(&server, request, scheme).await) }
+        async move { Ok::<_, Infallible>(answer(&server, request, scheme, peer).await) }
     });
     let connection = hyper::server::conn::http1::Builder::new()
         .timer(TokioTimer::new())
@@ -141,6 +147,8 @@ where
 pub struct Call {
     pub method: Method,
     pub scheme: &'static str,
+    /// Who has connected: the client, or a proxy in front of us.
+    pub peer: IpAddr,
     pub uri: hyper::Uri,
     pub headers: hyper::HeaderMap,
     pub body: Incoming,
@@ -163,7 +171,8 @@ impl Call {
         let pairs = self.uri.query()?.split('&');
         pairs
             .filter_map(|pair| pair.split_once('='))
-            .find(|(key, _)| key.eq_ignore_ascii_case(name))
+            // Some clients write `%24top` for `$top`.
+            .find(|(key, _)| decoded(key).eq_ignore_ascii_case(name))
             .map(|(_, value)| value)
     }
 
@@ -234,16 +243,23 @@ async fn read_body(body: &mut Incoming, max: usize) -> Result<Option<Bytes>, hyp
 }
 
 /// Sends a request down its road.
-async fn answer(server: &Arc<Server>, request: Request<Incoming>, scheme: &'static str) -> Answer {
+async fn answer(
+    server: &Arc<Server>,
+    request: Request<Incoming>,
+    scheme: &'static str,
+    peer: IpAddr,
+) -> Answer {
     let (head, body) = request.into_parts();
     let mut call = Call {
         method: head.method,
         scheme,
+        peer,
         uri: head.uri,
         headers: head.headers,
         body,
         id: server.request_id(),
     };
+    server.prepare(&call).await;
     let path = call.uri.path().to_owned();
     let segments = Segments::of(&path);
     let is = |at: usize, word: &str| segments.get(at).eq_ignore_ascii_case(word);
@@ -255,9 +271,15 @@ async fn answer(server: &Arc<Server>, request: Request<Incoming>, scheme: &'stat
             crate::publish::domain(server, &mut call, &decoded(segments.get(1))).await
         }
         2 if is(0, "api") && is(1, "events") => crate::publish::by_host(server, &mut call).await,
+        3 if is(0, "eventsubscriptions") && is(2, "validate") => {
+            crate::azure::validation::answer(server, &call, &decoded(segments.get(1))).await
+        }
         1 if is(0, "healthz") => crate::health::answer(server, &call),
         _ if is(0, "postrider") => crate::ours::answer(server, &mut call, &segments).await,
         _ if is(0, "topics") => crate::edge::answer(server, &mut call, &segments).await,
+        // Before their words are told apart: resource ids have many more segments than other paths.
+        _ if crate::azure::is_path(&path) => crate::azure::answer(server, &mut call).await,
+        _ if crate::login::is_path(&segments) => crate::login::answer(server, &mut call, &segments).await,
         _ => crate::publish::unknown(server, &call),
     };
     if !answer.status().is_success() {

@@ -3,15 +3,22 @@
 pub mod http;
 pub mod publish;
 pub mod edge;
+pub mod locks;
 pub mod declare;
 pub mod health;
 pub mod ours;
+pub mod azure;
 mod dead_letters;
+mod handshakes;
+pub mod access;
+pub mod issuer;
+pub mod login;
 
 use postrider_core::ids::Secret;
 use postrider_core::time::Clock;
 use postrider_engine::Engine;
 use postrider_engine::virtual_time::VirtualTime;
+use postrider_wire::token::SigningKey;
 use postrider_wire::{publish::Limits, resources};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
@@ -25,10 +32,20 @@ pub struct Config {
     /// Host names by which this server is addressed; others are refused where no credential is asked for.
     pub host_names: Vec<String>,
     pub public_url: Option<String>,
+    /// The id of the Azure subscription that everything here belongs to.
+    pub account: String,
+    pub tenant: String,
     pub resource_group: String,
     pub location: String,
-    /// Secrets of clients that may publish.
-    pub client_secrets: Vec<Secret>,
+    pub clients: Vec<access::Client>,
+    /// Signs the tokens that clients log in for; the same after a restart.
+    pub signing_key: SigningKey,
+    /// The client whose tokens are given to anyone on this machine; none: no such tokens.
+    pub managed_identity: Option<String>,
+    /// Names operations and makes up GUIDs; the same after a restart.
+    pub naming_key: Secret,
+    /// The storage accounts that the management plane shows.
+    pub storage_accounts: Vec<StorageAccount>,
     /// `/iotHubs/…/modules/…`: what edge resource ids begin with.
     pub module_path: String,
     pub profile: String,
@@ -39,6 +56,16 @@ pub struct Config {
     pub publishing_max: usize,
 }
 
+/// A storage account as the management plane shows it.
+#[derive(Clone, Debug)]
+pub struct StorageAccount {
+    pub name: String,
+    pub blob_endpoint: Option<String>,
+    pub queue_endpoint: Option<String>,
+    /// Base64; only accounts in Azure, or what speaks like it, have one.
+    pub key: Option<Secret>,
+}
+
 /// Bodies of publish requests under way, in bytes; beyond it publishers are told to come back.
 const PUBLISHING_BYTES_MAX: usize = 128 << 20;
 
@@ -47,7 +74,7 @@ const PUBLISHING_BYTES_MAX: usize = 128 << 20;
 pub enum EdgeAccess {
     /// Anyone who addresses the server by one of its own names.
     Open,
-    /// Holders of one of these keys, or of a client's secret.
+    /// Holders of one of these keys, and clients by their roles.
     Keys([Secret; 2]),
 }
 
@@ -59,12 +86,15 @@ pub struct Server {
     wall: Arc<dyn Clock>,
     /// Set while the engine runs on a clock that a test moves.
     pub virtual_time: Option<VirtualTime>,
+    /// Whose tokens are taken besides our own.
+    pub issuer: Option<issuer::Issuer>,
+    logins_refused: login::LoginsRefused,
     request_base: u64,
     requests: AtomicU64,
     publishing: AtomicUsize,
     publishing_bytes: AtomicUsize,
-    /// Resources are made and changed one at a time, so that no two read the same earlier state.
-    declaring: tokio::sync::Mutex<()>,
+    /// A resource is made and changed by one at a time, so that no two read the same earlier state.
+    pub(crate) declaring: locks::Locks,
 }
 
 impl Server {
@@ -75,11 +105,13 @@ impl Server {
             config,
             wall,
             virtual_time: None,
+            issuer: None,
+            logins_refused: login::LoginsRefused::default(),
             request_base,
             requests: AtomicU64::new(0),
             publishing: AtomicUsize::new(0),
             publishing_bytes: AtomicUsize::new(0),
-            declaring: tokio::sync::Mutex::new(()),
+            declaring: locks::Locks::default(),
         }
     }
 
@@ -96,20 +128,6 @@ impl Server {
         // The place is given back when it is dropped, here too.
         (count <= self.config.publishing_max && total <= PUBLISHING_BYTES_MAX).then_some(place)
     }
-
-    /// Whether a bearer token is the secret of a client.
-    fn is_client_secret(&self, token: &str) -> bool {
-        self.config
-            .client_secrets
-            .iter()
-            .any(|known| same(known.expose(), token))
-    }
-}
-
-/// Compares secrets in a time that does not depend on where they differ.
-fn same(a: &str, b: &str) -> bool {
-    let differing = a.bytes().zip(b.bytes()).fold(0, |acc, (x, y)| acc | (x ^ y));
-    a.len() == b.len() && std::hint::black_box(differing) == 0
 }
 
 /// A publish request's place among those under way.

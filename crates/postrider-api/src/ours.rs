@@ -1,9 +1,10 @@
-//! Our own API, under `/postrider/v1`: the test clock, the endpoints' health and the dead letters. Errors are
-//! RFC 9457.
+//! Our own API, under `/postrider/v1`: the test clock, the endpoints' health, handshakes with webhooks and the dead
+//! letters. Errors are RFC 9457.
 
 use crate::Server;
-use crate::dead_letters;
+use crate::access::{Need, NoAccess};
 use crate::http::{Answer, Call, Segments, json, status};
+use crate::{dead_letters, handshakes};
 use hyper::header::{ALLOW, CONTENT_TYPE, HeaderValue, WWW_AUTHENTICATE};
 use hyper::{Method, StatusCode};
 use postrider_core::duration;
@@ -112,6 +113,10 @@ async fn route(server: &Server, call: &mut Call, segments: &Segments<'_>) -> Res
                 _ => Err(Problem::method("POST")),
             }
         }
+        ["v1", "handshakes", rest @ ..] => {
+            authenticate(server, call)?;
+            handshakes::answer(server, call, rest).await
+        }
         ["v1", "deadletters", rest @ ..] => {
             authenticate(server, call)?;
             dead_letters::answer(server, call, rest).await
@@ -131,21 +136,16 @@ fn body(call: &Call, value: Value) -> Answer {
     json(StatusCode::OK, value.to_string(), &call.id)
 }
 
-/// The secret of a client.
+/// A client that may look, or change things if that is what the request is for.
 fn authenticate(server: &Server, call: &Call) -> Result<(), Problem> {
-    let presented = call
-        .header("authorization")
-        .and_then(|a| a.strip_prefix("Bearer "));
-    match presented {
-        Some(token) if server.is_client_secret(token.trim()) => Ok(()),
-        Some(_) => Err(Problem::new(
-            401,
-            "the bearer token is not the secret of a client",
-        )),
-        None => Err(Problem::new(
-            401,
-            "a client's secret is required as a bearer token",
-        )),
+    let need = match call.method {
+        Method::GET | Method::HEAD => Need::Read,
+        _ => Need::Write,
+    };
+    match server.caller(call, need) {
+        Ok(_) => Ok(()),
+        Err(NoAccess::Unknown(reason)) => Err(Problem::new(401, reason)),
+        Err(NoAccess::Forbidden(reason)) => Err(Problem::new(403, reason)),
     }
 }
 

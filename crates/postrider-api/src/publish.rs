@@ -1,6 +1,7 @@
 //! The Azure data plane: publishing to topics and domains.
 
 use crate::Server;
+use crate::access::{Need, NoAccess};
 use crate::http::{Answer, Call, empty, json, status};
 use hyper::header::{ALLOW, HeaderName, HeaderValue, RETRY_AFTER};
 use hyper::{Method, StatusCode};
@@ -8,9 +9,11 @@ use postrider_core::event::{Batch, Schema};
 use postrider_core::subscription::TopicKind;
 use postrider_engine::directory::{Router, TopicEntry};
 use postrider_store::Error as StoreError;
+use postrider_wire::arm::ip_allowed;
 use postrider_wire::auth::{Authorized, Guard, Presented, authorize};
 use postrider_wire::error::{cloud_error_body, edge_error_body, schema_name};
 use postrider_wire::publish::{Head, PublishError, Road, Rules, parse};
+use std::borrow::Cow;
 use std::sync::Arc;
 
 pub const API_VERSION: &str = "2018-01-01";
@@ -75,7 +78,7 @@ async fn events(server: &Arc<Server>, call: &mut Call, topic: Arc<TopicEntry>) -
         Ok(publisher) => publisher,
         Err(error) => return count_refusal(server, call, &topic, &error, Road::Cloud),
     };
-    match accept(server, call, &topic, Road::Cloud, publisher).await {
+    match accept(server, call, &topic, Road::Cloud, &publisher).await {
         Ok(()) => {
             let mut answer = empty(StatusCode::OK, &call.id);
             answer
@@ -99,8 +102,9 @@ pub fn count_refusal(
 }
 
 /// The version and the credential.
-fn check(server: &Server, call: &Call, topic: &TopicEntry) -> Result<&'static str, PublishError> {
+fn check(server: &Server, call: &Call, topic: &TopicEntry) -> Result<Cow<'static, str>, PublishError> {
     check_version(call)?;
+    check_network(call, topic)?;
     let presented = presented(call);
     let signed = presented.token.is_some() || presented.authorization.is_some();
     // Only what is signed for a URL needs to know by which one it came.
@@ -123,15 +127,32 @@ fn check(server: &Server, call: &Call, topic: &TopicEntry) -> Result<&'static st
         host: call.host(),
     };
     match authorize(&presented, &guard, server.wall.now())? {
-        Authorized::Key(1) => Ok("key1"),
-        Authorized::Key(_) => Ok("key2"),
-        Authorized::SasToken => Ok("SAS token"),
-        Authorized::Bearer(token) if server.is_client_secret(token) => Ok("client secret"),
-        Authorized::Bearer(_) => Err(PublishError::key_unauthorized(
-            call.host(),
-            Some("the bearer token is not valid"),
-        )),
+        Authorized::Key(1) => Ok("key1".into()),
+        Authorized::Key(_) => Ok("key2".into()),
+        Authorized::SasToken => Ok("SAS token".into()),
+        Authorized::Bearer(token) => {
+            let caller = server.caller_of_token(token).and_then(|c| c.need(Need::Send));
+            let caller = caller.map_err(|refused| match refused {
+                NoAccess::Unknown(reason) => PublishError::key_unauthorized(call.host(), Some(&reason)),
+                NoAccess::Forbidden(reason) => PublishError::forbidden(&reason),
+            })?;
+            Ok(format!("client {}", caller.id).into())
+        }
     }
+}
+
+/// `publicNetworkAccess` and `inboundIpRules`. There are no private endpoints, so that a topic without public
+/// access takes no events at all.
+fn check_network(call: &Call, topic: &TopicEntry) -> Result<(), PublishError> {
+    let allowed = topic.topic.public_network && ip_allowed(&topic.topic.inbound_ip_rules, call.peer);
+    if allowed {
+        return Ok(());
+    }
+    let why = format!(
+        "Publishing to {} from {} is not allowed by the network rules of the resource.",
+        topic.topic.name, call.peer
+    );
+    Err(PublishError::forbidden(&why))
 }
 
 pub fn check_version(call: &Call) -> Result<(), PublishError> {

@@ -10,6 +10,8 @@ pub mod envelope;
 pub mod filter;
 pub mod render;
 pub mod subscription;
+pub mod connection;
+pub mod handshake;
 pub mod outcome;
 pub mod probation;
 pub mod profile;

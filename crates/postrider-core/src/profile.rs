@@ -72,6 +72,8 @@ pub struct Profile {
     /// Delayed delivery to sick endpoints; none: it is not known.
     pub probation: Option<Probation>,
     pub dead_letter: DeadLetterTiming,
+    /// How long a webhook that did not answer for its subscription may still be answered for.
+    pub validation_window: Duration,
 }
 
 const fn secs(n: u64) -> Duration {
@@ -148,6 +150,7 @@ pub static CLOUD_2021: Profile = Profile {
     time_to_live_rule: TimeToLiveRule::WhenDue,
     probation: Some(Probation::DOCUMENTED),
     dead_letter: DEAD_LETTER,
+    validation_window: mins(5),
 };
 
 const HOURLY: &[Duration] = &[secs(10), secs(30), mins(1), mins(5), mins(10), mins(30), hours(1)];
@@ -174,6 +177,7 @@ pub static CLOUD_2018: Profile = Profile {
     time_to_live_rule: TimeToLiveRule::WhenDue,
     probation: None,
     dead_letter: DEAD_LETTER,
+    validation_window: mins(5),
 };
 
 /// 2019-05: half a minute for an answer, three for a late one. The document lets retries be skipped, which
@@ -230,6 +234,7 @@ pub static CLOUD_CURRENT: Profile = Profile {
     name: "cloud-current",
     about: "as cloud-2021, but a webhook's 404 is retried",
     statuses: STATUSES_CURRENT,
+    validation_window: mins(10),
     ..CLOUD_2021
 };
 
@@ -249,6 +254,7 @@ pub static EDGE: Profile = Profile {
     time_to_live_rule: TimeToLiveRule::WhenDue,
     probation: None,
     dead_letter: DEAD_LETTER,
+    validation_window: mins(5),
 };
 
 static STANDARD: [&Profile; 6] = [

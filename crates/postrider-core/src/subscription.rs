@@ -41,6 +41,13 @@ pub enum TopicKind {
         source: String,
         topic_type: String,
     },
+    /// The unseen topic behind event subscriptions that hang directly on a resource of another provider. It is
+    /// never listed, is made with the first subscription and goes with the last.
+    Scope {
+        /// The resource's id, in the casing it was first given in.
+        source: String,
+        topic_type: String,
+    },
 }
 
 /// A topic inside a domain.
@@ -48,6 +55,8 @@ pub enum TopicKind {
 pub struct DomainTopic {
     pub domain: TopicId,
     pub name: String,
+    /// Made with its first subscription, not by anyone's wish: it may go with the last one too.
+    pub automatic: bool,
     pub created: Timestamp,
 }
 
@@ -185,6 +194,8 @@ pub struct WebHook {
     pub attributes: Vec<DeliveryAttribute>,
     pub aad_tenant: Option<String>,
     pub aad_application: Option<String>,
+    /// The most requests a minute that the webhook asked for when it was asked whether it wants the events.
+    pub rate_max: Option<u32>,
 }
 
 /// What was asked for about batches; either one turns batching on.

@@ -60,6 +60,13 @@ impl Timestamp {
         Some(Timestamp(nanos.clamp(0, i128::from(i64::MAX)) as i64))
     }
 
+    /// Written as HTTP headers do: `Sun, 06 Nov 1994 08:49:37 GMT`.
+    pub fn http_date(self) -> String {
+        let at = jiff::Timestamp::from_nanosecond(i128::from(self.0))
+            .expect("64 bits of nanoseconds lie within jiff's range");
+        at.strftime("%a, %d %b %Y %H:%M:%S GMT").to_string()
+    }
+
     /// The calendar fields in UTC.
     pub fn civil(self) -> Civil {
         let at = jiff::Timestamp::from_nanosecond(i128::from(self.0))
@@ -152,6 +159,7 @@ mod tests {
         check("2023-01-02T03:04:05.678901", "2023-01-02T03:04:05.6789010Z");
         let date = Timestamp::parse_http_date("Sun, 06 Nov 1994 08:49:37 GMT").unwrap();
         assert_eq!(date.to_string(), "1994-11-06T08:49:37.0000000Z");
+        assert_eq!(date.http_date(), "Sun, 06 Nov 1994 08:49:37 GMT");
         let far = Timestamp::parse_http_date("Fri, 31 Dec 9999 23:59:59 GMT");
         assert_eq!(far, Some(Timestamp::MAX));
         for bad in ["", "yesterday", "2020-13-01T00:00:00Z", "12"] {

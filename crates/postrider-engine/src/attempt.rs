@@ -1,10 +1,16 @@
 //! One attempt, as values: claims become a request, a reply becomes what follows.
 
-use crate::deliver::{FailureKind, Reply, Request};
+pub mod sign;
+pub mod queue;
+pub mod broker;
+
+use crate::deliver::{Failure, FailureKind, Reply, Request, Sending, Transport};
+use crate::destinations::{Destinations, Reach};
 use crate::directory::TopicEntry;
 use crate::endpoint;
+use broker::{BROKER_PROPERTIES, Broker, SERVICE_BUS_AUTHORIZATION, quoted};
 use bytes::Bytes;
-use http::header::{CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, ORIGIN, RETRY_AFTER};
+use http::header::{AUTHORIZATION, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, ORIGIN, RETRY_AFTER};
 use http::{Method, Uri};
 use postrider_core::envelope::{Envelope, KeyStyle};
 use postrider_core::event::{Schema, system_id};
@@ -13,16 +19,18 @@ use postrider_core::outcome::Outcome;
 use postrider_core::profile::{EndpointKind, Profile};
 use postrider_core::render::{self, Rendering, TopicValue};
 use postrider_core::retry::{Attempt, RetryPolicy};
-use postrider_core::subscription::{AttributeValue, Destination, Origin, Subscription, TopicKind};
-use postrider_core::time::Timestamp;
+use postrider_core::subscription::{AttributeValue, Destination, Origin, Subscription, Topic, TopicKind};
+use postrider_core::time::{Clock, Timestamp};
 use postrider_store::{Claim, Want};
+use queue::Queue;
+use std::borrow::Cow;
 use std::sync::Arc;
 use std::time::Duration;
 
 /// What a subscription asked for, worked out once: everything an attempt needs.
 pub struct Plan {
     pub subscription: Arc<Subscription>,
-    pub topic: Arc<TopicEntry>,
+    pub topic: OfTopic,
     pub profile: &'static Profile,
     pub policy: RetryPolicy,
     pub kind: EndpointKind,
@@ -39,6 +47,46 @@ pub struct Plan {
     array: bool,
     keys: KeyStyle,
     log: u64,
+    rate_max: Option<u32>,
+    way: Way,
+}
+
+/// How requests are made of claims.
+#[derive(Debug)]
+pub(crate) enum Way {
+    /// The events themselves are posted, as to a webhook.
+    Plain,
+    /// The same, through a relay that wants to know who sends.
+    Relay {
+        url: String,
+        access: broker::Access,
+    },
+    Queue(Arc<Queue>),
+    Broker(Broker),
+    /// Nobody knows where it is, and why.
+    Nowhere(String),
+}
+
+impl Way {
+    /// A message is one event: not even in an array of its own.
+    fn one_object(&self) -> bool {
+        match self {
+            Way::Queue(_) => true,
+            Way::Broker(broker) => broker.takes_objects(),
+            Way::Plain | Way::Relay { .. } | Way::Nowhere(_) => false,
+        }
+    }
+
+    /// Whether 201 says that a message was taken, whatever the profile takes for success.
+    fn takes_messages(&self) -> bool {
+        matches!(self, Way::Queue(_) | Way::Broker(_))
+    }
+}
+
+/// What an attempt needs of the topic: not its routes, of which every change makes others.
+pub struct OfTopic {
+    pub topic: Arc<Topic>,
+    pub full_id: Arc<str>,
 }
 
 /// What edge deliveries assume where a subscription is silent.
@@ -64,28 +112,44 @@ const OUTPUT_EVENT_ID: HeaderName = HeaderName::from_static("aeg-output-event-id
 const SUBSCRIPTION_NAME: HeaderName = HeaderName::from_static("aeg-subscription-name");
 const EVENT_TYPE: HeaderName = HeaderName::from_static("aeg-event-type");
 const REPLAY: HeaderName = HeaderName::from_static("postrider-replay");
+const FUNCTIONS_KEY: HeaderName = HeaderName::from_static("x-functions-key");
 const SAS_KEY: HeaderName = HeaderName::from_static("aeg-sas-key");
 
 /// The JSON that stamping adds to an Event Grid event, besides the topic's id.
 const STAMPS: usize = r#","topic":"","dataVersion":"","metadataVersion":"1","#.len();
 
 impl Plan {
-    /// None for a destination that is not reached over HTTP.
+    #[expect(
+        clippy::too_many_arguments,
+        reason = "each is something else, and only the dispatcher calls it"
+    )]
     pub fn new(
         subscription: Arc<Subscription>,
-        topic: Arc<TopicEntry>,
+        topic: &TopicEntry,
         profile: &'static Profile,
         defaults: BatchDefaults,
         safety_net: bool,
         log: u64,
+        destinations: &Destinations,
         endpoint: impl FnOnce(&Uri) -> Arc<endpoint::Endpoint>,
-    ) -> Option<Plan> {
-        let (url, kind) = match &subscription.destination {
-            Destination::WebHook(hook) => (hook.url.expose(), EndpointKind::WebHook),
-            Destination::EventGrid { url, .. } => (url.as_str(), EndpointKind::AzureResource),
-            _ => return None,
+    ) -> Plan {
+        let reach = destinations
+            .reach(&subscription.destination)
+            .unwrap_or_else(|why| {
+                let (subscription, reason) = (&subscription.name, &why.reason);
+                tracing::warn!(%subscription, field = why.field, %reason, "events cannot be delivered");
+                Reach::nowhere(&why)
+            });
+        let Reach {
+            url,
+            kind,
+            way,
+            function_key,
+        } = reach;
+        let rate_max = match &subscription.destination {
+            Destination::WebHook(hook) => hook.rate_max,
+            _ => None,
         };
-        let url: Uri = url.parse().ok()?;
         let input = topic.topic.input_schema;
         let delivery = render::delivered_schema(input, subscription.delivery_schema);
         let batching = subscription.destination.batching();
@@ -101,7 +165,7 @@ impl Plan {
             None if edge => defaults.edge_bytes_max,
             None => 64 * 1024,
         };
-        let array = delivery != Schema::CloudEvent || batched;
+        let array = (delivery != Schema::CloudEvent || batched) && !way.one_object();
         let domain = matches!(topic.topic.kind, TopicKind::Domain { .. });
         let retry = subscription.retry;
         let policy = RetryPolicy {
@@ -112,14 +176,20 @@ impl Plan {
             dead_letter: subscription.dead_letter.is_some(),
             safety_net,
         };
-        let (headers, dynamic) = fixed_headers(&subscription, delivery, array);
+        let (mut headers, mut dynamic) = fixed_headers(&subscription, delivery, array);
+        if let Way::Broker(broker) = &way {
+            broker.adapt(&mut headers, &mut dynamic);
+        }
+        if let Some(key) = function_key {
+            headers.insert(FUNCTIONS_KEY, key);
+        }
         let overhead = 1 + if delivery == input {
             STAMPS + topic.full_id.len()
         } else {
             // Conversion writes the envelope anew.
             STAMPS + topic.full_id.len() + 256
         };
-        Some(Plan {
+        Plan {
             profile,
             policy,
             kind,
@@ -129,7 +199,7 @@ impl Plan {
                 overhead,
             },
             endpoint: endpoint(&url),
-            url: Arc::new(url),
+            url,
             headers: Arc::new(headers),
             dynamic,
             domain_prefix: if domain {
@@ -141,14 +211,22 @@ impl Plan {
             array,
             keys: if edge { KeyStyle::Edge } else { KeyStyle::Cloud },
             log,
+            rate_max,
+            way,
             subscription,
-            topic,
-        })
+            topic: OfTopic {
+                topic: topic.topic.clone(),
+                full_id: topic.full_id.clone(),
+            },
+        }
     }
 
-    /// Whether a delayed endpoint holds its deliveries back.
-    pub fn obeys(&self) -> bool {
-        self.profile.probation.is_some()
+    /// What decides whether it may send.
+    pub fn sender(&self) -> endpoint::Sender {
+        endpoint::Sender {
+            obeys: self.profile.probation.is_some(),
+            rate_max: self.rate_max,
+        }
     }
 
     /// The value of `topic` that the subscriber sees.
@@ -178,12 +256,67 @@ impl Plan {
         }
     }
 
+    /// Sends what delivers these claims together. What must be signed is signed with what the wall's clock shows.
+    pub fn send(&self, transport: Arc<dyn Transport>, claims: &[Claim], wall: &dyn Clock) -> Sending {
+        match &self.way {
+            Way::Plain => transport.send(self.request(claims)),
+            Way::Relay { url, access } => {
+                let mut request = self.request(claims);
+                let token = access.token(url, wall.now());
+                request
+                    .more
+                    .extend(token.map(|token| (SERVICE_BUS_AUTHORIZATION, token)));
+                transport.send(request)
+            }
+            Way::Queue(queue) => {
+                let event = self.body(claims, &self.rendering());
+                queue.send(transport, &event, wall.now())
+            }
+            Way::Broker(broker) => transport.send(self.message(broker, claims, wall.now())),
+            Way::Nowhere(why) => Box::pin(std::future::ready(Reply::Failed(Failure {
+                kind: FailureKind::Resolution,
+                detail: why.clone(),
+            }))),
+        }
+    }
+
     /// The request that delivers these claims together.
-    pub fn request(&self, claims: &[Claim]) -> Request {
+    fn request(&self, claims: &[Claim]) -> Request {
         let how = self.rendering();
+        Request {
+            method: Method::POST,
+            url: self.url.clone(),
+            headers: self.headers.clone(),
+            more: self.more(claims, &how),
+            body: Bytes::from(self.body(claims, &how)),
+        }
+    }
+
+    /// The same for a broker, whose messages are one event each.
+    fn message(&self, broker: &Broker, claims: &[Claim], now: Timestamp) -> Request {
+        let mut request = self.request(claims);
+        for (_, value) in &mut request.more {
+            *value = quoted(value);
+        }
+        if let Some(first) = claims.first() {
+            let id = system_id(self.log, first.position());
+            let envelope = self.envelope(first);
+            let properties = broker.properties(&id, |field| self.look_up(&envelope, field));
+            request
+                .more
+                .extend(properties.map(|value| (BROKER_PROPERTIES, value)));
+        }
+        let authorization = broker.authorization(now);
+        request
+            .more
+            .extend(authorization.map(|value| (AUTHORIZATION, value)));
+        request
+    }
+
+    fn body(&self, claims: &[Claim], how: &Rendering<'_>) -> Vec<u8> {
         let size: usize = claims
             .iter()
-            .map(|c| render::delivered_len_hint(&c.entry.batch, c.index as usize, &how) + 1)
+            .map(|c| render::delivered_len_hint(&c.entry.batch, c.index as usize, how) + 1)
             .sum();
         let mut body = Vec::with_capacity(size + 2);
         for (i, claim) in claims.iter().enumerate() {
@@ -195,20 +328,28 @@ impl Plan {
                 &mut body,
                 &claim.entry.batch,
                 claim.index as usize,
-                &how,
+                how,
                 system_id,
             );
         }
         if self.array {
             body.push(b']');
         }
-        Request {
-            method: Method::POST,
-            url: self.url.clone(),
-            headers: self.headers.clone(),
-            more: self.more(claims, &how),
-            body: Bytes::from(body),
-        }
+        body
+    }
+
+    fn envelope<'a>(&'a self, claim: &'a Claim) -> Envelope<'a> {
+        let object = Raw::trusted(claim.object());
+        Envelope::read(
+            claim.entry.batch.schema,
+            object,
+            self.topic.topic.mapping.as_ref(),
+        )
+    }
+
+    /// The value of a dynamic attribute.
+    fn look_up<'a>(&'a self, envelope: &Envelope<'a>, field: &str) -> Option<Cow<'a, str>> {
+        render::dynamic_attribute(envelope, field, self.keys, self.topic_name())
     }
 
     /// The headers that tell one attempt from another.
@@ -237,11 +378,9 @@ impl Plan {
             }
         }
         if !self.dynamic.is_empty() {
-            let batch = &first.entry.batch;
-            let object = Raw::trusted(first.object());
-            let envelope = Envelope::read(batch.schema, object, self.topic.topic.mapping.as_ref());
+            let envelope = self.envelope(first);
             for (name, field) in &self.dynamic {
-                let value = render::dynamic_attribute(&envelope, field, self.keys, self.topic_name());
+                let value = self.look_up(&envelope, field);
                 if let Some(value) = value.and_then(|v| HeaderValue::from_bytes(v.as_bytes()).ok()) {
                     more.push((name.clone(), value));
                 }
@@ -255,10 +394,13 @@ impl Plan {
         match reply {
             Reply::Answered(answer) => {
                 let status = answer.status;
-                let success = self.profile.is_success(status);
+                let success = self.profile.is_success(status) || (status == 201 && self.way.takes_messages());
                 Attempted {
                     outcome: if success {
                         Outcome::Success
+                    } else if status == 410 && matches!(self.way, Way::Broker(_)) {
+                        // That is how brokers say it of an entity which is not there.
+                        Outcome::NotFound
                     } else {
                         Outcome::of_failure_status(status)
                     },
@@ -315,10 +457,12 @@ fn retry_after(headers: &HeaderMap, now: Timestamp) -> Option<Duration> {
     }
 }
 
-type FixedHeaders = (HeaderMap, Vec<(HeaderName, String)>);
+pub(crate) type FixedHeaders = (HeaderMap, Vec<(HeaderName, String)>);
 
-fn fixed_headers(subscription: &Subscription, delivery: Schema, array: bool) -> FixedHeaders {
-    let mut headers = HeaderMap::with_capacity(16);
+pub(crate) fn fixed_headers(subscription: &Subscription, delivery: Schema, array: bool) -> FixedHeaders {
+    // As many as there mostly are: every subscription has its own, idle or not.
+    let attributes = subscription.destination.attributes();
+    let mut headers = HeaderMap::with_capacity(if attributes.is_empty() { 6 } else { 12 });
     let content_type = match (delivery, array) {
         (Schema::CloudEvent, false) => "application/cloudevents+json; charset=utf-8",
         (Schema::CloudEvent, true) => "application/cloudevents-batch+json; charset=utf-8",
@@ -347,7 +491,7 @@ fn fixed_headers(subscription: &Subscription, delivery: Schema, array: bool) -> 
         headers.insert(SAS_KEY, key);
     }
     let mut dynamic = Vec::new();
-    for attribute in subscription.destination.attributes() {
+    for attribute in attributes {
         let Ok(name) = HeaderName::from_bytes(attribute.name.as_bytes()) else {
             continue;
         };

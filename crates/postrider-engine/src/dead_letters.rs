@@ -11,6 +11,7 @@ use postrider_core::event::{Batch, EventRef, Lacks, Schema, Span, system_id};
 use postrider_core::ids::{Position, SubscriptionId, TopicId};
 use postrider_core::json::{self, Raw};
 use postrider_core::outcome::Outcome;
+use postrider_core::probation::Delay;
 use postrider_core::render::{self, Diagnostics, Rendering};
 use postrider_core::retry::Reason;
 use postrider_core::subscription::{DeadLetterDestination, TopicKind};
@@ -119,10 +120,25 @@ impl DeadLetters {
         *desk.failing_since.insert(since.min(now))
     }
 
+    /// Takes up the trouble that an earlier life had.
+    fn remember(&self, of: SubscriptionId, trouble: Delay) {
+        let desk = Desk {
+            failing_since: Some(trouble.since),
+            pause_until: Some(trouble.until),
+            ..Desk::default()
+        };
+        self.desks().insert(of, desk);
+    }
+
     /// Why the letters of a subscription could not be written at the last try.
     pub fn trouble(&self, of: SubscriptionId) -> Option<String> {
         self.desks().get(&of)?.trouble.clone()
     }
+}
+
+/// A store that is out of reach is left alone for a while like an endpoint, and remembered beside them.
+fn desk_name(of: SubscriptionId) -> String {
+    format!("dead letters of {of}")
 }
 
 /// Letters that go into one blob, and what it will be called.
@@ -152,6 +168,15 @@ struct News {
 }
 
 impl Engine {
+    /// Before the delays of an earlier life are forgotten.
+    pub(crate) fn restore_desks(&self) {
+        for waiting in self.log.letters_waiting() {
+            if let Some(trouble) = self.dispatcher.delays.take_restored(&desk_name(waiting.of)) {
+                self.dead_letters.remember(waiting.of, trouble);
+            }
+        }
+    }
+
     /// Starts writing whatever letters are due by `now`.
     pub(crate) fn look_for_letters(self: &Arc<Self>, now: Timestamp) {
         if self.dispatcher.stop.is_cancelled() {
@@ -252,7 +277,10 @@ impl Engine {
                         pause_until: Some(now + gather),
                         ..Desk::default()
                     };
-                    desks.insert(of, desk);
+                    let before = desks.insert(of, desk);
+                    if before.is_some_and(|desk| desk.failing_since.is_some()) {
+                        self.dispatcher.delays.note(&desk_name(of), None);
+                    }
                 }
                 Some((trouble, give_up_at)) => {
                     let desk = desks.entry(of).or_default();
@@ -260,7 +288,17 @@ impl Engine {
                     desk.failures += 1;
                     desk.writing = false;
                     let again = now + wait;
-                    desk.pause_until = Some(give_up_at.map_or(again, |at| at.min(again).max(now)));
+                    let until = give_up_at.map_or(again, |at| at.min(again).max(now));
+                    desk.pause_until = Some(until);
+                    if let Some(since) = desk.failing_since {
+                        let delay = Delay {
+                            cause: Outcome::SocketError,
+                            since,
+                            until,
+                            step: wait,
+                        };
+                        self.dispatcher.delays.note(&desk_name(of), Some(delay));
+                    }
                     tracing::warn!(subscription = %of, reason = %trouble, again = ?wait, "dead letters cannot be written");
                     desk.trouble = Some(trouble);
                 }
@@ -494,7 +532,12 @@ impl Engine {
     /// Whether a letter is itself about a blob of dead letters: telling of its blob would never end.
     fn is_announcement(&self, letter: &Letter) -> bool {
         let topic = self.directory.topic_by_id(letter.entry.batch.topic);
-        topic.is_some_and(|topic| matches!(topic.topic.kind, TopicKind::System { .. }))
+        topic.is_some_and(|topic| {
+            matches!(
+                topic.topic.kind,
+                TopicKind::System { .. } | TopicKind::Scope { .. }
+            )
+        })
     }
 
     /// Tries to tell of a blob that could not be told of, for a while.
@@ -811,6 +854,7 @@ mod tests {
                 attributes: Vec::new(),
                 aad_tenant: None,
                 aad_application: None,
+                rate_max: None,
             }),
             identity: None,
             filter: Filter::default(),
@@ -858,6 +902,7 @@ mod tests {
             id_prefix: "/subscriptions/s".into(),
             dispatch: dispatch::Config::default(),
             dead_letters: DeadLetters::new(Arc::new(Anywhere), Arc::new(MemoryArchive::default()), None),
+            handshake: crate::handshake::Rules::default(),
         })
         .await
         .unwrap();

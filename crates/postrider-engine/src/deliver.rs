@@ -3,8 +3,13 @@
 use async_trait::async_trait;
 use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Uri};
+use std::future::Future;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
+
+/// An attempt under way.
+pub type Sending = Pin<Box<dyn Future<Output = Reply> + Send>>;
 
 /// One HTTP request to a destination, ready to go.
 #[derive(Clone, Debug)]

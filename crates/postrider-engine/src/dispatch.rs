@@ -8,15 +8,17 @@ mod late_answers;
 mod time;
 
 pub use endpoints::EndpointStatus;
+use endpoints::Endpoints;
 use time::Alarm;
 
 use crate::Error;
 use crate::attempt::{Attempted, BatchDefaults, Plan};
 use crate::counters::{Counters, add, by_reason};
 use crate::delays::Delays;
-use crate::deliver::{Reply, Transport};
+use crate::deliver::{Reply, Sending, Transport};
+use crate::destinations::Destinations;
 use crate::directory::TopicEntry;
-use crate::endpoint::{Admission, Ended, Endpoint, Left, Pass};
+use crate::endpoint::{Admission, Ended, Endpoint, Left, Pass, Sender};
 use crate::late::LateBook;
 use http::Uri;
 use postrider_core::ids::SubscriptionId;
@@ -26,11 +28,11 @@ use postrider_core::retry::{Next, Reason, chance};
 use postrider_core::subscription::Subscription;
 use postrider_core::time::{Clock, Timestamp};
 use postrider_store::log::LastAttempt;
-use postrider_store::{Catalog, Claim, EventLog, Listener, Settled};
+use postrider_store::{Backlog, Catalog, Claim, EventLog, Listener, Settled};
 use rustc_hash::FxHashMap;
 use std::collections::BTreeMap;
+use std::collections::hash_map::Entry::{Occupied, Vacant};
 use std::future::Future;
-use std::pin::Pin;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, AtomicUsize};
 use std::sync::{Arc, Mutex, RwLock, Weak};
@@ -47,9 +49,6 @@ const TROUBLE_PAUSE: Duration = Duration::from_secs(1);
 /// Attempts that have timed out and whose connections are kept for a late answer. Beyond it they are closed.
 const LATE_ANSWERS_MAX: usize = 1024;
 
-/// An attempt under way.
-type Sending = Pin<Box<dyn Future<Output = Reply> + Send>>;
-
 /// How the engine delivers.
 #[derive(Clone, Debug)]
 pub struct Config {
@@ -59,6 +58,7 @@ pub struct Config {
     pub seed: u64,
     /// There is a place for dead letters whose subscription names none.
     pub safety_net: bool,
+    pub destinations: Arc<Destinations>,
 }
 
 impl Default for Config {
@@ -68,6 +68,7 @@ impl Default for Config {
             batch_defaults: BatchDefaults::default(),
             seed: 0,
             safety_net: false,
+            destinations: Arc::default(),
         }
     }
 }
@@ -119,9 +120,13 @@ impl Outlet {
         }
     }
 
-    /// Whether a delayed endpoint holds it back.
-    pub(crate) fn obeys(&self) -> bool {
-        self.plan().is_some_and(|plan| plan.obeys())
+    /// What decides whether it may send.
+    pub(crate) fn sender(&self) -> Sender {
+        let nobody = Sender {
+            obeys: false,
+            rate_max: None,
+        };
+        self.plan().map_or(nobody, |plan| plan.sender())
     }
 
     /// Wakes a parked lane, if there is one.
@@ -148,9 +153,11 @@ pub struct Dispatcher {
     log: Arc<dyn EventLog>,
     transport: Arc<dyn Transport>,
     clock: Arc<dyn Clock>,
+    /// The machine's clock, for what others check against theirs.
+    wall: Arc<dyn Clock>,
     config: Config,
     outlets: RwLock<FxHashMap<SubscriptionId, Arc<Outlet>>>,
-    endpoints: Mutex<FxHashMap<String, Weak<Endpoint>>>,
+    endpoints: Mutex<Endpoints>,
     /// Endpoints and subscriptions to be looked at again at a point in time.
     alarms: Mutex<BTreeMap<(Timestamp, u64), Alarm>>,
     alarm_number: AtomicU64,
@@ -159,7 +166,7 @@ pub struct Dispatcher {
     pub(crate) letters_changed: Notify,
     /// When it is next looked at what is due, in nanoseconds.
     looks_at: AtomicI64,
-    delays: Delays,
+    pub(crate) delays: Delays,
     late_room: Arc<Semaphore>,
     /// Late answers that are being seen to.
     late_busy: AtomicUsize,
@@ -177,6 +184,7 @@ impl Dispatcher {
         catalog: Arc<dyn Catalog>,
         transport: Arc<dyn Transport>,
         clock: Arc<dyn Clock>,
+        wall: Arc<dyn Clock>,
         config: Config,
     ) -> Arc<Dispatcher> {
         let dispatcher = Arc::new(Dispatcher {
@@ -186,6 +194,7 @@ impl Dispatcher {
             log,
             transport,
             clock,
+            wall,
             config,
             outlets: RwLock::default(),
             endpoints: Mutex::default(),
@@ -205,11 +214,17 @@ impl Dispatcher {
         dispatcher
     }
 
-    /// Takes up a subscription, or what has changed about it.
+    /// What is known about destinations that subscriptions only name.
+    pub fn destinations(&self) -> &Destinations {
+        &self.config.destinations
+    }
+
+    /// Takes up a subscription, or what has changed about it. A new one gets a lane only if something waits for
+    /// it already: it may be one of very many that nothing is published for.
     pub fn put(
         self: &Arc<Self>,
         subscription: Arc<Subscription>,
-        topic: Arc<TopicEntry>,
+        topic: &TopicEntry,
         profile: &'static Profile,
     ) {
         let id = subscription.id;
@@ -221,17 +236,35 @@ impl Dispatcher {
             self.config.batch_defaults,
             self.config.safety_net,
             self.log.identity(),
+            &self.config.destinations,
             find,
         );
-        let outlet = {
+        let (outlet, known) = {
             let mut outlets = self.outlets.write().expect("no panic holds it");
-            let outlet = outlets.entry(id).or_insert_with(|| Arc::new(Outlet::new(id)));
-            outlet.clone()
+            match outlets.entry(id) {
+                Occupied(known) => (known.get().clone(), true),
+                Vacant(free) => (free.insert(Arc::new(Outlet::new(id))).clone(), false),
+            }
         };
-        *outlet.plan.write().expect("no panic holds it") = plan.map(Arc::new);
+        let plan = Arc::new(plan);
+        let before = outlet.plan.write().expect("no panic holds it").replace(plan);
+        if let Some(before) = before {
+            self.forget_unless_used(before);
+        }
         // Its old endpoint may have been holding it up.
         outlet.waiting.store(false, Relaxed);
-        self.wake(&outlet, 1);
+        // After the plan is there: what comes from now on wakes it by itself.
+        let waits = |backlog: Backlog| backlog.waiting + backlog.retrying > 0;
+        if known || waits(self.log.backlog(id)) {
+            self.wake(&outlet, 1);
+        }
+    }
+
+    /// Looks whether there is something to claim for a subscription that was put.
+    pub(crate) fn begin(self: &Arc<Self>, id: SubscriptionId) {
+        if let Some(outlet) = self.outlet(id) {
+            self.wake(&outlet, 1);
+        }
     }
 
     /// Lets go of a subscription. Attempts under way end, but nothing follows them.
@@ -239,10 +272,12 @@ impl Dispatcher {
         let outlet = self.outlets.write().expect("no panic holds it").remove(&id);
         if let Some(outlet) = outlet {
             *outlet.gone.write().await = Some(reason);
-            *outlet.plan.write().expect("no panic holds it") = None;
+            let before = outlet.plan.write().expect("no panic holds it").take();
             outlet.unpark_all();
+            if let Some(before) = before {
+                self.forget_unless_used(before);
+            }
         }
-        self.forget_unused(&mut self.endpoints.lock().expect("no panic holds it"));
     }
 
     pub fn outlet(&self, id: SubscriptionId) -> Option<Arc<Outlet>> {
@@ -296,15 +331,19 @@ impl Dispatcher {
     }
 
     /// Claims, attempts and settles until there is nothing to claim or no place to send it.
-    /// `admitted`: the endpoint has given a place already.
-    async fn lane(self: Arc<Self>, outlet: Arc<Outlet>, mut admitted: Option<Pass>) {
+    /// `admitted`: this endpoint has given a place already.
+    async fn lane(self: Arc<Self>, outlet: Arc<Outlet>, mut admitted: Option<(Arc<Endpoint>, Pass)>) {
         loop {
             let signals = outlet.signals.load(Acquire);
-            let Some(plan) = outlet.plan() else {
+            let plan = outlet.plan();
+            let kept = admitted
+                .take()
+                .and_then(|(endpoint, pass)| self.keep_place(&outlet, plan.as_deref(), endpoint, pass));
+            let Some(plan) = plan else {
                 outlet.lanes.fetch_sub(1, AcqRel);
                 return;
             };
-            let Some(pass) = admitted.take().or_else(|| self.admit(&plan, &outlet)) else {
+            let Some(pass) = kept.or_else(|| self.admit(&plan, &outlet)) else {
                 outlet.lanes.fetch_sub(1, AcqRel);
                 return;
             };
@@ -312,7 +351,7 @@ impl Dispatcher {
             if claims.is_empty() {
                 outlet.ready.store(0, Relaxed);
                 let left = plan.endpoint.leave(&outlet, pass, None, self.clock.now());
-                self.after_leaving(&plan, left);
+                self.after_leaving(&plan.endpoint, left);
                 if self.park(&outlet, signals).await {
                     continue;
                 }
@@ -347,7 +386,7 @@ impl Dispatcher {
     }
 
     fn admit(self: &Arc<Self>, plan: &Arc<Plan>, outlet: &Arc<Outlet>) -> Option<Pass> {
-        match plan.endpoint.enter(outlet, plan.obeys(), self.clock.now()) {
+        match plan.endpoint.enter(outlet, plan.sender(), self.clock.now()) {
             Admission::Go(pass) => Some(pass),
             Admission::Full => None,
             Admission::Delayed(until) => {
@@ -397,11 +436,11 @@ impl Dispatcher {
         };
         let Some(first) = claims.first().map(Claim::position) else {
             let left = plan.endpoint.leave(outlet, pass, None, now);
-            self.after_leaving(plan, left);
+            self.after_leaving(&plan.endpoint, left);
             self.settle(outlet, settled).await;
             return true;
         };
-        let mut sending: Sending = self.transport.clone().send(plan.request(&claims));
+        let mut sending: Sending = plan.send(self.transport.clone(), &claims, &*self.wall);
         let attempted = match self.wait(plan, outlet, &claims, &mut sending, now).await {
             Waited::Answered(attempted) => attempted,
             Waited::TimedOut => Attempted::TIMED_OUT,
@@ -420,7 +459,7 @@ impl Dispatcher {
             rules: plan.profile.probation.as_ref(),
         };
         let left = plan.endpoint.leave(outlet, pass, Some(ended), ended_at);
-        self.after_leaving(plan, left);
+        self.after_leaving(&plan.endpoint, left);
         self.count_attempt(outlet, attempted.outcome);
         for claim in claims {
             settled.push(self.follow_up(plan, outlet, claim, attempted, ended_at));
@@ -569,24 +608,50 @@ impl Dispatcher {
         }
     }
 
-    fn after_leaving(self: &Arc<Self>, plan: &Arc<Plan>, left: Left) {
+    /// The place that an endpoint has given to an outlet, unless the outlet points elsewhere by now: then the next
+    /// in line has it.
+    fn keep_place(
+        self: &Arc<Self>,
+        outlet: &Arc<Outlet>,
+        plan: Option<&Plan>,
+        endpoint: Arc<Endpoint>,
+        pass: Pass,
+    ) -> Option<Pass> {
+        if plan.is_some_and(|plan| Arc::ptr_eq(&plan.endpoint, &endpoint)) {
+            return Some(pass);
+        }
+        let left = endpoint.leave(outlet, pass, None, self.clock.now());
+        self.after_leaving(&endpoint, left);
+        None
+    }
+
+    fn after_leaving(self: &Arc<Self>, endpoint: &Arc<Endpoint>, left: Left) {
         if let Some(changed) = left.changed {
-            self.note_delay(&plan.endpoint, changed);
+            self.note_delay(endpoint, changed);
             if let Some(delay) = changed {
-                self.alarm(delay.until, Alarm::Endpoint(Arc::downgrade(&plan.endpoint)));
+                self.alarm(delay.until, Alarm::Endpoint(Arc::downgrade(endpoint)));
             }
         }
+        if let Some(at) = left.again {
+            self.alarm(at, Alarm::Endpoint(Arc::downgrade(endpoint)));
+        }
         for (next, pass) in left.admitted {
-            let same = next
-                .plan()
-                .is_some_and(|p| Arc::ptr_eq(&p.endpoint, &plan.endpoint));
-            if same && !self.stop.is_cancelled() {
-                next.lanes.fetch_add(1, AcqRel);
-                self.tasks.spawn(self.clone().lane(next, Some(pass)));
-            } else {
-                plan.endpoint.give_back(pass, self.clock.now());
+            let plan = next.plan();
+            let kept = match self.stop.is_cancelled() {
+                true => {
+                    endpoint.give_back(pass, self.clock.now());
+                    None
+                }
+                false => self.keep_place(&next, plan.as_deref(), endpoint.clone(), pass),
+            };
+            match kept {
+                Some(pass) => {
+                    next.lanes.fetch_add(1, AcqRel);
+                    let admitted = Some((endpoint.clone(), pass));
+                    self.tasks.spawn(self.clone().lane(next, admitted));
+                }
                 // It points elsewhere now: it asks there.
-                self.wake(&next, 1);
+                None => self.wake(&next, 1),
             }
         }
     }

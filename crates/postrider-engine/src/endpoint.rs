@@ -21,6 +21,8 @@ const WINDOW_ANSWERING: usize = 32;
 const REQUESTS_PER_SECOND: f64 = 16_000.0;
 /// After this many answers the quickest one is measured anew: endpoints change.
 const QUICKEST_OF: u32 = 2048;
+/// Requests whose rate is limited may come early by as much: more often than this nobody is woken for one.
+const PACED_EARLY: Duration = Duration::from_millis(100);
 
 /// A value that changes only by what is said to it; the time comes in as an argument.
 #[derive(Clone, Debug)]
@@ -35,6 +37,8 @@ pub struct Health {
     /// The delay is over and a probe is under way.
     probing: bool,
     pace: Pace,
+    /// When the next request is due of those whose rate is limited.
+    next_paced: Timestamp,
 }
 
 /// One event for one subscription.
@@ -45,6 +49,17 @@ pub type Delivery = (SubscriptionId, Position);
 #[must_use]
 pub struct Pass {
     probe: bool,
+    /// How much of the time it takes up, if it is one of those whose rate is limited.
+    share: Duration,
+}
+
+/// Who asks to send, as far as that decides whether it may.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Sender {
+    /// Its rules know delayed delivery.
+    pub obeys: bool,
+    /// The most requests a minute that the webhook asked for.
+    pub rate_max: Option<u32>,
 }
 
 /// How a request ended.
@@ -56,6 +71,15 @@ pub struct Ended<'a> {
     pub delivery: Delivery,
     /// The rules of the subscription that sent it; without any its failures do not count.
     pub rules: Option<&'a Probation>,
+}
+
+impl Sender {
+    /// How much of the time one request takes up; nothing where the rate is not limited.
+    fn share(self) -> Duration {
+        self.rate_max
+            .filter(|rate| *rate > 0)
+            .map_or(Duration::ZERO, |rate| Duration::from_secs(60) / rate)
+    }
 }
 
 /// How quickly an endpoint answers.
@@ -119,6 +143,7 @@ impl Health {
             delay,
             probing: false,
             pace: Pace::default(),
+            next_paced: Timestamp::MIN,
         }
     }
 
@@ -134,9 +159,15 @@ impl Health {
         self.delay
     }
 
-    /// Asks to send one request. Only a sender whose rules know delayed delivery (`obeys`) is held back by it.
-    pub fn enter(&mut self, obeys: bool, now: Timestamp) -> Admission {
-        let held = self.delay.filter(|_| obeys);
+    /// Asks to send one request. Only a sender whose rules know delayed delivery is held back by it, and only one
+    /// whose webhook asked for it is held to a rate.
+    pub fn enter(&mut self, sender: Sender, now: Timestamp) -> Admission {
+        let held = self.delay.filter(|_| sender.obeys);
+        if let Some(until) = self.paced(sender, now)
+            && held.is_none_or(|delay| delay.until <= now)
+        {
+            return Admission::Delayed(until);
+        }
         if let Some(delay) = held {
             if now < delay.until {
                 return Admission::Delayed(delay.until);
@@ -150,9 +181,30 @@ impl Health {
         }
         self.in_flight += 1;
         self.pace.was_full |= self.in_flight >= self.window;
+        let share = sender.share();
+        if !share.is_zero() {
+            self.next_paced = self.next_paced.max(now) + share;
+        }
         Admission::Go(Pass {
             probe: held.is_some(),
+            share,
         })
+    }
+
+    /// When a sender may go whose rate does not let it go now.
+    fn paced(&self, sender: Sender, now: Timestamp) -> Option<Timestamp> {
+        let share = sender.share();
+        if share.is_zero() {
+            return None;
+        }
+        // A slow one is never early: it would come too often.
+        let early = if share < PACED_EARLY {
+            PACED_EARLY
+        } else {
+            Duration::ZERO
+        };
+        // Whoever has to wait then waits for a whole portion.
+        (self.next_paced > now + early).then_some(self.next_paced)
     }
 
     /// A request that was admitted has ended, or was not sent after all (none).
@@ -162,6 +214,8 @@ impl Health {
             self.probing = false;
         }
         let Some(ended) = ended else {
+            // Nothing was sent: the next need not wait for it.
+            self.next_paced = self.next_paced - pass.share;
             return;
         };
         match ended.outcome {
@@ -251,6 +305,8 @@ pub struct Left {
     pub admitted: Vec<(Arc<Outlet>, Pass)>,
     /// The delay of the endpoint, if it is another one than before.
     pub changed: Option<Option<Delay>>,
+    /// Someone waits whose rate lets it go only then.
+    pub again: Option<Timestamp>,
 }
 
 /// How an endpoint is, for whoever looks.
@@ -277,9 +333,9 @@ impl Endpoint {
     }
 
     /// Asks to send one request for an outlet. If it may not, it will be woken when it may.
-    pub fn enter(&self, outlet: &Arc<Outlet>, obeys: bool, now: Timestamp) -> Admission {
+    pub fn enter(&self, outlet: &Arc<Outlet>, sender: Sender, now: Timestamp) -> Admission {
         let mut inner = self.inner();
-        let admission = inner.health.enter(obeys, now);
+        let admission = inner.health.enter(sender, now);
         if !matches!(admission, Admission::Go(_)) && !outlet.waiting.swap(true, Relaxed) {
             inner.waiting.push_back(Arc::downgrade(outlet));
         }
@@ -300,6 +356,7 @@ impl Endpoint {
         let mut left = Left {
             admitted: Vec::new(),
             changed: (before != after).then_some(after),
+            again: None,
         };
         let mut place = 0;
         while let Some(waiting) = inner.waiting.get(place) {
@@ -313,15 +370,19 @@ impl Endpoint {
                 outlet.waiting.store(false, Relaxed);
                 continue;
             }
-            let obeys = outlet.obeys();
-            match inner.health.enter(obeys, now) {
+            let sender = outlet.sender();
+            match inner.health.enter(sender, now) {
                 Admission::Go(pass) => {
                     inner.waiting.remove(place);
                     outlet.waiting.store(false, Relaxed);
                     left.admitted.push((outlet, pass));
                 }
                 // The delay holds it back, not the window: those behind it may know nothing of delays.
-                _ if obeys && after.is_some() => place += 1,
+                _ if sender.obeys && after.is_some() => place += 1,
+                Admission::Delayed(until) => {
+                    left.again = Some(left.again.map_or(until, |at| at.min(until)));
+                    place += 1;
+                }
                 _ => break,
             }
         }
@@ -371,10 +432,18 @@ mod tests {
     }
 
     const RULES: Probation = Probation::DOCUMENTED;
+    const OBEYS: Sender = Sender {
+        obeys: true,
+        rate_max: None,
+    };
+    const FREE: Sender = Sender {
+        obeys: false,
+        rate_max: None,
+    };
 
     /// Makes one request, for an event of its own.
     fn send(health: &mut Health, event: u64, now: Timestamp, outcome: Outcome) {
-        let Admission::Go(pass) = health.enter(true, now) else {
+        let Admission::Go(pass) = health.enter(OBEYS, now) else {
             panic!("not admitted");
         };
         health.leave(pass, Some(ended(event, outcome)), now);
@@ -416,15 +485,19 @@ mod tests {
         }
         assert_eq!(health.delay(), None);
         send(&mut health, 9, at(0), Outcome::SocketError);
-        assert_eq!(health.enter(true, at(29)), Admission::Delayed(at(30)));
-        let probe = go(health.enter(true, at(30)));
-        assert_eq!(health.enter(true, at(30)), Admission::Full, "one probe at a time");
+        assert_eq!(health.enter(OBEYS, at(29)), Admission::Delayed(at(30)));
+        let probe = go(health.enter(OBEYS, at(30)));
+        assert_eq!(
+            health.enter(OBEYS, at(30)),
+            Admission::Full,
+            "one probe at a time"
+        );
         health.leave(probe, Some(ended(10, Outcome::SocketError)), at(31));
-        assert_eq!(health.enter(true, at(32)), Admission::Delayed(at(91)));
-        let probe = go(health.enter(true, at(91)));
+        assert_eq!(health.enter(OBEYS, at(32)), Admission::Delayed(at(91)));
+        let probe = go(health.enter(OBEYS, at(91)));
         health.leave(probe, Some(ended(10, Outcome::Success)), at(91));
         assert_eq!(health.delay(), None);
-        let _ = go(health.enter(true, at(91)));
+        let _ = go(health.enter(OBEYS, at(91)));
     }
 
     #[test]
@@ -465,16 +538,16 @@ mod tests {
     #[test]
     fn attempts_under_way_when_the_delay_began_neither_prolong_it_nor_count_as_the_probe() {
         let mut health = Health::new(64, None);
-        let under_way = [go(health.enter(true, at(0))), go(health.enter(true, at(0)))];
+        let under_way = [go(health.enter(OBEYS, at(0))), go(health.enter(OBEYS, at(0)))];
         for event in 0..10 {
             send(&mut health, event, at(0), Outcome::TimedOut);
         }
         health.leave(under_way[0], Some(ended(20, Outcome::TimedOut)), at(5));
         assert_eq!(health.delay().unwrap().until, at(10));
-        let probe = go(health.enter(true, at(10)));
+        let probe = go(health.enter(OBEYS, at(10)));
         health.leave(under_way[1], Some(ended(21, Outcome::TimedOut)), at(11));
         assert_eq!(
-            health.enter(true, at(11)),
+            health.enter(OBEYS, at(11)),
             Admission::Full,
             "the probe is still out"
         );
@@ -491,19 +564,19 @@ mod tests {
             ..ended(event, Outcome::SocketError)
         };
         for event in 0..30 {
-            let pass = go(health.enter(false, at(0)));
+            let pass = go(health.enter(FREE, at(0)));
             health.leave(pass, Some(lawless(event)), at(0));
         }
         assert_eq!(health.delay(), None);
         for event in 0..10 {
             send(&mut health, event, at(0), Outcome::SocketError);
         }
-        let pass = go(health.enter(false, at(1)));
-        assert_eq!(health.enter(true, at(1)), Admission::Delayed(at(30)));
+        let pass = go(health.enter(FREE, at(1)));
+        assert_eq!(health.enter(OBEYS, at(1)), Admission::Delayed(at(30)));
         health.leave(pass, Some(lawless(40)), at(1));
         assert_eq!(health.delay().unwrap().until, at(30));
         // That it answers is news for everyone.
-        let pass = go(health.enter(false, at(2)));
+        let pass = go(health.enter(FREE, at(2)));
         health.leave(pass, Some(ended(41, Outcome::Success)), at(2));
         assert_eq!(health.delay(), None);
     }
@@ -514,7 +587,7 @@ mod tests {
         let mut health = Health::new(64, None);
         for _ in 0..2000 {
             let mut entered = Vec::new();
-            while let Admission::Go(pass) = health.enter(true, at(0)) {
+            while let Admission::Go(pass) = health.enter(OBEYS, at(0)) {
                 entered.push(pass);
             }
             let took = takes(entered.len());
@@ -535,5 +608,60 @@ mod tests {
         // It answers one request after the other: more at once only wait there.
         let busy = window_at(|entered| Duration::from_micros(50) * entered as u32);
         assert_eq!(busy, WINDOW_ANSWERING);
+    }
+
+    #[test]
+    fn a_rate_that_was_asked_for_is_kept() {
+        let per_minute = |rate: u32| Sender {
+            obeys: true,
+            rate_max: Some(rate),
+        };
+        // All that a sender gets in five minutes of asking whenever it may.
+        let sent = |rate: u32| {
+            let mut health = Health::new(64, None);
+            let mut now = at(0);
+            let mut times = Vec::new();
+            while now < at(300) {
+                match health.enter(per_minute(rate), now) {
+                    Admission::Go(pass) => {
+                        times.push(now);
+                        health.leave(pass, Some(ended(times.len() as u64, Outcome::Success)), now);
+                    }
+                    Admission::Delayed(until) => {
+                        assert!(until > now, "it would ask for ever");
+                        now = until;
+                    }
+                    Admission::Full => panic!("everything was answered"),
+                }
+            }
+            times
+        };
+        for rate in [1, 7, 60, 120, 6_000, 60_000] {
+            let times = sent(rate);
+            let all = times.len();
+            let burst = (rate / 600 + 1) as usize;
+            let expected = rate as usize * 5;
+            assert!((expected..=expected + burst).contains(&all), "{rate}: {all}");
+            for (first, start) in times.iter().enumerate() {
+                let within = times[first..]
+                    .iter()
+                    .take_while(|t| t.since(*start) < Duration::from_secs(60));
+                let most = rate as usize + burst;
+                assert!(within.take(most + 1).count() <= most, "{rate} from {start}");
+                if first > 100 {
+                    break;
+                }
+            }
+        }
+
+        let mut health = Health::new(64, None);
+        let pass = go(health.enter(per_minute(1), at(0)));
+        // Others are not held up by it, nor do they take its turn.
+        let other = go(health.enter(OBEYS, at(1)));
+        health.leave(other, Some(ended(1, Outcome::Success)), at(1));
+        assert_eq!(health.enter(per_minute(1), at(1)), Admission::Delayed(at(60)));
+        // What was not sent after all does not count.
+        health.leave(pass, None, at(2));
+        let _ = go(health.enter(per_minute(1), at(2)));
     }
 }

@@ -3,9 +3,12 @@
 pub mod ingest;
 pub mod directory;
 pub mod manage;
+mod turns;
 pub mod dispatch;
 pub mod attempt;
+pub mod destinations;
 pub mod deliver;
+pub mod handshake;
 pub mod late;
 pub mod endpoint;
 pub mod delays;
@@ -20,16 +23,24 @@ use dead_letters::DeadLetters;
 use deliver::Transport;
 use directory::Directory;
 use dispatch::Dispatcher;
-use postrider_core::ids::SubscriptionId;
+use handshake::Handshakes;
+use manage::join_all;
+use postrider_core::ids::{SubscriptionId, TopicId};
 use postrider_core::profile::Profiles;
 use postrider_core::retry::Reason;
+use postrider_core::subscription::{DomainTopic, Subscription, Topic};
 use postrider_core::time::Clock;
-use postrider_store::{Catalog, EventLog};
+use postrider_store::{Catalog, Change, EventLog};
 use rustc_hash::FxHashSet;
 use std::future::Future;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
+
+/// So many subscriptions are made known to the log at once, at a start.
+const OPEN_AT_ONCE: usize = 4096;
+/// So many are taken up by one task.
+const TAKE_UP_AT_ONCE: usize = 8192;
 
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum Error {
@@ -38,6 +49,9 @@ pub enum Error {
     /// The topic was deleted meanwhile.
     #[error("the topic does not exist any more")]
     Gone,
+    /// A subscription names a topic inside a domain that is not there, and the domain makes none by itself.
+    #[error("topic {name:?} does not exist in domain {domain:?}, which makes no topics for subscriptions")]
+    DomainTopicMissing { domain: String, name: String },
     #[error("the server is shutting down")]
     Stopping,
 }
@@ -55,6 +69,7 @@ pub struct Parts {
     pub id_prefix: String,
     pub dispatch: dispatch::Config,
     pub dead_letters: DeadLetters,
+    pub handshake: handshake::Rules,
 }
 
 /// The whole path. Cheap to share behind an `Arc`.
@@ -66,9 +81,12 @@ pub struct Engine {
     catalog: Arc<dyn Catalog>,
     pub profiles: Profiles,
     pub dead_letters: DeadLetters,
+    pub handshakes: Arc<Handshakes>,
     replays: replay::Replays,
     wall: Arc<dyn Clock>,
-    changing: tokio::sync::Mutex<()>,
+    turns: turns::Turns,
+    /// Itself, for changes that go on without whoever asked for them.
+    me: Weak<Engine>,
     /// The time at which some subscription expires may have changed.
     expiry_changed: Notify,
     stopping: CancellationToken,
@@ -78,15 +96,17 @@ impl Engine {
     /// Reads the catalogue and takes up deliveries where they were left.
     pub async fn start(parts: Parts) -> Result<Arc<Engine>, Error> {
         let loaded = parts.catalog.load().await?;
+        let handshakes = Arc::new(Handshakes::new(parts.handshake, parts.transport.clone()));
         let dispatcher = Dispatcher::new(
             parts.log.clone(),
             parts.catalog.clone(),
             parts.transport,
             parts.clock.clone(),
+            parts.wall.clone(),
             parts.dispatch,
         );
         dispatcher.restore(loaded.endpoint_delays);
-        let engine = Arc::new(Engine {
+        let engine = Arc::new_cyclic(|me| Engine {
             directory: Directory::new(parts.id_prefix),
             dispatcher,
             clock: parts.clock,
@@ -94,48 +114,91 @@ impl Engine {
             catalog: parts.catalog,
             profiles: parts.profiles,
             dead_letters: parts.dead_letters,
+            handshakes,
             replays: replay::Replays::default(),
             wall: parts.wall,
-            changing: tokio::sync::Mutex::new(()),
+            turns: turns::Turns::default(),
+            me: me.clone(),
             expiry_changed: Notify::new(),
             stopping: CancellationToken::new(),
         });
-        for topic in loaded.topics {
-            engine.directory.put_topic(topic);
-        }
-        for domain_topic in loaded.domain_topics {
-            engine.directory.put_domain_topic(domain_topic);
-        }
-        // A crash between the catalogue and the log leaves one side behind.
-        let known: FxHashSet<SubscriptionId> = loaded.subscriptions.iter().map(|s| s.id).collect();
-        let letters = engine.log.letters_waiting().into_iter().map(|one| one.of);
-        let logged: FxHashSet<SubscriptionId> =
-            engine.log.subscriptions().into_iter().chain(letters).collect();
-        for id in logged {
-            if !known.contains(&id) {
-                engine.retire(id, Reason::SubscriptionGone).await?;
-            }
-        }
-        for subscription in loaded.subscriptions {
-            engine.log.open_subscription(subscription.id).await?;
-            let subscription = Arc::new(subscription);
-            engine.directory.put_subscription(subscription.clone());
-        }
-        let now = engine.clock.now();
-        for subscription in engine.directory.all_subscriptions() {
-            // One whose time was over before this life began is retired, with no attempt more.
-            if subscription.expires.is_some_and(|at| at <= now) {
-                continue;
-            }
-            if let Some(topic) = engine.directory.topic_by_id(subscription.topic) {
-                engine.take_up(subscription, topic);
-            }
-        }
+        engine
+            .restore(loaded.topics, loaded.domain_topics, loaded.subscriptions)
+            .await?;
+        engine.restore_desks();
         engine.dispatcher.restored();
+        engine.restore_handshakes(loaded.handshakes).await?;
         let retiring = manage::retire_expired(engine.clone(), engine.dispatcher.stop.clone());
         engine.dispatcher.tasks.spawn(retiring);
         engine.dispatcher.tasks.spawn(engine.clone().keep_letters());
         Ok(engine)
+    }
+
+    /// Takes up topics and subscriptions where an earlier life left them.
+    async fn restore(
+        &self,
+        topics: Vec<Topic>,
+        mut domain_topics: Vec<DomainTopic>,
+        subscriptions: Vec<Subscription>,
+    ) -> Result<(), Error> {
+        // A crash between the catalogue and the log leaves one side behind.
+        let known: FxHashSet<SubscriptionId> = subscriptions.iter().map(|s| s.id).collect();
+        let busy = self.log.subscriptions();
+        let letters = self.log.letters_waiting().into_iter().map(|one| one.of);
+        let logged: FxHashSet<SubscriptionId> = busy.iter().copied().chain(letters).collect();
+        let strays = logged.difference(&known);
+        let closed = join_all(strays.map(|id| self.retire(*id, Reason::SubscriptionGone))).await;
+        closed.into_iter().collect::<Result<(), _>>()?;
+        for some in subscriptions.chunks(OPEN_AT_ONCE) {
+            let opened = join_all(some.iter().map(|s| self.log.open_subscription(s.id))).await;
+            opened.into_iter().collect::<Result<(), _>>()?;
+        }
+        let missing = unrecorded(&topics, &domain_topics, &subscriptions);
+        if !missing.is_empty() {
+            let changes = missing.iter().cloned().map(Change::PutDomainTopic).collect();
+            self.catalog.commit(changes).await?;
+            domain_topics.extend(missing);
+        }
+        // Not collected in place: that would keep the room for all of them, whole.
+        let mut shared = Vec::with_capacity(subscriptions.len());
+        shared.extend(subscriptions.into_iter().map(Arc::new));
+        self.directory.load(topics, domain_topics, shared.clone());
+        // One whose time was over before this life began is retired, with no attempt more.
+        let now = self.clock.now();
+        shared.retain(|subscription| subscription.expires.is_none_or(|at| now < at));
+        self.take_up_all(shared).await?;
+        for id in busy {
+            self.dispatcher.begin(id);
+        }
+        Ok(())
+    }
+
+    /// Takes up subscriptions, very many of them by all processors at once: nothing else happens yet.
+    async fn take_up_all(&self, mut subscriptions: Vec<Arc<Subscription>>) -> Result<(), Error> {
+        let engine = self.me.upgrade().ok_or(Error::Stopping)?;
+        let mut taking_up = Vec::new();
+        while subscriptions.len() > TAKE_UP_AT_ONCE {
+            let some = subscriptions.split_off(subscriptions.len() - TAKE_UP_AT_ONCE);
+            let engine = engine.clone();
+            taking_up.push(
+                self.dispatcher
+                    .tasks
+                    .spawn(async move { engine.take_up_some(some) }),
+            );
+        }
+        self.take_up_some(subscriptions);
+        for some in taking_up {
+            some.await.map_err(|_| Error::Stopping)?;
+        }
+        Ok(())
+    }
+
+    fn take_up_some(&self, subscriptions: Vec<Arc<Subscription>>) {
+        for subscription in subscriptions {
+            if let Some(topic) = self.directory.topic_by_id(subscription.topic) {
+                self.take_up(subscription, &topic);
+            }
+        }
     }
 
     pub fn log(&self) -> &dyn EventLog {
@@ -157,4 +220,33 @@ impl Engine {
         self.dispatcher.stop(patience).await;
         Ok(self.log.close().await?)
     }
+}
+
+/// Domain topics that subscriptions name and nobody recorded: an older program made none.
+fn unrecorded(
+    topics: &[Topic],
+    domain_topics: &[DomainTopic],
+    subscriptions: &[Subscription],
+) -> Vec<DomainTopic> {
+    let domains: FxHashSet<TopicId> = topics.iter().map(|topic| topic.id).collect();
+    let recorded = domain_topics
+        .iter()
+        .map(|topic| (topic.domain, topic.name.to_lowercase()));
+    let mut known: FxHashSet<(TopicId, String)> = recorded.collect();
+    let mut missing = Vec::new();
+    for subscription in subscriptions {
+        let Some(name) = &subscription.domain_topic else {
+            continue;
+        };
+        let domain = subscription.topic;
+        if domains.contains(&domain) && known.insert((domain, name.to_lowercase())) {
+            missing.push(DomainTopic {
+                domain,
+                name: name.clone(),
+                automatic: true,
+                created: subscription.created,
+            });
+        }
+    }
+    missing
 }

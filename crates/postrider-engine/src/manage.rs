@@ -1,18 +1,29 @@
 //! Changing the catalogue: durable first, then visible, then acted upon.
+//!
+//! Changes to different things go side by side, so that the store can make many durable at once; changes to the
+//! same thing take turns, so that what is seen last is what was stored last. A change that has begun is seen
+//! through, even if whoever asked for it goes away meanwhile.
 
 use crate::directory::TopicEntry;
+use crate::turns::{Key, Turn};
 use crate::{Engine, Error};
-use postrider_core::ids::{SubscriptionId, TopicId};
+use postrider_core::event::Schema;
+use postrider_core::ids::{Secret, SubscriptionId, TopicId};
+use postrider_core::profile::Profile;
 use postrider_core::retry::Reason;
-use postrider_core::subscription::{Subscription, Topic};
+use postrider_core::subscription::{DomainTopic, Subscription, Topic, TopicKind};
 use postrider_core::time::Timestamp;
 use postrider_store::Change;
+use std::collections::BTreeMap;
+use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio_util::sync::CancellationToken;
 
 /// A subscription that could not be retired is tried again this much later.
 const RETIRE_PAUSE: Duration = Duration::from_secs(10);
+/// So many subscriptions are retired at once.
+const RETIRE_AT_ONCE: usize = 256;
 
 impl Engine {
     /// A number for a new topic or subscription.
@@ -20,96 +31,426 @@ impl Engine {
         Ok(self.catalog.next_id().await?)
     }
 
+    /// Sees a change through, whether or not anyone waits for it: one that is durable must become visible.
+    async fn see_through<T, F>(&self, change: impl FnOnce(Arc<Engine>) -> F) -> Result<T, Error>
+    where
+        T: Send + 'static,
+        F: Future<Output = Result<T, Error>> + Send + 'static,
+    {
+        let engine = self.me.upgrade().ok_or(Error::Stopping)?;
+        let done = self.dispatcher.tasks.spawn(change(engine)).await;
+        done.map_err(|_| Error::Stopping)?
+    }
+
     /// Makes a topic or replaces one of the same id. Takes effect for the next event.
     pub async fn put_topic(&self, topic: Topic) -> Result<Arc<TopicEntry>, Error> {
-        let _one_at_a_time = self.changing.lock().await;
-        let id = topic.id;
+        self.see_through(|engine| async move {
+            let _turn = engine.turns.alone(Key::Topic(topic.id)).await;
+            engine.put_topic_now(topic).await
+        })
+        .await
+    }
+
+    async fn put_topic_now(&self, topic: Topic) -> Result<Arc<TopicEntry>, Error> {
+        let before = self.directory.topic_by_id(topic.id);
         self.catalog.commit(vec![Change::PutTopic(topic.clone())]).await?;
-        self.directory.put_topic(topic);
-        let entry = self.directory.topic_by_id(id).expect("just put");
-        for subscription in self.directory.subscriptions(id) {
-            self.take_up(subscription, entry.clone());
+        let entry = self.directory.put_topic(topic);
+        if before.is_some_and(|before| !delivers_alike(&before, &entry)) {
+            let subscriptions = self.directory.subscriptions(entry.topic.id);
+            for some in subscriptions.chunks(RETIRE_AT_ONCE) {
+                for subscription in some {
+                    self.take_up(subscription.clone(), &entry);
+                }
+                // A domain may have very many.
+                tokio::task::yield_now().await;
+            }
         }
         Ok(entry)
     }
 
-    /// Deletes a topic with its subscriptions. What waits for them is dropped and counted.
+    /// Deletes a topic with everything in it. What waits for its subscriptions is dropped and counted.
     pub async fn delete_topic(&self, id: TopicId) -> Result<(), Error> {
-        let _one_at_a_time = self.changing.lock().await;
-        let subscriptions = self.directory.subscriptions(id);
-        let mut changes: Vec<Change> = subscriptions
-            .iter()
-            .map(|s| Change::DeleteSubscription(s.id))
-            .collect();
-        changes.push(Change::DeleteTopic(id));
-        self.catalog.commit(changes).await?;
-        self.directory.delete_topic(id);
-        let mut result = Ok(());
-        for subscription in subscriptions {
-            // One that cannot be closed must not keep the others going.
-            result = result.and(self.retire(subscription.id, Reason::SubscriptionGone).await);
-        }
-        result
+        self.see_through(move |engine| async move {
+            // Before its turn: one that is just being granted needs a turn too.
+            engine.handshakes.cancel_of(id, None).await?;
+            let turn = engine.turns.alone(Key::Topic(id)).await;
+            let entry = engine.directory.topic_by_id(id);
+            let subscriptions = engine.directory.subscriptions(id);
+            let mut changes: Vec<Change> = subscriptions
+                .iter()
+                .map(|s| Change::DeleteSubscription(s.id))
+                .collect();
+            let domain_topics = engine.directory.domain_topics(id).into_iter();
+            changes.extend(domain_topics.map(|topic| Change::DeleteDomainTopic(id, topic.name)));
+            changes.extend(engine.handshakes.forget(id));
+            changes.push(Change::DeleteTopic(id));
+            engine.catalog.commit(changes).await?;
+            engine.directory.delete_topic(id);
+            for subscription in &subscriptions {
+                engine.tell_deleted(subscription, entry.as_deref());
+            }
+            drop(turn);
+            // Those that were begun meanwhile can come to nothing.
+            engine.handshakes.cancel_of(id, None).await?;
+            engine.retire_all(&subscriptions).await
+        })
+        .await
     }
 
-    /// Makes a subscription or replaces one of the same id. A new one gets the events that are
-    /// published after this has returned.
+    /// The unseen topic behind the subscriptions that hang on a resource of another provider: the one there is,
+    /// or a new one. It may go at any time while it has no subscription; whoever is then told that it is gone
+    /// asks again.
+    pub async fn scope(
+        &self,
+        source: &str,
+        topic_type: &str,
+        location: &str,
+    ) -> Result<Arc<TopicEntry>, Error> {
+        let source = source.trim_end_matches('/').to_owned();
+        let (topic_type, location) = (topic_type.to_owned(), location.to_owned());
+        self.see_through(|engine| async move {
+            let _turn = engine.turns.alone(Key::Scope(source.to_lowercase())).await;
+            if let Some(known) = engine.directory.scope_by_source(&source) {
+                return Ok(known);
+            }
+            let id = TopicId(engine.catalog.next_id().await?);
+            let topic = Topic {
+                id,
+                name: source.rsplit('/').next().unwrap_or_default().to_owned(),
+                kind: TopicKind::Scope { source, topic_type },
+                resource_group: String::new(),
+                location,
+                tags: BTreeMap::new(),
+                input_schema: Schema::EventGrid,
+                mapping: None,
+                // Nobody can publish to it with a key.
+                keys: [Secret::new(""), Secret::new("")],
+                local_auth_disabled: true,
+                public_network: false,
+                inbound_ip_rules: Vec::new(),
+                profile: None,
+                created: engine.clock.now(),
+                extras: None,
+            };
+            let _turn = engine.turns.alone(Key::Topic(id)).await;
+            engine.put_topic_now(topic).await
+        })
+        .await
+    }
+
+    /// Deletes the unseen topic of a resource if nothing hangs on it any more. Whether it did.
+    pub async fn release_scope(&self, id: TopicId) -> Result<bool, Error> {
+        self.see_through(move |engine| async move {
+            let _turn = engine.turns.alone(Key::Topic(id)).await;
+            let scope = engine.directory.topic_by_id(id);
+            let is_scope = scope.is_some_and(|entry| matches!(entry.topic.kind, TopicKind::Scope { .. }));
+            if !is_scope || engine.is_used(id, None) {
+                return Ok(false);
+            }
+            engine.catalog.commit(vec![Change::DeleteTopic(id)]).await?;
+            engine.directory.delete_topic(id);
+            Ok(true)
+        })
+        .await
+    }
+
+    /// Whether anything hangs on a topic, apart from this subscription.
+    fn is_used(&self, topic: TopicId, apart_from: Option<SubscriptionId>) -> bool {
+        let two = self.directory.subscriptions_after(topic, None, 2);
+        two.iter().any(|subscription| Some(subscription.id) != apart_from)
+            || !self.handshakes.pending_of(topic).is_empty()
+    }
+
+    /// Makes a topic inside a domain. One that is there already stays, and is no longer deleted by itself.
+    pub async fn put_domain_topic(
+        &self,
+        domain: TopicId,
+        name: impl Into<String>,
+    ) -> Result<DomainTopic, Error> {
+        let name = name.into();
+        self.see_through(move |engine| async move {
+            let _turn = engine.turns.together(Key::Topic(domain)).await;
+            let _alone = engine.domain_topic_alone(domain, &name).await;
+            if engine.directory.topic_by_id(domain).is_none() {
+                return Err(Error::Gone);
+            }
+            let topic = match engine.directory.domain_topic(domain, &name) {
+                Some(known) if !known.automatic => return Ok(known),
+                Some(known) => DomainTopic {
+                    automatic: false,
+                    ..known
+                },
+                None => DomainTopic {
+                    domain,
+                    name,
+                    automatic: false,
+                    created: engine.clock.now(),
+                },
+            };
+            let change = Change::PutDomainTopic(topic.clone());
+            engine.catalog.commit(vec![change]).await?;
+            engine.directory.put_domain_topic(topic.clone());
+            Ok(topic)
+        })
+        .await
+    }
+
+    /// Deletes a topic inside a domain with its subscriptions. Whether it was there.
+    pub async fn delete_domain_topic(&self, domain: TopicId, name: &str) -> Result<bool, Error> {
+        let name = name.to_owned();
+        self.see_through(move |engine| async move {
+            engine.handshakes.cancel_of(domain, Some(&name)).await?;
+            let _turn = engine.turns.together(Key::Topic(domain)).await;
+            let _alone = engine.domain_topic_alone(domain, &name).await;
+            if engine.directory.domain_topic(domain, &name).is_none() {
+                return Ok(false);
+            }
+            let entry = engine.directory.topic_by_id(domain);
+            let subscriptions = engine.directory.subscriptions_of(domain, Some(&name));
+            let mut changes: Vec<Change> = subscriptions
+                .iter()
+                .map(|s| Change::DeleteSubscription(s.id))
+                .collect();
+            changes.push(Change::DeleteDomainTopic(domain, name.clone()));
+            engine.catalog.commit(changes).await?;
+            for subscription in &subscriptions {
+                engine.directory.delete_subscription(subscription.id);
+            }
+            engine.directory.delete_domain_topic(domain, &name);
+            for subscription in &subscriptions {
+                engine.tell_deleted(subscription, entry.as_deref());
+            }
+            engine.retire_all(&subscriptions).await?;
+            Ok(true)
+        })
+        .await
+    }
+
+    async fn domain_topic_alone(&self, domain: TopicId, name: &str) -> Turn {
+        let key = Key::DomainTopic(domain, name.to_lowercase());
+        self.turns.alone(key).await
+    }
+
+    /// Makes a subscription or replaces one of the same id. A new one gets the events that are published after
+    /// this has returned. A topic inside a domain that it names is made with it, if the domain allows that. A
+    /// webhook that is being asked for a subscription of this name is asked in vain.
     pub async fn put_subscription(&self, subscription: Subscription) -> Result<Arc<Subscription>, Error> {
-        let _one_at_a_time = self.changing.lock().await;
-        let Some(topic) = self.directory.topic_by_id(subscription.topic) else {
-            return Err(Error::Gone);
-        };
-        // The log must know it before an event can match it, and keeps nothing for it until then.
-        self.log.open_subscription(subscription.id).await?;
-        self.catalog
-            .commit(vec![Change::PutSubscription(subscription.clone())])
-            .await?;
-        let subscription = Arc::new(subscription);
-        self.directory.put_subscription(subscription.clone());
-        self.take_up(subscription.clone(), topic);
-        if subscription.expires.is_some() {
-            self.expiry_changed.notify_one();
+        self.supersede_handshake(&subscription).await?;
+        self.put_subscription_and(subscription, Vec::new()).await
+    }
+
+    /// The same with other changes in the same commit.
+    pub(crate) async fn put_subscription_and(
+        &self,
+        subscription: Subscription,
+        also: Vec<Change>,
+    ) -> Result<Arc<Subscription>, Error> {
+        self.see_through(|engine| async move {
+            let (id, topic) = (subscription.id, subscription.topic);
+            let _topic_turn = engine.turns.together(Key::Topic(topic)).await;
+            let _domain_topic_turn = match &subscription.domain_topic {
+                Some(name) => Some(engine.domain_topic_turn(topic, name).await),
+                None => None,
+            };
+            let _turn = engine.turns.alone(Key::Subscription(id)).await;
+            let Some(entry) = engine.directory.topic_by_id(topic) else {
+                return Err(Error::Gone);
+            };
+            let made = engine.missing_domain_topic(&entry.topic, &subscription)?;
+            let mut changes = also;
+            changes.extend(made.clone().map(Change::PutDomainTopic));
+            changes.push(Change::PutSubscription(subscription.clone()));
+            // The log must know it before an event can match it, and keeps nothing for it until then. Either of the
+            // two may come first: nothing matches it before both are done, and a start makes up for the other.
+            let (opened, committed) =
+                tokio::join!(engine.log.open_subscription(id), engine.catalog.commit(changes));
+            committed?;
+            opened?;
+            if let Some(made) = made {
+                engine.directory.put_domain_topic(made);
+            }
+            let subscription = Arc::new(subscription);
+            engine.directory.put_subscription(subscription.clone());
+            engine.take_up(subscription.clone(), &entry);
+            if subscription.expires.is_some() {
+                engine.expiry_changed.notify_one();
+            }
+            Ok(subscription)
+        })
+        .await
+    }
+
+    /// A turn at a domain topic that is there may be shared; one that is to be made is had alone.
+    async fn domain_topic_turn(&self, domain: TopicId, name: &str) -> Turn {
+        let key = Key::DomainTopic(domain, name.to_lowercase());
+        let together = self.turns.together(key).await;
+        if self.directory.domain_topic(domain, name).is_some() {
+            return together;
         }
-        Ok(subscription)
+        drop(together);
+        self.domain_topic_alone(domain, name).await
     }
 
-    /// Deletes a subscription. What waits for it is dropped and counted.
+    /// The domain topic that comes with a subscription.
+    fn missing_domain_topic(
+        &self,
+        domain: &Topic,
+        subscription: &Subscription,
+    ) -> Result<Option<DomainTopic>, Error> {
+        let Some(name) = &subscription.domain_topic else {
+            return Ok(None);
+        };
+        if self.directory.domain_topic(domain.id, name).is_some() {
+            return Ok(None);
+        }
+        match domain.kind {
+            TopicKind::Domain {
+                auto_create: true, ..
+            } => Ok(Some(DomainTopic {
+                domain: domain.id,
+                name: name.clone(),
+                automatic: true,
+                created: self.clock.now(),
+            })),
+            _ => Err(Error::DomainTopicMissing {
+                domain: domain.name.clone(),
+                name: name.clone(),
+            }),
+        }
+    }
+
+    /// Deletes a subscription. What waits for it is dropped and counted. With the last one goes a topic inside a
+    /// domain that was made for them, if the domain says so, and the unseen topic of a resource.
     pub async fn delete_subscription(&self, id: SubscriptionId) -> Result<(), Error> {
-        let _one_at_a_time = self.changing.lock().await;
-        self.drop_subscription(id, Reason::SubscriptionGone).await
+        self.see_through(move |engine| async move {
+            if let Some(known) = engine.directory.subscription_by_id(id) {
+                engine
+                    .handshakes
+                    .cancel(known.topic, known.domain_topic.as_deref(), &known.name)
+                    .await?;
+            }
+            engine
+                .drop_subscription(id, Reason::SubscriptionGone, |_| true)
+                .await
+        })
+        .await
     }
 
-    async fn drop_subscription(&self, id: SubscriptionId, reason: Reason) -> Result<(), Error> {
-        self.catalog.commit(vec![Change::DeleteSubscription(id)]).await?;
+    /// Deletes a subscription if it is there and still `meant` once its turn has come.
+    async fn drop_subscription(
+        &self,
+        id: SubscriptionId,
+        reason: Reason,
+        meant: impl Fn(&Subscription) -> bool,
+    ) -> Result<(), Error> {
+        let Some(known) = self.directory.subscription_by_id(id) else {
+            return Ok(());
+        };
+        let topic = known.topic;
+        let entry = self.directory.topic_by_id(topic);
+        let kind = entry.as_ref().map(|entry| &entry.topic.kind);
+        let scope = matches!(kind, Some(TopicKind::Scope { .. }));
+        let key = Key::Topic(topic);
+        let _topic_turn = if scope {
+            self.turns.alone(key).await
+        } else {
+            self.turns.together(key).await
+        };
+        let _domain_topic_turn = match &known.domain_topic {
+            Some(name) => Some(self.domain_topic_alone(topic, name).await),
+            None => None,
+        };
+        let _turn = self.turns.alone(Key::Subscription(id)).await;
+        let Some(known) = self.directory.subscription_by_id(id).filter(|s| meant(s)) else {
+            return Ok(());
+        };
+        let mut changes = vec![Change::DeleteSubscription(id)];
+        let domain_topic = known
+            .domain_topic
+            .as_deref()
+            .filter(|name| self.goes_with(topic, name, id));
+        changes.extend(domain_topic.map(|name| Change::DeleteDomainTopic(topic, name.to_owned())));
+        let scope_goes = scope && !self.is_used(topic, Some(id));
+        if scope_goes {
+            changes.push(Change::DeleteTopic(topic));
+        }
+        self.catalog.commit(changes).await?;
         self.directory.delete_subscription(id);
+        if let Some(name) = domain_topic {
+            self.directory.delete_domain_topic(topic, name);
+        }
+        if scope_goes {
+            self.directory.delete_topic(topic);
+        }
+        if reason == Reason::SubscriptionGone {
+            self.tell_deleted(&known, entry.as_deref());
+        }
         self.retire(id, reason).await
     }
 
-    /// Deletes the subscriptions whose time is over.
+    /// Whether a domain topic goes with this subscription of it.
+    fn goes_with(&self, domain: TopicId, name: &str, last: SubscriptionId) -> bool {
+        let auto_delete = self.directory.topic_by_id(domain).is_some_and(|entry| {
+            matches!(
+                entry.topic.kind,
+                TopicKind::Domain {
+                    auto_delete: true,
+                    ..
+                }
+            )
+        });
+        let automatic = |topic: DomainTopic| topic.automatic;
+        auto_delete
+            && self.directory.domain_topic(domain, name).is_some_and(automatic)
+            && self
+                .directory
+                .subscriptions_of(domain, Some(name))
+                .iter()
+                .all(|s| s.id == last)
+    }
+
+    /// Deletes subscriptions whose time is over, some of them if there are very many.
     async fn drop_expired(&self) -> Result<(), Error> {
-        let _one_at_a_time = self.changing.lock().await;
         let now = self.clock.now();
-        for subscription in self.directory.all_subscriptions() {
-            if subscription.expires.is_some_and(|at| at <= now) {
+        let expired = self.directory.expired(now, RETIRE_AT_ONCE);
+        let is_over = |subscription: &Subscription| subscription.expires.is_some_and(|at| at <= now);
+        let all = expired.iter().map(|id| async move {
+            if let Some(subscription) = self.directory.subscription_by_id(*id) {
                 tracing::info!(subscription = %subscription.name, "subscription has expired");
-                self.drop_subscription(subscription.id, Reason::SubscriptionExpired)
-                    .await?;
             }
-        }
-        Ok(())
+            self.drop_subscription(*id, Reason::SubscriptionExpired, is_over)
+                .await
+        });
+        join_all(all).await.into_iter().collect()
     }
 
-    fn next_expiry(&self) -> Option<Timestamp> {
-        let subscriptions = self.directory.all_subscriptions();
-        subscriptions.iter().filter_map(|s| s.expires).min()
-    }
-
-    pub(crate) fn take_up(&self, subscription: Arc<Subscription>, topic: Arc<TopicEntry>) {
-        let named = subscription.profile.as_deref().or(topic.topic.profile.as_deref());
-        let profile = named
+    /// The profile that holds for a subscription.
+    pub(crate) fn profile(
+        &self,
+        subscription: &Subscription,
+        topic: Option<&TopicEntry>,
+    ) -> &'static Profile {
+        let of_topic = topic.and_then(|entry| entry.topic.profile.as_deref());
+        let named = subscription.profile.as_deref().or(of_topic);
+        named
             .and_then(|name| self.profiles.named(name))
-            .unwrap_or(self.profiles.fallback());
+            .unwrap_or(self.profiles.fallback())
+    }
+
+    pub(crate) fn take_up(&self, subscription: Arc<Subscription>, topic: &TopicEntry) {
+        let profile = self.profile(&subscription, Some(topic));
         self.dispatcher.put(subscription, topic, profile);
+    }
+
+    /// Stops deliveries of subscriptions that are gone from the catalogue.
+    async fn retire_all(&self, subscriptions: &[Arc<Subscription>]) -> Result<(), Error> {
+        let mut result = Ok(());
+        for some in subscriptions.chunks(RETIRE_AT_ONCE) {
+            let all = some.iter().map(|s| self.retire(s.id, Reason::SubscriptionGone));
+            // One that cannot be closed must not keep the others going.
+            result = join_all(all).await.into_iter().fold(result, Result::and);
+        }
+        result
     }
 
     /// Stops deliveries of a subscription that is gone from the catalogue.
@@ -125,11 +466,38 @@ impl Engine {
     }
 }
 
+/// Whether deliveries are made the same way for both: then nothing need be taken up anew.
+fn delivers_alike(a: &TopicEntry, b: &TopicEntry) -> bool {
+    let (x, y) = (&a.topic, &b.topic);
+    a.full_id == b.full_id
+        && (&x.name, x.input_schema, &x.mapping, &x.profile)
+            == (&y.name, y.input_schema, &y.mapping, &y.profile)
+}
+
+/// Waits for all of them, side by side; the results are in the same order.
+pub(crate) async fn join_all<F: Future>(futures: impl Iterator<Item = F>) -> Vec<F::Output> {
+    let mut pending: Vec<_> = futures.map(|future| (Box::pin(future), None)).collect();
+    std::future::poll_fn(|context| {
+        let mut all = std::task::Poll::Ready(());
+        for (future, done) in &mut pending {
+            if done.is_none() {
+                match future.as_mut().poll(context) {
+                    std::task::Poll::Ready(output) => *done = Some(output),
+                    std::task::Poll::Pending => all = std::task::Poll::Pending,
+                }
+            }
+        }
+        all
+    })
+    .await;
+    pending.into_iter().filter_map(|(_, done)| done).collect()
+}
+
 /// Retires each subscription when its time is over.
 pub(crate) async fn retire_expired(engine: Arc<Engine>, stop: CancellationToken) {
     let mut again = None;
     loop {
-        let next = engine.next_expiry().max(again);
+        let next = engine.directory.next_expiry().max(again);
         let mut time = engine.clock.sleep_until(next.unwrap_or(Timestamp::MAX));
         tokio::select! {
             biased;

@@ -319,6 +319,7 @@ impl VirtualTime {
     fn anything_left(&self) -> bool {
         self.transport.any_older_than(Duration::ZERO)
             || self.dispatcher().next_instant(self.clock.now()).is_some()
+            || self.engine.handshakes.asks()
     }
 
     /// Waits until nothing more happens at this instant, except that attempts made before number `made`, or
@@ -357,6 +358,7 @@ impl VirtualTime {
         !self.clock.anyone_getting_up()
             && !self.dispatcher().is_busy()
             && !self.engine.dead_letters.is_busy()
+            && !self.engine.handshakes.is_busy()
             && !self.transport.awaits_answer(made, settle)
     }
 

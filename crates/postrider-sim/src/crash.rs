@@ -3,7 +3,7 @@
 
 use crate::audit::{Audit, Delay};
 use crate::clock::SimClock;
-use crate::receivers;
+use crate::receivers::{self, HOST};
 use crate::scene::ACCOUNT_TOPIC;
 use async_trait::async_trait;
 use postrider_core::event::Batch;
@@ -297,7 +297,8 @@ impl Catalog for CrashCatalog {
         }
         for change in &changes {
             match change {
-                Change::PutEndpointDelay(one) => {
+                // Stores that are out of reach are kept beside the receivers.
+                Change::PutEndpointDelay(one) if one.endpoint.starts_with(HOST) => {
                     let delay = Delay {
                         until: one.delay.until,
                         step: one.delay.step,
@@ -305,7 +306,7 @@ impl Catalog for CrashCatalog {
                     let receiver = receivers::number(&one.endpoint);
                     self.audit.kept(receiver, Some(delay));
                 }
-                Change::DeleteEndpointDelay(endpoint) => {
+                Change::DeleteEndpointDelay(endpoint) if endpoint.starts_with(HOST) => {
                     self.audit.kept(receivers::number(endpoint), None);
                 }
                 _ => {}

@@ -224,6 +224,7 @@ fn any_subscription(chance: &mut Chance, number: u64, receiver: usize) -> Subscr
             attributes: Vec::new(),
             aad_tenant: None,
             aad_application: None,
+            rate_max: None,
         })
     };
     Subscription {
@@ -290,6 +291,7 @@ fn blob_listener() -> Subscription {
             attributes: Vec::new(),
             aad_tenant: None,
             aad_application: None,
+            rate_max: None,
         }),
         filter: Filter::default(),
         retry: RetryChoice::default(),

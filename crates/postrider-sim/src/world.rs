@@ -16,7 +16,7 @@ use postrider_engine::blobs::Blobs;
 use postrider_engine::counters::by_reason;
 use postrider_engine::dead_letters::DeadLetters;
 use postrider_engine::deliver::Transport;
-use postrider_engine::{Engine, Parts, dispatch};
+use postrider_engine::{Engine, Parts, dispatch, handshake};
 use postrider_store::memory::{MemoryArchive, MemoryCatalog, MemoryLog};
 use postrider_store::{Archive, BlobFilter, Catalog, EventLog};
 use std::sync::Arc;
@@ -302,6 +302,7 @@ impl<'a> World<'a> {
             id_prefix: "/subscriptions/s".into(),
             dispatch: self.dispatch.clone(),
             dead_letters: DeadLetters::new(Arc::new(blobs), Arc::new(archive), None),
+            handshake: handshake::Rules::default(),
         };
         let engine = Engine::start(parts).await.ok();
         let life = engine.map(|engine| Life {
@@ -450,6 +451,7 @@ impl<'a> World<'a> {
             return;
         };
         let moved = pointing_to(&subscription, receiver);
+        self.audit.moving(moved.id, receiver);
         match life.engine.put_subscription(moved.clone()).await {
             Ok(_) => self.put(moved),
             Err(_) => self.unclear = Some(moved.id),

@@ -20,7 +20,7 @@ use postrider_engine::blobs::{BlobError, Blobs, Stored};
 use postrider_engine::clock::SystemClock;
 use postrider_engine::dead_letters::DeadLetters;
 use postrider_engine::virtual_time::{Target, TestClock, VirtualTime, WatchedTransport};
-use postrider_engine::{Engine, Parts, dispatch};
+use postrider_engine::{Engine, Parts, dispatch, handshake};
 use postrider_sim::audit::{Audit, Kind, Wrong};
 use postrider_sim::blobs::MemoryBlobs;
 use postrider_sim::chance::Chance;
@@ -474,6 +474,7 @@ impl World {
             id_prefix: "/subscriptions/s".into(),
             dispatch: dispatch::Config::default(),
             dead_letters: DeadLetters::new(Arc::new(blobs), self.archive.clone(), None),
+            handshake: handshake::Rules::default(),
         };
         let engine = Engine::start(parts).await.expect("the log is open");
         Life {

@@ -1,6 +1,8 @@
-//! The catalogue's promise: topics, domain topics, subscriptions, and the endpoints that are left alone.
+//! The catalogue's promise: topics, domain topics, subscriptions, handshakes, and the endpoints that are
+//! left alone.
 
 use crate::Error;
+use crate::handshake::Handshake;
 use async_trait::async_trait;
 use postrider_core::ids::{SubscriptionId, TopicId};
 use postrider_core::probation::EndpointDelay;
@@ -19,6 +21,10 @@ pub enum Change {
     PutEndpointDelay(EndpointDelay),
     /// By the endpoint's name. One that is not there may be deleted all the same.
     DeleteEndpointDelay(String),
+    /// Replaces the one of the same operation.
+    PutHandshake(Handshake),
+    /// By its operation. One that is not there may be deleted all the same.
+    DeleteHandshake(String),
 }
 
 /// Everything in the catalogue.
@@ -29,13 +35,17 @@ pub struct Loaded {
     pub subscriptions: Vec<Subscription>,
     /// Ordered by endpoint.
     pub endpoint_delays: Vec<EndpointDelay>,
+    /// Ordered by operation.
+    pub handshakes: Vec<Handshake>,
 }
 
 #[async_trait]
 pub trait Catalog: Send + Sync {
     async fn load(&self) -> Result<Loaded, Error>;
 
-    /// Makes the changes durable, all of them or none.
+    /// Makes the changes durable, all of them or none. Commits that are under way at the same time may become
+    /// durable together; each takes effect whole, and one that has begun is seen through even if nobody waits for
+    /// it any more.
     async fn commit(&self, changes: Vec<Change>) -> Result<(), Error>;
 
     /// A number that was never given out before, and never will be again, restarts included.

@@ -10,8 +10,8 @@ pub use archive::{ArchiveSubject, archive};
 
 use crate::log::LastAttempt;
 use crate::{
-    Backlog, Catalog, Change, Claim, Error, EventLog, Letter, LetterKey, LettersWaiting, Listener, Loaded,
-    Settled, Want,
+    Backlog, Catalog, Change, Claim, Error, EventLog, Exchange, Handshake, HandshakeState, Letter, LetterKey,
+    LettersWaiting, Listener, Loaded, Received, Settled, Want,
 };
 use async_trait::async_trait;
 use postrider_core::event::{Batch, EventRef, Schema, Span};
@@ -1667,10 +1667,13 @@ async fn letters_random(log: &dyn EventLog, model: &mut Model, of: SubscriptionI
 pub async fn catalog(subject: &dyn CatalogSubject) {
     what_is_put_is_loaded_until_it_is_deleted(subject).await;
     the_changes_of_a_commit_come_together(subject).await;
+    commits_side_by_side_are_all_kept(subject).await;
+    topics_of_every_kind_are_kept(subject).await;
     ids_are_never_given_out_twice(subject).await;
 }
 
-fn topic(id: u64, name: &str) -> Topic {
+/// A topic of which only this much matters.
+pub fn topic(id: u64, name: &str) -> Topic {
     Topic {
         id: TopicId(id),
         name: name.into(),
@@ -1697,6 +1700,7 @@ fn domain_topic(domain: u64, name: &str) -> DomainTopic {
     DomainTopic {
         domain: TopicId(domain),
         name: name.into(),
+        automatic: name.len().is_multiple_of(2),
         created: at(4),
     }
 }
@@ -1723,6 +1727,28 @@ fn subscription(id: u64, topic: u64) -> Subscription {
         created: at(5),
         origin: Origin::Azure,
         extras: None,
+    }
+}
+
+fn handshake(operation: &str, id: u64) -> Handshake {
+    Handshake {
+        operation: operation.into(),
+        subscription: subscription(id, 1),
+        replaces: true,
+        trial: false,
+        code: "c".into(),
+        token: Secret::new("t"),
+        callback: Some(Secret::new("http://here/validate?token=t")),
+        begun: at(2),
+        state: HandshakeState::Asking,
+        transcript: vec![Exchange {
+            at: at(2),
+            method: "POST".into(),
+            url: "https://a/b".into(),
+            headers: vec![("aeg-event-type".into(), "SubscriptionValidation".into())],
+            received: Received::Nothing("no answer".into()),
+            verdict: "is asked again".into(),
+        }],
     }
 }
 
@@ -1761,6 +1787,7 @@ pub async fn what_is_put_is_loaded_until_it_is_deleted(subject: &dyn CatalogSubj
             endpoint_delay("http://a/b", 20),
             endpoint_delay("https://ä/", 30),
         ],
+        handshakes: vec![handshake("a", 7), handshake("b", 8), handshake("c", 9)],
     };
     for one in &expected.topics {
         catalog.commit(vec![Change::PutTopic(one.clone())]).await.unwrap();
@@ -1783,6 +1810,12 @@ pub async fn what_is_put_is_loaded_until_it_is_deleted(subject: &dyn CatalogSubj
             .await
             .unwrap();
     }
+    for one in expected.handshakes.iter().rev() {
+        catalog
+            .commit(vec![Change::PutHandshake(one.clone())])
+            .await
+            .unwrap();
+    }
     assert_eq!(load(&*catalog).await, expected);
 
     let catalog = subject.reopen(catalog).await;
@@ -1799,6 +1832,11 @@ pub async fn what_is_put_is_loaded_until_it_is_deleted(subject: &dyn CatalogSubj
         until: at(8),
         step: Duration::from_secs(1),
     };
+    expected.handshakes.remove(1);
+    expected.handshakes[1].state = HandshakeState::Failed {
+        at: at(9),
+        message: "no".into(),
+    };
     let changes = vec![
         Change::PutTopic(expected.topics[0].clone()),
         Change::PutSubscription(expected.subscriptions[0].clone()),
@@ -1809,6 +1847,9 @@ pub async fn what_is_put_is_loaded_until_it_is_deleted(subject: &dyn CatalogSubj
         Change::PutEndpointDelay(expected.endpoint_delays[1].clone()),
         Change::DeleteEndpointDelay("http://a/B".into()),
         Change::DeleteEndpointDelay("http://a".into()),
+        Change::PutHandshake(expected.handshakes[1].clone()),
+        Change::DeleteHandshake("b".into()),
+        Change::DeleteHandshake("B".into()),
     ];
     catalog.commit(changes).await.unwrap();
     assert_eq!(load(&*catalog).await, expected);
@@ -1849,6 +1890,81 @@ pub async fn the_changes_of_a_commit_come_together(subject: &dyn CatalogSubject)
         }
     };
     tokio::join!(write, read);
+}
+
+pub async fn commits_side_by_side_are_all_kept(subject: &dyn CatalogSubject) {
+    const COMMITS: u64 = 300;
+    let catalog = subject.open().await;
+    let mut expected = Loaded::default();
+    let mut commits = Vec::new();
+    for n in 1..=COMMITS {
+        let (topic, subscription) = (topic(n, &n.to_string()), subscription(1000 + n, n));
+        expected.topics.push(topic.clone());
+        expected.subscriptions.push(subscription.clone());
+        let changes = vec![Change::PutTopic(topic), Change::PutSubscription(subscription)];
+        commits.push(catalog.commit(changes));
+    }
+    // Those that nobody waits for any more are begun, and then left alone.
+    let mut left_alone = commits.split_off(COMMITS as usize - 1);
+    let begun = std::future::poll_fn(|context| {
+        let begun = left_alone
+            .iter_mut()
+            .map(|one| one.as_mut().poll(context))
+            .count();
+        std::task::Poll::Ready(begun)
+    });
+    assert_eq!(begun.await, 1);
+    drop(left_alone);
+    let mut waiting: Vec<_> = commits.into_iter().map(Some).collect();
+    std::future::poll_fn(|context| {
+        for one in &mut waiting {
+            if let Some(commit) = one
+                && let std::task::Poll::Ready(done) = commit.as_mut().poll(context)
+            {
+                done.unwrap();
+                *one = None;
+            }
+        }
+        match waiting.iter().any(Option::is_some) {
+            true => std::task::Poll::Pending,
+            false => std::task::Poll::Ready(()),
+        }
+    })
+    .await;
+    drop(waiting);
+    // Whatever was begun before this one is durable with it, at the latest.
+    catalog.commit(Vec::new()).await.unwrap();
+    assert_eq!(load(&*catalog).await, expected);
+    let catalog = subject.reopen(catalog).await;
+    assert_eq!(load(&*catalog).await, expected);
+}
+
+pub async fn topics_of_every_kind_are_kept(subject: &dyn CatalogSubject) {
+    let catalog = subject.open().await;
+    let (source, topic_type) = (String::from("/subscriptions/X"), String::from("t"));
+    let kinds = [
+        TopicKind::Custom,
+        TopicKind::Domain {
+            auto_create: false,
+            auto_delete: true,
+        },
+        TopicKind::System {
+            source: source.clone(),
+            topic_type: topic_type.clone(),
+        },
+        TopicKind::Scope { source, topic_type },
+    ];
+    let topics: Vec<Topic> = (1..)
+        .zip(kinds)
+        .map(|(id, kind)| Topic {
+            kind,
+            ..topic(id, "same")
+        })
+        .collect();
+    let changes = topics.iter().cloned().map(Change::PutTopic).collect();
+    catalog.commit(changes).await.unwrap();
+    let catalog = subject.reopen(catalog).await;
+    assert_eq!(load(&*catalog).await.topics, topics);
 }
 
 pub async fn ids_are_never_given_out_twice(subject: &dyn CatalogSubject) {

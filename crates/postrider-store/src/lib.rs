@@ -1,6 +1,7 @@
 //! The promise: what an event log and a catalogue must hold, whatever they are built on.
 
 pub mod catalog;
+pub mod handshake;
 pub mod record;
 pub mod log;
 pub mod archive;
@@ -9,6 +10,7 @@ pub mod conformance;
 
 pub use archive::{Archive, BlobFilter, BlobId, BlobRecord, Mark, ReplayJob, ReplayState};
 pub use catalog::{Catalog, Change, Loaded};
+pub use handshake::{Exchange, Handshake, HandshakeState, Received};
 pub use log::{
     Backlog, Claim, Entry, EventLog, Health, Letter, LetterKey, LettersWaiting, Listener, Settled, Want,
 };

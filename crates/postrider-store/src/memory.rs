@@ -2,8 +2,8 @@
 
 use crate::log::LastAttempt;
 use crate::{
-    Archive, Backlog, BlobFilter, BlobId, BlobRecord, Catalog, Change, Claim, Entry, Error, EventLog, Health,
-    Letter, LetterKey, LettersWaiting, Listener, Loaded, Mark, ReplayJob, Settled, Want,
+    Archive, Backlog, BlobFilter, BlobId, BlobRecord, Catalog, Change, Claim, Entry, Error, EventLog,
+    Handshake, Health, Letter, LetterKey, LettersWaiting, Listener, Loaded, Mark, ReplayJob, Settled, Want,
 };
 use async_trait::async_trait;
 use postrider_core::event::Batch;
@@ -530,6 +530,7 @@ struct Resources {
     domain_topics: BTreeMap<(TopicId, String), DomainTopic>,
     subscriptions: BTreeMap<SubscriptionId, Subscription>,
     endpoint_delays: BTreeMap<String, EndpointDelay>,
+    handshakes: BTreeMap<String, Handshake>,
     ids_given: u64,
 }
 
@@ -542,6 +543,7 @@ impl Catalog for MemoryCatalog {
             domain_topics: catalog.domain_topics.values().cloned().collect(),
             subscriptions: catalog.subscriptions.values().cloned().collect(),
             endpoint_delays: catalog.endpoint_delays.values().cloned().collect(),
+            handshakes: catalog.handshakes.values().cloned().collect(),
         })
     }
 
@@ -574,6 +576,12 @@ impl Catalog for MemoryCatalog {
                 }
                 Change::DeleteEndpointDelay(endpoint) => {
                     catalog.endpoint_delays.remove(&endpoint);
+                }
+                Change::PutHandshake(handshake) => {
+                    catalog.handshakes.insert(handshake.operation.clone(), handshake);
+                }
+                Change::DeleteHandshake(operation) => {
+                    catalog.handshakes.remove(&operation);
                 }
             }
         }

@@ -1,11 +1,13 @@
-//! How topics, subscriptions, endpoint delays, blobs of dead letters and replays are stored: JSON text with
+//! How topics, subscriptions, handshakes, endpoint delays, blobs of dead letters and replays are stored: JSON text with
 //! a version.
 //!
 //! Members that a reader does not know are passed over, so an older program can read what a newer
 //! one of the same version wrote. A record of a newer version is refused rather than half read.
 //! Secrets are in here as they are; the store is as secret as they.
 
-use crate::{BlobId, BlobRecord, Mark, ReplayJob, ReplayState};
+use crate::{
+    BlobId, BlobRecord, Exchange, Handshake, HandshakeState, Mark, Received, ReplayJob, ReplayState,
+};
 use postrider_core::decimal::Decimal;
 use postrider_core::event::Schema;
 use postrider_core::filter::{AdvancedFilter, Filter, KeyStyle, Operand, Test, operator_from_name};
@@ -25,6 +27,8 @@ use std::time::Duration;
 
 /// The version that is written, and the newest that can be read.
 pub const VERSION: u32 = 1;
+/// What every record of this version begins with, as we write them.
+const BEGINNING: &[u8] = br#"{"v":1,"#;
 
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RecordError {
@@ -56,6 +60,7 @@ impl Record for DomainTopic {
             v: VERSION,
             domain: self.domain.0,
             name: self.name.clone(),
+            automatic: self.automatic,
             created: self.created.nanos(),
         })
     }
@@ -64,6 +69,7 @@ impl Record for DomainTopic {
         Ok(DomainTopic {
             domain: TopicId(record.domain),
             name: record.name,
+            automatic: record.automatic,
             created: Timestamp::from_nanos(record.created),
         })
     }
@@ -79,6 +85,61 @@ impl Record for Subscription {
         record
             .into_subscription()
             .map_err(|reason| RecordError::Damaged { what, reason })
+    }
+}
+
+impl Record for Handshake {
+    fn encode(&self) -> Vec<u8> {
+        write(&HandshakeRecord {
+            v: VERSION,
+            operation: self.operation.clone(),
+            subscription: SubscriptionRecord::of(&self.subscription),
+            replaces: self.replaces,
+            trial: self.trial,
+            code: self.code.clone(),
+            token: exposed(&self.token),
+            callback: self.callback.as_ref().map(exposed),
+            begun: self.begun.nanos(),
+            state: match &self.state {
+                HandshakeState::Asking => HandshakeStateRecord::Asking,
+                HandshakeState::Awaiting { until } => HandshakeStateRecord::Awaiting { until: until.nanos() },
+                HandshakeState::Failed { at, message } => HandshakeStateRecord::Failed {
+                    at: at.nanos(),
+                    message: message.clone(),
+                },
+            },
+            transcript: self.transcript.iter().map(ExchangeRecord::of).collect(),
+        })
+    }
+    fn decode(bytes: &[u8]) -> Result<Handshake, RecordError> {
+        let what = "handshake";
+        let record: HandshakeRecord = read(what, bytes)?;
+        let subscription = record.subscription.into_subscription();
+        Ok(Handshake {
+            operation: record.operation,
+            subscription: subscription.map_err(|reason| RecordError::Damaged { what, reason })?,
+            replaces: record.replaces,
+            trial: record.trial,
+            code: record.code,
+            token: Secret::new(record.token),
+            callback: record.callback.map(Secret::new),
+            begun: Timestamp::from_nanos(record.begun),
+            state: match record.state {
+                HandshakeStateRecord::Asking => HandshakeState::Asking,
+                HandshakeStateRecord::Awaiting { until } => HandshakeState::Awaiting {
+                    until: Timestamp::from_nanos(until),
+                },
+                HandshakeStateRecord::Failed { at, message } => HandshakeState::Failed {
+                    at: Timestamp::from_nanos(at),
+                    message,
+                },
+            },
+            transcript: record
+                .transcript
+                .into_iter()
+                .map(ExchangeRecord::into_exchange)
+                .collect(),
+        })
     }
 }
 
@@ -217,9 +278,12 @@ fn read<T: DeserializeOwned>(what: &'static str, bytes: &[u8]) -> Result<T, Reco
         let reason = format!("{:?} error at byte {}", error.classify(), error.column());
         RecordError::Damaged { what, reason }
     };
-    let Version { v } = serde_json::from_slice(bytes).map_err(damaged)?;
-    if v > VERSION {
-        return Err(RecordError::Newer { what, found: v });
+    // Looking for the version anywhere else takes as long as reading the rest.
+    if !bytes.starts_with(BEGINNING) {
+        let Version { v } = serde_json::from_slice(bytes).map_err(damaged)?;
+        if v > VERSION {
+            return Err(RecordError::Newer { what, found: v });
+        }
     }
     serde_json::from_slice(bytes).map_err(damaged)
 }
@@ -250,6 +314,7 @@ enum KindRecord {
     Custom,
     Domain { auto_create: bool, auto_delete: bool },
     System { source: String, topic_type: String },
+    Scope { source: String, topic_type: String },
 }
 
 #[derive(Serialize, Deserialize)]
@@ -281,7 +346,54 @@ struct DomainTopicRecord {
     v: u32,
     domain: u64,
     name: String,
+    /// Absent in what older programs wrote.
+    #[serde(default)]
+    automatic: bool,
     created: i64,
+}
+
+#[derive(Serialize, Deserialize)]
+struct HandshakeRecord {
+    v: u32,
+    operation: String,
+    subscription: SubscriptionRecord,
+    replaces: bool,
+    trial: bool,
+    code: String,
+    token: String,
+    callback: Option<String>,
+    begun: i64,
+    state: HandshakeStateRecord,
+    transcript: Vec<ExchangeRecord>,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(tag = "type", rename_all = "snake_case")]
+enum HandshakeStateRecord {
+    Asking,
+    Awaiting { until: i64 },
+    Failed { at: i64, message: String },
+}
+
+#[derive(Serialize, Deserialize)]
+struct ExchangeRecord {
+    at: i64,
+    method: String,
+    url: String,
+    headers: Vec<(String, String)>,
+    received: ReceivedRecord,
+    verdict: String,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum ReceivedRecord {
+    Answer {
+        status: u16,
+        headers: Vec<(String, String)>,
+        body: String,
+    },
+    Nothing(String),
 }
 
 /// Times and durations are in nanoseconds.
@@ -364,6 +476,9 @@ enum DestinationRecord {
         attributes: Vec<AttributeRecord>,
         aad_tenant: Option<String>,
         aad_application: Option<String>,
+        /// Older programs did not write it.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        rate_max: Option<u32>,
     },
     EventGrid {
         url: String,
@@ -503,6 +618,7 @@ impl TopicRecord {
                     auto_delete,
                 },
                 TopicKind::System { source, topic_type } => KindRecord::System { source, topic_type },
+                TopicKind::Scope { source, topic_type } => KindRecord::Scope { source, topic_type },
             },
             resource_group: topic.resource_group.clone(),
             location: topic.location.clone(),
@@ -533,6 +649,7 @@ impl TopicRecord {
                     auto_delete,
                 },
                 KindRecord::System { source, topic_type } => TopicKind::System { source, topic_type },
+                KindRecord::Scope { source, topic_type } => TopicKind::Scope { source, topic_type },
             },
             resource_group: self.resource_group,
             location: self.location,
@@ -611,6 +728,53 @@ impl SubscriptionRecord {
             },
             extras: self.extras,
         })
+    }
+}
+
+impl ExchangeRecord {
+    fn of(exchange: &Exchange) -> ExchangeRecord {
+        let exchange = exchange.clone();
+        ExchangeRecord {
+            at: exchange.at.nanos(),
+            method: exchange.method,
+            url: exchange.url,
+            headers: exchange.headers,
+            received: match exchange.received {
+                Received::Answer {
+                    status,
+                    headers,
+                    body,
+                } => ReceivedRecord::Answer {
+                    status,
+                    headers,
+                    body,
+                },
+                Received::Nothing(why) => ReceivedRecord::Nothing(why),
+            },
+            verdict: exchange.verdict,
+        }
+    }
+
+    fn into_exchange(self) -> Exchange {
+        Exchange {
+            at: Timestamp::from_nanos(self.at),
+            method: self.method,
+            url: self.url,
+            headers: self.headers,
+            received: match self.received {
+                ReceivedRecord::Answer {
+                    status,
+                    headers,
+                    body,
+                } => Received::Answer {
+                    status,
+                    headers,
+                    body,
+                },
+                ReceivedRecord::Nothing(why) => Received::Nothing(why),
+            },
+            verdict: self.verdict,
+        }
     }
 }
 
@@ -694,6 +858,7 @@ impl DestinationRecord {
                 attributes,
                 aad_tenant: hook.aad_tenant,
                 aad_application: hook.aad_application,
+                rate_max: hook.rate_max,
             },
             Destination::EventGrid {
                 url,
@@ -754,12 +919,14 @@ impl DestinationRecord {
                 attributes,
                 aad_tenant,
                 aad_application,
+                rate_max,
             } => Destination::WebHook(WebHook {
                 url: Secret::new(url),
                 batching: batching.into_batching(),
                 attributes: read(attributes),
                 aad_tenant,
                 aad_application,
+                rate_max,
             }),
             DestinationRecord::EventGrid {
                 url,
@@ -1090,6 +1257,7 @@ mod tests {
                     attributes: self.some(Dice::attribute),
                     aad_tenant: self.maybe(Dice::text),
                     aad_application: self.maybe(Dice::text),
+                    rate_max: self.maybe(Dice::count),
                 }),
                 1 => Destination::EventGrid {
                     url: self.text(),
@@ -1171,17 +1339,62 @@ mod tests {
                 extras: self.maybe(Dice::text),
             }
         }
+        fn headers(&mut self) -> Vec<(String, String)> {
+            self.some(|dice| (dice.text(), dice.text()))
+        }
+        fn exchange(&mut self) -> Exchange {
+            Exchange {
+                at: self.time(),
+                method: self.text(),
+                url: self.text(),
+                headers: self.headers(),
+                received: match self.bool() {
+                    true => Received::Answer {
+                        status: self.roll() as u16,
+                        headers: self.headers(),
+                        body: self.text(),
+                    },
+                    false => Received::Nothing(self.text()),
+                },
+                verdict: self.text(),
+            }
+        }
+        fn handshake(&mut self) -> Handshake {
+            Handshake {
+                operation: self.text(),
+                subscription: self.subscription(),
+                replaces: self.bool(),
+                trial: self.bool(),
+                code: self.text(),
+                token: self.secret(),
+                callback: self.maybe(Dice::secret),
+                begun: self.time(),
+                state: match self.below(3) {
+                    0 => HandshakeState::Asking,
+                    1 => HandshakeState::Awaiting { until: self.time() },
+                    _ => HandshakeState::Failed {
+                        at: self.time(),
+                        message: self.text(),
+                    },
+                },
+                transcript: self.some(Dice::exchange),
+            }
+        }
         fn topic(&mut self) -> Topic {
             Topic {
                 id: TopicId(self.roll()),
                 name: self.text(),
-                kind: match self.below(3) {
+                kind: match self.below(4) {
                     0 => TopicKind::Custom,
                     1 => TopicKind::Domain {
                         auto_create: self.bool(),
                         auto_delete: self.bool(),
                     },
-                    _ => TopicKind::System {
+                    2 => TopicKind::System {
+                        source: self.text(),
+                        topic_type: self.text(),
+                    },
+                    _ => TopicKind::Scope {
                         source: self.text(),
                         topic_type: self.text(),
                     },
@@ -1211,6 +1424,7 @@ mod tests {
 
     fn check<T: Record + PartialEq + std::fmt::Debug>(value: &T, seed: u64) {
         let bytes = value.encode();
+        assert!(bytes.starts_with(BEGINNING));
         assert_eq!(T::decode(&bytes).as_ref(), Ok(value), "seed {seed}");
         // What a newer program of the same version may add is passed over.
         let text = String::from_utf8(bytes).unwrap();
@@ -1224,9 +1438,11 @@ mod tests {
             let mut dice = Dice(seed);
             check(&dice.subscription(), seed);
             check(&dice.topic(), seed);
+            check(&dice.handshake(), seed);
             let topic = DomainTopic {
                 domain: TopicId(dice.roll()),
                 name: dice.text(),
+                automatic: dice.bool(),
                 created: dice.time(),
             };
             check(&topic, seed);
@@ -1340,8 +1556,15 @@ mod tests {
         let topic = Topic::decode(text.as_bytes()).unwrap();
         assert_eq!(String::from_utf8(topic.encode()).unwrap(), text);
 
-        let text = r#"{"v":1,"domain":3,"name":"d","created":1}"#;
+        let text = r#"{"v":1,"domain":3,"name":"d","automatic":true,"created":1}"#;
         let topic = DomainTopic::decode(text.as_bytes()).unwrap();
+        assert_eq!(String::from_utf8(topic.encode()).unwrap(), text);
+        // As older programs wrote it.
+        let older = DomainTopic::decode(br#"{"v":1,"domain":3,"name":"d","created":1}"#).unwrap();
+        assert_eq!((older.automatic, older.name), (false, topic.name));
+
+        let text = r#"{"v":1,"id":4,"name":"store","kind":{"type":"scope","source":"/subscriptions/x","topic_type":"Microsoft.Resources.Subscriptions"},"resource_group":"","location":"","tags":{},"input_schema":"event_grid","mapping":null,"keys":["",""],"local_auth_disabled":true,"public_network":false,"inbound_ip_rules":[],"profile":null,"created":1,"extras":null}"#;
+        let topic = Topic::decode(text.as_bytes()).unwrap();
         assert_eq!(String::from_utf8(topic.encode()).unwrap(), text);
 
         let text = r#"{"v":1,"id":9,"subscription":7,"subscription_name":"s","topic_name":"t","account":"a","container":"c","path":"T/S/1.json","written":1,"bytes":2}"#;

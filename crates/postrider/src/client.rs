@@ -1,9 +1,10 @@
 //! A client of a running server's own API, for the commands that ask it something.
 
 use crate::config::Secret;
+use crate::contexts::{self, Contexts};
 use anyhow::{Context, Result, bail, ensure};
 use bytes::Bytes;
-use http::{Method, Request, Uri, header};
+use http::{HeaderMap, Method, Request, Uri, header};
 use http_body_util::{BodyExt, Full, Limited};
 use hyper_util::rt::TokioIo;
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
@@ -24,19 +25,29 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(600);
 const ANSWER_BYTES_MAX: usize = 64 << 20;
 
+const DEFAULT_SERVER: &str = "http://127.0.0.1:5888";
+
 /// Which server is asked, and by whom.
-#[derive(Clone, Debug, clap::Args)]
+#[derive(Clone, Debug, Default, clap::Args)]
 pub struct ClientFlags {
-    /// The server's address
+    /// A server that "postrider context add" wrote down [default: the one in use, if any]
+    #[arg(
+        long,
+        value_name = "NAME",
+        env = "POSTRIDER_CONTEXT",
+        global = true,
+        help_heading = "Server"
+    )]
+    pub context: Option<String>,
+    /// The server's address [default: http://127.0.0.1:5888]
     #[arg(
         long,
         value_name = "URL",
         env = "POSTRIDER_SERVER",
-        default_value = "http://127.0.0.1:5888",
         global = true,
         help_heading = "Server"
     )]
-    pub server: String,
+    pub server: Option<String>,
     /// A client's secret [default: the one in credentials.toml of the data directory]
     #[arg(
         long,
@@ -59,6 +70,74 @@ pub struct ClientFlags {
     /// Certificates to trust besides the system's [default: tls/ca.pem of the data directory]
     #[arg(long, value_name = "FILE", global = true, help_heading = "Server")]
     pub ca: Option<PathBuf>,
+    /// Where contexts are kept
+    #[arg(
+        long,
+        value_name = "FILE",
+        env = "POSTRIDER_CONTEXTS",
+        global = true,
+        hide = true,
+        help_heading = "Server"
+    )]
+    pub contexts: Option<PathBuf>,
+}
+
+/// Where to ask, as flags, environment and contexts leave it.
+#[derive(Debug)]
+struct Target {
+    url: String,
+    secret: Option<Secret>,
+    ca: Option<PathBuf>,
+    group: Option<String>,
+    /// The context that this comes from.
+    context: Option<String>,
+}
+
+impl ClientFlags {
+    /// What was said about the server on the command line and in the environment wins. A context is taken only if
+    /// it is named, or if nothing says where the server is: its secret is not for another server.
+    fn target(&self, contexts: &Contexts) -> Result<Target> {
+        let context = match &self.context {
+            Some(name) => Some((name.as_str(), contexts.named(name)?)),
+            None if self.server.is_some() || self.data_dir.is_some() => None,
+            None => contexts.in_use()?,
+        };
+        let secret = self.secret.clone().filter(|secret| !secret.expose().is_empty());
+        let Some((name, context)) = context else {
+            return Ok(Target {
+                url: self.server.clone().unwrap_or_else(|| DEFAULT_SERVER.into()),
+                secret,
+                ca: self.ca.clone(),
+                group: None,
+                context: None,
+            });
+        };
+        let secret = match secret {
+            Some(secret) => Some(secret),
+            None => context.secret().with_context(|| format!("context {name:?}"))?,
+        };
+        Ok(Target {
+            url: self.server.clone().unwrap_or_else(|| context.url.clone()),
+            secret,
+            ca: self.ca.clone().or_else(|| context.ca.clone()),
+            group: context.group.clone(),
+            context: Some(name.to_owned()),
+        })
+    }
+}
+
+/// What a server answered, whatever it was.
+#[derive(Clone, Debug)]
+pub struct Answer {
+    pub status: u16,
+    pub headers: HeaderMap,
+    pub body: Bytes,
+}
+
+impl Answer {
+    pub fn header(&self, name: &str) -> Option<&str> {
+        self.headers.get(name)?.to_str().ok()
+    }
 }
 
 /// Asks one server, over a connection for each question.
@@ -66,22 +145,33 @@ pub struct Client {
     url: Url,
     tls: Option<TlsConnector>,
     secret: Secret,
+    /// The resource group that its context names.
+    pub group: Option<String>,
 }
 
 impl Client {
     pub fn new(flags: &ClientFlags) -> Result<Client> {
-        let url = Url::read(&flags.server)?;
+        let contexts = Contexts::read(&contexts::path(flags.contexts.as_deref())?)?;
+        let target = flags.target(&contexts)?;
+        let url = Url::read(&target.url)?;
         let data_dir = flags.data_dir.as_deref().unwrap_or(Path::new("postrider-data"));
-        let given = flags.secret.clone().filter(|secret| !secret.expose().is_empty());
-        let secret = match given {
-            Some(secret) => secret,
-            None => read_secret(&data_dir.join("credentials.toml"))?,
+        let secret = match (target.secret, &target.context) {
+            (Some(secret), _) => secret,
+            (None, Some(context)) if flags.data_dir.is_none() => {
+                bail!("no secret: context {context:?} has none; give --secret or POSTRIDER_SECRET")
+            }
+            (None, _) => read_secret(&data_dir.join("credentials.toml"))?,
         };
         let tls = match url.secure {
-            true => Some(connector(flags.ca.as_deref(), &data_dir.join("tls/ca.pem"))?),
+            true => Some(connector(target.ca.as_deref(), &data_dir.join("tls/ca.pem"))?),
             false => None,
         };
-        Ok(Client { url, tls, secret })
+        Ok(Client {
+            url,
+            tls,
+            secret,
+            group: target.group,
+        })
     }
 
     pub async fn get(&self, path: &str) -> Result<Bytes> {
@@ -94,26 +184,51 @@ impl Client {
 
     /// The body of a good answer; any other is an error in the server's words.
     async fn ask(&self, method: Method, path: &str, body: Bytes) -> Result<Bytes> {
-        let bearer = format!("Bearer {}", self.secret.expose());
-        let request = Request::builder()
-            .method(method)
-            .uri(path)
-            .header(header::HOST, &self.url.authority)
-            .header(header::AUTHORIZATION, bearer)
-            .header(header::CONTENT_TYPE, "application/json")
-            .body(Full::new(body))
-            .context("a secret has no line breaks")?;
-        let asking = || format!("asking {}", self.url.authority);
-        let (status, body) = self.answer(request).await.with_context(asking)?;
-        ensure!((200..300).contains(&status), "{}", refusal(status, &body));
-        Ok(body)
+        let json = [("content-type", "application/json")];
+        let answer = self.send(method, path, true, &json, body).await?;
+        ensure!(
+            (200..300).contains(&answer.status),
+            "{}",
+            refusal(answer.status, &answer.body)
+        );
+        Ok(answer.body)
     }
 
-    async fn answer(&self, request: Request<Full<Bytes>>) -> Result<(u16, Bytes)> {
+    /// Any answer. The client's secret goes along only if it is asked for.
+    pub async fn send(
+        &self,
+        method: Method,
+        path: &str,
+        with_secret: bool,
+        headers: &[(&str, &str)],
+        body: Bytes,
+    ) -> Result<Answer> {
+        let mut request = Request::builder()
+            .method(method)
+            .uri(path)
+            .header(header::HOST, &self.url.authority);
+        if with_secret {
+            let bearer = format!("Bearer {}", self.secret.expose());
+            request = request.header(header::AUTHORIZATION, bearer);
+        }
+        for (name, value) in headers {
+            request = request.header(*name, *value);
+        }
+        let request = request.body(Full::new(body)).context("a header is not valid")?;
+        let asking = || format!("asking {}", self.url.authority);
+        self.answer(request).await.with_context(asking)
+    }
+
+    async fn answer(&self, request: Request<Full<Bytes>>) -> Result<Answer> {
         let connecting = TcpStream::connect((&*self.url.host, self.url.port));
         let stream = timeout(CONNECT_TIMEOUT, connecting).await;
         let stream = stream.context("no connection in time")?;
-        let stream = stream.map_err(|e| anyhow::anyhow!("{e}; is the server running?"))?;
+        let stream = stream.map_err(|e| {
+            anyhow::anyhow!(
+                "{e}; is the server running? Start one with \"postrider serve\", or name another with --server or \
+                 --context"
+            )
+        })?;
         let Some(tls) = &self.tls else {
             return exchange(stream, request).await;
         };
@@ -123,21 +238,23 @@ impl Client {
     }
 }
 
-async fn exchange<S>(stream: S, request: Request<Full<Bytes>>) -> Result<(u16, Bytes)>
+async fn exchange<S>(stream: S, request: Request<Full<Bytes>>) -> Result<Answer>
 where
     S: AsyncRead + AsyncWrite + Unpin + Send,
 {
     let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await?;
     let asking = async move {
         let response = sender.send_request(request).await?;
-        let status = response.status().as_u16();
-        let body = Limited::new(response.into_body(), ANSWER_BYTES_MAX)
-            .collect()
-            .await;
+        let (head, body) = response.into_parts();
+        let body = Limited::new(body, ANSWER_BYTES_MAX).collect().await;
         let body = body.map_err(|e| anyhow::anyhow!(e))?.to_bytes();
         // The connection ends with its sender.
         drop(sender);
-        Ok((status, body))
+        Ok(Answer {
+            status: head.status.as_u16(),
+            headers: head.headers,
+            body,
+        })
     };
     let both = async { tokio::join!(asking, connection).0 };
     timeout(ANSWER_TIMEOUT, both).await.context("no answer in time")?
@@ -156,6 +273,11 @@ fn refusal(status: u16, body: &[u8]) -> String {
 /// A value as it stands in a query.
 pub fn encoded(value: &str) -> String {
     utf8_percent_encode(value, NON_ALPHANUMERIC).to_string()
+}
+
+/// Refuses what is no server's address.
+pub fn check_url(text: &str) -> Result<()> {
+    Url::read(text).map(|_| ())
 }
 
 #[derive(Debug, PartialEq, Eq)]
@@ -278,6 +400,68 @@ mod tests {
             let refused = Url::read(bad).unwrap_err().to_string();
             assert!(refused.contains("is not a server's address"), "{bad}: {refused}");
         }
+    }
+
+    #[test]
+    fn flags_come_before_contexts_and_contexts_before_what_is_local() {
+        let contexts: Contexts = toml::from_str(
+            "current = 'prod'\n\
+             [context.prod]\nurl = 'https://prod:1'\nsecret = 'p'\ngroup = 'live'\nca = '/prod.pem'\n\
+             [context.lab]\nurl = 'http://lab:1'\nsecret = 'l'\n",
+        )
+        .unwrap();
+        let check = |flags: ClientFlags, expected: [Option<&str>; 4]| {
+            let target = flags.target(&contexts).unwrap();
+            let secret = target.secret.as_ref().map(Secret::expose);
+            let ca = target.ca.as_ref().map(|path| path.to_str().unwrap());
+            let got = [Some(target.url.as_str()), secret, ca, target.group.as_deref()];
+            assert_eq!(got, expected, "{flags:?}");
+        };
+        let flags = ClientFlags::default;
+        let some = |text: &str| Some(text.to_owned());
+        check(
+            flags(),
+            [Some("https://prod:1"), Some("p"), Some("/prod.pem"), Some("live")],
+        );
+        let lab = ClientFlags {
+            context: some("lab"),
+            ..flags()
+        };
+        check(lab.clone(), [Some("http://lab:1"), Some("l"), None, None]);
+        check(
+            ClientFlags {
+                server: some("http://tunnel"),
+                secret: Some(Secret::new("mine")),
+                ..lab
+            },
+            [Some("http://tunnel"), Some("mine"), None, None],
+        );
+        // The secret of the context in use is not told to another server.
+        check(
+            ClientFlags {
+                server: some("http://x"),
+                ..flags()
+            },
+            [Some("http://x"), None, None, None],
+        );
+        check(
+            ClientFlags {
+                data_dir: Some("d".into()),
+                ..flags()
+            },
+            [Some(DEFAULT_SERVER), None, None, None],
+        );
+        let unknown = ClientFlags {
+            context: some("prd"),
+            ..flags()
+        };
+        let refused = unknown.target(&contexts).unwrap_err().to_string();
+        assert_eq!(
+            refused,
+            "context \"prd\" does not exist, only lab, prod; did you mean \"prod\"?"
+        );
+        let none = ClientFlags::default().target(&Contexts::default()).unwrap();
+        assert_eq!((none.url.as_str(), none.secret.is_none()), (DEFAULT_SERVER, true));
     }
 
     #[test]

@@ -5,13 +5,18 @@ mod profiles;
 mod material;
 mod test_clock;
 mod serve;
+mod fetch;
+mod az_setup;
 mod bench;
 mod receiver;
 mod demo;
+mod terminal;
+mod contexts;
 mod client;
 mod deadletters;
+mod grid;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
 
 /// Many small buffers live and die with every delivery.
 #[global_allocator]
@@ -36,15 +41,23 @@ enum Command {
     Config,
     /// List the profiles, or show all of one, as the configuration leaves them
     Profiles(profiles::ProfilesArgs),
+    /// Print what makes az and the SDKs use this server, or do it
+    AzSetup(az_setup::AzSetupArgs),
     /// List dead letters, look at them, replay or purge them
     #[command(name = "deadletters")]
     DeadLetters(deadletters::DeadLettersArgs),
+    #[command(flatten)]
+    Grid(grid::Command),
+    /// Name servers, and choose the one that the other commands ask
+    Context(contexts::ContextArgs),
     /// Print webhook deliveries as they arrive
     Receiver(receiver::ReceiverArgs),
     /// Watch events being delivered, retried and dead-lettered, on a fast clock
     Demo(demo::DemoArgs),
     /// Measure publish-to-delivered on this machine, beside a minimal relay
     Bench(bench::BenchArgs),
+    /// Print a script that completes these commands in a shell
+    Completions { shell: clap_complete::Shell },
     #[command(hide = true)]
     BenchSink(bench::SinkArgs),
     #[command(hide = true)]
@@ -61,13 +74,24 @@ fn main() -> std::process::ExitCode {
             Ok(())
         }
         Command::Profiles(args) => profiles::run(&args),
+        Command::AzSetup(args) => match az_setup::run(&args) {
+            Ok(code) => return code,
+            Err(e) => Err(e),
+        },
         Command::DeadLetters(args) => match deadletters::run(&args) {
             Ok(code) => return code,
             Err(e) => Err(e),
         },
+        Command::Grid(command) => return grid::run(command),
+        Command::Context(args) => contexts::run(&args),
         Command::Receiver(args) => receiver::run(args),
         Command::Demo(args) => demo::run(&args),
         Command::Bench(args) => bench::run(args),
+        Command::Completions { shell } => {
+            let mut script = Vec::new();
+            clap_complete::generate(shell, &mut Cli::command(), "postrider", &mut script);
+            terminal::print(String::from_utf8_lossy(&script).trim_end())
+        }
         Command::BenchSink(args) => bench::run_sink(args),
         Command::BenchRelay(args) => bench::run_relay(args),
         Command::BenchPublish(args) => bench::run_publish(args),

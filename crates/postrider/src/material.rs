@@ -1,12 +1,10 @@
 //! Certificates and credentials: made on the first start, kept in the data directory, reused after.
 
-// TODO: remove once `serve` calls this.
-#![allow(dead_code)]
-
-use crate::config::{Client, Config, Role, Secret};
+use crate::config::{Azure, Client, Config, Role, Secret};
 use anyhow::{Context, Result, bail, ensure};
 use base64::Engine;
 use postrider_core::time::Timestamp;
+use postrider_wire::token::SigningKey;
 use rcgen::{
     BasicConstraints, CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer,
     KeyPair, KeyUsagePurpose, PublicKeyData, SanType,
@@ -40,6 +38,10 @@ pub struct Material {
     pub ca_path: Option<PathBuf>,
     /// Who may manage and publish with a token: the configured clients, or the generated one.
     pub credentials: Vec<Client>,
+    /// Where the generated client's secret is; `None` with clients of the operator's own.
+    pub credentials_path: Option<PathBuf>,
+    /// Signs tokens; they stay valid as long as it does.
+    pub token_key: TokenKey,
     /// The files made by this call; empty when everything was there.
     pub created: Vec<PathBuf>,
 }
@@ -57,17 +59,65 @@ pub fn prepare(config: &Config, now: Timestamp) -> Result<Material> {
             (server, Some(directory.join("ca.pem")))
         }
     };
-    let credentials = if config.clients.is_empty() {
-        vec![generated_client(&config.data_dir, &mut created)?]
-    } else {
-        config.clients.clone()
+    let credentials_path = credentials_path(config);
+    let credentials = match &credentials_path {
+        Some(path) => vec![generated_client(path, &config.azure, &mut created)?],
+        None => config.clients.clone(),
     };
+    if let Some(id) = &config.azure.managed_identity {
+        let mut clients = credentials.iter();
+        ensure!(
+            clients.any(|client| client.id.eq_ignore_ascii_case(id)),
+            "azure.managed_identity: no client has the id \"{id}\""
+        );
+    }
+    let token_key = token_key(&config.data_dir, &mut created)?;
     Ok(Material {
         server_config,
         ca_path,
         credentials,
+        credentials_path,
+        token_key,
         created,
     })
+}
+
+/// The key that tokens are signed with, and what else is derived from it.
+pub struct TokenKey {
+    pub signing: SigningKey,
+    /// A secret that only this server knows, to make up names with.
+    pub naming: String,
+}
+
+/// The same key at every start: clients keep their tokens, az even in a file.
+fn token_key(data_dir: &Path, created: &mut Vec<PathBuf>) -> Result<TokenKey> {
+    let path = data_dir.join("token-key.pem");
+    let text = match read_if_there(&path)? {
+        Some(text) => text,
+        None => {
+            make_directory(data_dir)?;
+            let key = KeyPair::generate().context("generating the key for tokens")?;
+            write_private(&path, &key.serialize_pem())?;
+            created.push(path.clone());
+            key.serialize_pem()
+        }
+    };
+    let reading = || format!("reading the key for tokens in {}", path.display());
+    let key = read_key_text(&text).with_context(reading)?;
+    let der = key.secret_der();
+    let mut naming = ring::digest::Context::new(&ring::digest::SHA256);
+    naming.update(b"names");
+    naming.update(der);
+    Ok(TokenKey {
+        signing: SigningKey::from_pkcs8(der).with_context(reading)?,
+        naming: base64::engine::general_purpose::STANDARD.encode(naming.finish()),
+    })
+}
+
+/// Where the generated client is kept; nowhere if the configuration names clients.
+pub fn credentials_path(config: &Config) -> Option<PathBuf> {
+    let generated = config.clients.is_empty();
+    generated.then(|| config.data_dir.join("credentials.toml"))
 }
 
 fn own_server(cert: &Path, key: &Path) -> Result<rustls::ServerConfig> {
@@ -300,46 +350,82 @@ fn provider() -> Arc<CryptoProvider> {
 struct Credentials {
     client_id: String,
     client_secret: Secret,
+    /// What else a client has to know to log in. The configuration decides; this repeats it.
+    #[serde(default)]
+    tenant: String,
+    #[serde(default)]
+    subscription: String,
+}
+
+impl Credentials {
+    fn read(text: &str, path: &Path) -> Result<Credentials> {
+        let credentials: Credentials = toml::from_str(text)
+            // The parser's own picture of the line would show the secret.
+            .map_err(|error| anyhow::anyhow!("reading {}: {}", path.display(), error.message()))?;
+        ensure!(
+            !credentials.client_id.is_empty() && !credentials.client_secret.expose().is_empty(),
+            "reading {}: client_id and client_secret must not be empty",
+            path.display()
+        );
+        Ok(credentials)
+    }
+
+    fn text(&self) -> String {
+        let quoted = |text: &str| toml::Value::from(text).to_string();
+        format!(
+            "# Made on the first start, because the configuration names no [[client]].\n\
+             client_id = {}\nclient_secret = {}\ntenant = {}\nsubscription = {}\n",
+            quoted(&self.client_id),
+            quoted(self.client_secret.expose()),
+            quoted(&self.tenant),
+            quoted(&self.subscription),
+        )
+    }
+
+    fn client(self) -> Client {
+        Client {
+            id: self.client_id,
+            secret: self.client_secret,
+            role: Role::Owner,
+        }
+    }
+}
+
+/// The generated client of an installation that has been started before.
+pub fn read_generated_client(path: &Path) -> Result<Client> {
+    let text = read_if_there(path)?;
+    let text = text.with_context(|| {
+        let path = path.display();
+        format!("{path} is not there: start the server once, or name its data directory or configuration")
+    })?;
+    Ok(Credentials::read(&text, path)?.client())
 }
 
 /// The client that is made for an installation whose configuration names none.
-fn generated_client(data_dir: &Path, created: &mut Vec<PathBuf>) -> Result<Client> {
-    let path = data_dir.join("credentials.toml");
-    let text = match read_if_there(&path)? {
-        Some(text) => text,
+fn generated_client(path: &Path, azure: &Azure, created: &mut Vec<PathBuf>) -> Result<Client> {
+    let mut credentials = match read_if_there(path)? {
+        Some(text) => Credentials::read(&text, path)?,
         None => {
-            make_directory(data_dir)?;
+            make_directory(path.parent().context("a file has a directory")?)?;
             let mut bytes = [0; 32];
             if SystemRandom::new().fill(&mut bytes).is_err() {
                 bail!("the system has no random bytes to make a secret of");
             }
-            let secret = base64::engine::general_purpose::URL_SAFE_NO_PAD.encode(bytes);
-            let id = uuid::Uuid::new_v4();
-            let text = format!(
-                "# Made on the first start, because the configuration names no [[client]].\n\
-                 client_id = \"{id}\"\nclient_secret = \"{secret}\"\n"
-            );
-            write_private(&path, &text)?;
-            created.push(path.clone());
-            text
+            created.push(path.to_owned());
+            Credentials {
+                client_id: uuid::Uuid::new_v4().to_string(),
+                client_secret: Secret::new(base64::engine::general_purpose::URL_SAFE_NO_PAD.encode(bytes)),
+                tenant: String::new(),
+                subscription: String::new(),
+            }
         }
     };
-    let Credentials {
-        client_id,
-        client_secret,
-    } = toml::from_str(&text)
-        // The parser's own picture of the line would show the secret.
-        .map_err(|error| anyhow::anyhow!("reading {}: {}", path.display(), error.message()))?;
-    ensure!(
-        !client_id.is_empty() && !client_secret.expose().is_empty(),
-        "reading {}: client_id and client_secret must not be empty",
-        path.display()
-    );
-    Ok(Client {
-        id: client_id,
-        secret: client_secret,
-        role: Role::Owner,
-    })
+    if (&credentials.tenant, &credentials.subscription) != (&azure.tenant, &azure.subscription) {
+        credentials.tenant = azure.tenant.clone();
+        credentials.subscription = azure.subscription.clone();
+        write_private(path, &credentials.text())?;
+    }
+    Ok(credentials.client())
 }
 
 fn read_certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>> {
@@ -430,24 +516,35 @@ mod tests {
                 "ca.pem",
                 "server-key.pem",
                 "server.pem",
-                "credentials.toml"
+                "credentials.toml",
+                "token-key.pem"
             ]
         );
         assert_eq!(first.ca_path, Some(config.data_dir.join("tls/ca.pem")));
         assert_eq!(first.server_config.alpn_protocols, [b"http/1.1"]);
-        for private in ["tls/ca-key.pem", "tls/server-key.pem", "credentials.toml"] {
+        for private in [
+            "tls/ca-key.pem",
+            "tls/server-key.pem",
+            "credentials.toml",
+            "token-key.pem",
+        ] {
             assert_eq!(mode(&config.data_dir.join(private)), 0o600, "{private}");
         }
 
         let second = prepare(&config, NOW + DAY).unwrap();
         assert_eq!(second.created, Vec::<PathBuf>::new());
         assert_eq!(second.credentials, first.credentials);
+        assert_eq!(second.token_key.naming, first.token_key.naming);
+        let key_set = |material: &Material| material.token_key.signing.key_set();
+        assert_eq!(key_set(&second), key_set(&first));
         let [client] = second.credentials.as_slice() else {
             panic!("one client")
         };
         assert!(uuid::Uuid::parse_str(&client.id).is_ok());
         assert_eq!(client.secret.expose().len(), 43);
         assert_eq!(client.role, Role::Owner);
+        let path = config.data_dir.join("credentials.toml");
+        assert_eq!(&read_generated_client(&path).unwrap(), client);
         // Nothing is left behind by the way files are written.
         assert_eq!(fs::read_dir(config.data_dir.join("tls")).unwrap().count(), 4);
     }
@@ -575,6 +672,15 @@ mod tests {
         let error = refused(&config, &["credentials.toml"]);
         assert!(!error.contains("hunter2"), "{error}");
 
+        fs::remove_file(config.data_dir.join("credentials.toml")).unwrap();
+        config.azure.managed_identity = Some("nobody".into());
+        refused(&config, &["azure.managed_identity", "nobody"]);
+        config.azure.managed_identity = None;
+        fs::write(config.data_dir.join("token-key.pem"), "hunter2").unwrap();
+        let error = refused(&config, &["token-key.pem"]);
+        assert!(!error.contains("hunter2"), "{error}");
+        fs::remove_file(config.data_dir.join("token-key.pem")).unwrap();
+
         config.listen.cert_file = Some(directory.path().join("missing.pem"));
         config.listen.key_file = Some(tls.join("server-key.pem"));
         refused(&config, &["listen.cert_file", "missing.pem"]);
@@ -596,9 +702,34 @@ mod tests {
             role: Role::Reader,
         }];
         let material = prepare(&config, NOW).unwrap();
-        assert_eq!(material.created, Vec::<PathBuf>::new());
+        assert_eq!(created_names(&material), ["token-key.pem"]);
         assert_eq!(material.ca_path, None);
         assert_eq!(material.credentials, config.clients);
-        assert!(!config.data_dir.exists());
+        assert_eq!(material.credentials_path, None);
+        assert_eq!(fs::read_dir(&config.data_dir).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn the_credentials_say_where_to_log_in_and_follow_the_configuration() {
+        let directory = tempfile::tempdir().unwrap();
+        let mut config = config_in(directory.path());
+        let path = config.data_dir.join("credentials.toml");
+        fs::create_dir_all(&config.data_dir).unwrap();
+        // As an earlier version wrote it, and as someone may have left it.
+        fs::write(&path, "client_id = \"me\"\nclient_secret = \"a\\\"b\"\n").unwrap();
+        for tenant in ["t1", "t2"] {
+            config.azure.tenant = tenant.into();
+            let material = prepare(&config, NOW).unwrap();
+            assert_eq!(material.credentials[0].secret.expose(), "a\"b");
+            assert_eq!(material.credentials_path.as_ref(), Some(&path));
+            let table: toml::Table = toml::from_str(&fs::read_to_string(&path).unwrap()).unwrap();
+            assert_eq!(table["client_id"].as_str(), Some("me"));
+            assert_eq!(table["tenant"].as_str(), Some(tenant));
+            assert_eq!(
+                table["subscription"].as_str(),
+                Some(config.azure.subscription.as_str())
+            );
+            assert_eq!(mode(&path), 0o600);
+        }
     }
 }

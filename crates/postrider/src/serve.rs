@@ -4,10 +4,13 @@ use crate::config::{
     self, AccountKind, Config, DeclaredSubscription, EgressPolicy, Loaded, LogFormat, ServeFlags,
     StorageAccount,
 };
+use crate::fetch::Fetcher;
 use crate::material::{self, Material};
 use crate::{profiles, test_clock};
 use anyhow::{Context, Result, bail};
+use postrider_api::access;
 use postrider_api::http::Wire;
+use postrider_api::issuer::{Issuer, Trust};
 use postrider_api::{EdgeAccess, Server, declare};
 use postrider_blobs::{Account, ObjectStores, Place};
 use postrider_core::ids::Secret;
@@ -19,8 +22,9 @@ use postrider_engine::attempt::BatchDefaults;
 use postrider_engine::clock::SystemClock;
 use postrider_engine::dead_letters::DeadLetters;
 use postrider_engine::deliver::Transport;
+use postrider_engine::destinations::{Destinations, QueueAccount, Resource};
 use postrider_engine::virtual_time::{VirtualTime, WatchedTransport};
-use postrider_engine::{Engine, Parts, dispatch};
+use postrider_engine::{Engine, Parts, dispatch, handshake};
 use postrider_store::EventLog;
 use postrider_transport::{CertificateDer, HttpTransport};
 use postrider_wire::resources::{self, Road};
@@ -155,6 +159,7 @@ impl Running {
             watched = Some(watching.clone());
             transport = watching;
         }
+        let naming_key = material.token_key.naming.clone();
         let engine = Engine::start(Parts {
             log: Arc::new(log),
             catalog: Arc::new(catalog),
@@ -175,8 +180,15 @@ impl Running {
                     None => random(),
                 }),
                 safety_net: dead_letters.fallback.is_some(),
+                destinations: Arc::new(destinations(config)),
             },
             dead_letters,
+            handshake: handshake::Rules {
+                enabled: config.validation.enabled,
+                // So that an operation is known to have ended well after a restart, too.
+                operations: Arc::new(move || postrider_wire::arm::fresh_operation(naming_key.as_bytes())),
+                ..handshake::Rules::default()
+            },
         })
         .await
         .context("starting the engine")?;
@@ -186,6 +198,7 @@ impl Running {
             wall.clone(),
             random(),
         );
+        server.issuer = issuer(config)?;
         if let (Some(clock), Some(transport)) = (test_clock, watched) {
             server.virtual_time = Some(VirtualTime::new(clock, transport, wall, engine));
         }
@@ -218,6 +231,12 @@ impl Running {
     fn greet(&self, loaded: &Loaded) {
         for path in &self.material.created {
             tracing::info!(path = %path.display(), "created");
+        }
+        if let (Some(path), Some(_)) = (&self.material.ca_path, self.https) {
+            tracing::info!(path = %path.display(), "https clients have to trust this certificate");
+        }
+        if let Some(path) = &self.material.credentials_path {
+            tracing::info!(path = %path.display(), "client id and secret are in this file; \"postrider az-setup\" logs az in");
         }
         if let Some(address) = self.https {
             tracing::info!("listening on https://{address}");
@@ -341,6 +360,30 @@ fn account(configured: StorageAccount) -> Result<Account> {
     })
 }
 
+/// Where destinations are that subscriptions only name.
+fn destinations(config: &Config) -> Destinations {
+    let accounts = config
+        .all_storage_accounts()
+        .into_iter()
+        .filter_map(|configured| {
+            let create_queues = configured.creates_containers();
+            let account = shown_account(configured);
+            Some(QueueAccount {
+                endpoint: account.queue_endpoint?,
+                key: account.key?,
+                name: account.name,
+                create_queues,
+            })
+        });
+    let resources = config.destinations.iter().map(|configured| Resource {
+        id: configured.resource.clone(),
+        url: Secret::new(configured.url.expose()),
+        key_name: configured.key_name.clone(),
+        key: configured.key.as_ref().map(|key| Secret::new(key.expose())),
+    });
+    Destinations::new(accounts.collect(), resources.collect())
+}
+
 async fn listen(address: Option<SocketAddr>) -> Result<Option<TcpListener>> {
     let Some(address) = address else {
         return Ok(None);
@@ -355,13 +398,6 @@ fn random() -> u64 {
 
 fn transport(loaded: &Loaded) -> Result<postrider_transport::Config> {
     let config = &loaded.config;
-    let mut extra_roots = Vec::new();
-    for path in &config.transport.extra_ca_files {
-        let unreadable = || format!("transport.extra_ca_files: reading {}", path.display());
-        for root in CertificateDer::pem_file_iter(path).with_context(unreadable)? {
-            extra_roots.push(root.with_context(unreadable)?);
-        }
-    }
     Ok(postrider_transport::Config {
         egress: match config.egress.policy {
             EgressPolicy::Internet => postrider_transport::EgressPolicy::Internet,
@@ -371,11 +407,23 @@ fn transport(loaded: &Loaded) -> Result<postrider_transport::Config> {
                 deny: config.egress.deny.clone(),
             },
         },
-        extra_roots,
+        extra_roots: extra_roots(config)?,
         accept_invalid_certs: loaded.edge.webhook.skip_server_cert_validation,
         user_agent: config.transport.user_agent.clone(),
         ..postrider_transport::Config::default()
     })
+}
+
+/// What is trusted besides what the system trusts.
+fn extra_roots(config: &Config) -> Result<Vec<CertificateDer<'static>>> {
+    let mut roots = Vec::new();
+    for path in &config.transport.extra_ca_files {
+        let unreadable = || format!("transport.extra_ca_files: reading {}", path.display());
+        for root in CertificateDer::pem_file_iter(path).with_context(unreadable)? {
+            roots.push(root.with_context(unreadable)?);
+        }
+    }
+    Ok(roots)
 }
 
 fn api_config(loaded: &Loaded, material: &Material) -> postrider_api::Config {
@@ -411,13 +459,19 @@ fn api_config(loaded: &Loaded, material: &Material) -> postrider_api::Config {
         },
         host_names,
         public_url: config.listen.public_url.clone(),
+        account: config.azure.subscription.clone(),
+        tenant: config.azure.tenant.clone(),
         resource_group: config.azure.resource_group.clone(),
         location: config.azure.location.clone(),
-        client_secrets: material
-            .credentials
-            .iter()
-            .map(|c| Secret::new(c.secret.expose()))
+        naming_key: Secret::new(&material.token_key.naming),
+        storage_accounts: config
+            .all_storage_accounts()
+            .into_iter()
+            .map(shown_account)
             .collect(),
+        clients: material.credentials.iter().map(client).collect(),
+        signing_key: material.token_key.signing.clone(),
+        managed_identity: config.azure.managed_identity.clone(),
         module_path: "/iotHubs/postrider/devices/local/modules/eventgridmodule".to_owned(),
         profile: config.profile.clone(),
         version: env!("CARGO_PKG_VERSION"),
@@ -426,6 +480,54 @@ fn api_config(loaded: &Loaded, material: &Material) -> postrider_api::Config {
             .flatten()
             .all(|address| address.ip().to_canonical().is_loopback()),
         publishing_max: config.limits.publish_queue_max,
+    }
+}
+
+fn client(configured: &config::Client) -> access::Client {
+    access::Client {
+        id: configured.id.clone(),
+        secret: Secret::new(configured.secret.expose()),
+        role: role(configured.role),
+    }
+}
+
+fn role(configured: config::Role) -> access::Role {
+    match configured {
+        config::Role::Owner => access::Role::Owner,
+        config::Role::Contributor => access::Role::Contributor,
+        config::Role::Reader => access::Role::Reader,
+        config::Role::DataSender => access::Role::DataSender,
+    }
+}
+
+/// The external issuer, which is asked for its keys when its first token comes.
+fn issuer(config: &Config) -> Result<Option<Issuer>> {
+    let Some(oidc) = config.oidc.clone() else {
+        return Ok(None);
+    };
+    let trust = Trust {
+        issuer: oidc.issuer,
+        audience: oidc.audience,
+        jwks_url: oidc.jwks_url,
+        role_claim: oidc.role_claim,
+        client_claim: oidc.client_claim,
+        roles: oidc.roles.into_iter().map(|(word, r)| (word, role(r))).collect(),
+    };
+    let fetcher = Fetcher::new(extra_roots(config)?)?;
+    Ok(Some(Issuer::new(trust, Arc::new(fetcher))))
+}
+
+/// An account as the management plane shows it.
+fn shown_account(configured: StorageAccount) -> postrider_api::StorageAccount {
+    let name = configured.name;
+    let azure = |service: &str| {
+        (configured.kind == AccountKind::Azure).then(|| format!("https://{name}.{service}.core.windows.net"))
+    };
+    postrider_api::StorageAccount {
+        blob_endpoint: configured.blob_endpoint.or_else(|| azure("blob")),
+        queue_endpoint: configured.queue_endpoint.or_else(|| azure("queue")),
+        key: configured.key.map(|key| Secret::new(key.expose())),
+        name,
     }
 }
 
@@ -469,7 +571,11 @@ async fn declare_all(server: &Server, config: &Config) -> Result<()> {
             Some(keys),
         )
         .await;
-        made.with_context(|| format!("domain {:?} in the configuration", domain.name))?;
+        let made = made.with_context(|| format!("domain {:?} in the configuration", domain.name))?;
+        for topic in &domain.topics {
+            let made = server.engine.put_domain_topic(made.topic.id, &topic.name).await;
+            made.with_context(|| format!("topic {:?} of domain {:?}", topic.name, domain.name))?;
+        }
         let whole = domain.subscriptions.iter().map(|s| (None, s));
         let inside = domain
             .topics

@@ -21,7 +21,7 @@ use postrider_engine::clock::SystemClock;
 use postrider_engine::dead_letters::DeadLetters;
 use postrider_engine::deliver::{Answer, Reply, Request, Transport};
 use postrider_engine::replay::LetterId;
-use postrider_engine::{Engine, Parts, dispatch};
+use postrider_engine::{Engine, Parts, dispatch, handshake};
 use postrider_store::memory::{MemoryArchive, MemoryCatalog, MemoryLog};
 use postrider_store::{BlobId, BlobRecord, Mark, ReplayState};
 use serde_json::{Map, Value, json};
@@ -128,6 +128,7 @@ impl World {
             id_prefix: "/subscriptions/s".into(),
             dispatch: dispatch::Config::default(),
             dead_letters: DeadLetters::new(shelf.clone(), archive, None),
+            handshake: handshake::Rules::default(),
         })
         .await
         .unwrap();
@@ -265,6 +266,7 @@ fn subscription(id: u64, topic: u64, name: &str) -> Subscription {
             attributes: Vec::new(),
             aad_tenant: None,
             aad_application: None,
+            rate_max: None,
         }),
         identity: None,
         filter: Filter::default(),

@@ -1,6 +1,7 @@
 //! The endpoints that subscriptions share, and what is remembered of the sick ones.
 
 use super::Dispatcher;
+use crate::attempt::Plan;
 use crate::endpoint::{self, Endpoint};
 use http::Uri;
 use postrider_core::ids::SubscriptionId;
@@ -8,6 +9,16 @@ use postrider_core::probation::{Delay, EndpointDelay};
 use rustc_hash::FxHashMap;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
+
+/// Unused endpoints are looked for when there are this many, and again whenever their number has doubled.
+const LOOK_AT_LEAST: usize = 64;
+
+#[derive(Default)]
+pub(super) struct Endpoints {
+    known: FxHashMap<String, Weak<Endpoint>>,
+    /// Unused ones are looked for when there are so many.
+    look_at: usize,
+}
 
 /// An endpoint and who sends there.
 #[derive(Clone, Debug)]
@@ -34,28 +45,52 @@ impl Dispatcher {
     pub(super) fn endpoint(&self, url: &Uri) -> Arc<Endpoint> {
         let name = endpoint::name(url);
         let mut endpoints = self.endpoints.lock().expect("no panic holds it");
-        if let Some(known) = endpoints.get(&name).and_then(Weak::upgrade) {
+        if let Some(known) = endpoints.known.get(&name).and_then(Weak::upgrade) {
             return known;
         }
-        self.forget_unused(&mut endpoints);
+        if endpoints.known.remove(&name).is_some() {
+            // What is remembered of it was about the one before.
+            self.delays.note(&name, None);
+        }
+        if endpoints.known.len() >= endpoints.look_at {
+            self.forget_unused(&mut endpoints.known);
+            endpoints.look_at = (endpoints.known.len() * 2).max(LOOK_AT_LEAST);
+        }
         let endpoint = Arc::new(Endpoint::new(
             name.clone(),
             self.config.in_flight_per_endpoint_max,
             self.delays.take_restored(&name),
         ));
-        endpoints.insert(name, Arc::downgrade(&endpoint));
+        endpoints.known.insert(name, Arc::downgrade(&endpoint));
         endpoint
     }
 
     /// Endpoints that nobody sends to any more are not remembered, nor is their delay.
-    pub(super) fn forget_unused(&self, endpoints: &mut FxHashMap<String, Weak<Endpoint>>) {
-        endpoints.retain(|name, weak| {
+    fn forget_unused(&self, known: &mut FxHashMap<String, Weak<Endpoint>>) {
+        known.retain(|name, weak| {
             let used = weak.strong_count() > 0;
             if !used {
                 self.delays.note(name, None);
             }
             used
         });
+    }
+
+    /// A subscription has let go of an endpoint, perhaps the last that sends there. An attempt under way holds it
+    /// a little longer; then it is forgotten with the others, later.
+    pub(super) fn forget_unless_used(&self, plan: Arc<Plan>) {
+        let name = plan.endpoint.name.clone();
+        // With the lock held: nobody may take it up between this and the look at who uses it.
+        let mut endpoints = self.endpoints.lock().expect("no panic holds it");
+        drop(plan);
+        if endpoints
+            .known
+            .get(&name)
+            .is_some_and(|weak| weak.strong_count() == 0)
+        {
+            endpoints.known.remove(&name);
+            self.delays.note(&name, None);
+        }
     }
 
     /// Every endpoint that subscriptions point to, by name.
@@ -87,7 +122,7 @@ impl Dispatcher {
     pub fn admit_again(self: &Arc<Self>, endpoint: &str) -> bool {
         let known = {
             let endpoints = self.endpoints.lock().expect("no panic holds it");
-            endpoints.get(endpoint).and_then(Weak::upgrade)
+            endpoints.known.get(endpoint).and_then(Weak::upgrade)
         };
         known.is_some_and(|endpoint| self.recover(&endpoint))
     }

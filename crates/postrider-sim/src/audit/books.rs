@@ -27,6 +27,8 @@ pub struct Sub {
     pub batch_max: usize,
     pub receiver: usize,
     pub moved: Timestamp,
+    /// Where it may point already: someone is at it.
+    pub moving: Option<usize>,
     pub expires: Option<Timestamp>,
     /// Someone is deleting it.
     pub going: bool,
@@ -87,7 +89,7 @@ impl Request {
     }
 
     /// Whether its success, if it is one, may count: in time, or late by not too much.
-    fn may_count(&self, rules: &Rules) -> bool {
+    pub fn may_count(&self, rules: &Rules) -> bool {
         let late = |ended: Ended| {
             let window = rules.late_window();
             window.is_some_and(|window| ended.at <= self.at + window + TICK)
@@ -193,7 +195,8 @@ impl Books {
     pub fn forget_unused(&mut self, now: Timestamp) {
         for (receiver, endpoint) in self.endpoints.iter_mut().enumerate() {
             let exists = |sub: &Sub| sub.gone.is_none() && sub.expires.is_none_or(|at| now < at);
-            let used = |sub: &Sub| sub.receiver == receiver && exists(sub);
+            let points = |sub: &Sub| sub.receiver == receiver || sub.moving == Some(receiver);
+            let used = |sub: &Sub| points(sub) && exists(sub);
             if !self.subs.iter().any(used) {
                 endpoint.abandon();
             }
@@ -208,6 +211,11 @@ impl Books {
             return usize::MAX;
         };
         let request = self.requests.len();
+        let sub = &mut self.subs[number];
+        if sub.moving == Some(seen.receiver) && sub.receiver != seen.receiver {
+            sub.receiver = seen.receiver;
+            sub.moved = now;
+        }
         let sub = &self.subs[number];
         let (rules, name) = (sub.rules, sub.name.clone());
         let expired = sub.expires.is_some_and(|at| now > at) && self.undisturbed();

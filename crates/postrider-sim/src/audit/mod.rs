@@ -158,10 +158,20 @@ impl Audit {
             batch_max: subscription.destination.batching().events_max.unwrap_or(1) as usize,
             receiver,
             moved: Timestamp::MIN,
+            moving: None,
             expires: subscription.expires,
             going: false,
             gone: None,
         });
+    }
+
+    /// Someone points it there. It takes effect before they are told that it has.
+    pub fn moving(&self, of: SubscriptionId, receiver: usize) {
+        let now = self.clock.now();
+        let mut books = self.books();
+        books.forget_unused(now);
+        let sub = books.by_id[&of];
+        books.subs[sub].moving = Some(receiver);
     }
 
     /// From now on it points elsewhere.
@@ -171,6 +181,7 @@ impl Audit {
         let sub = books.by_id[&of];
         books.forget_unused(now);
         let sub = &mut books.subs[sub];
+        sub.moving = None;
         sub.going = false;
         if sub.receiver != receiver {
             sub.receiver = receiver;
@@ -255,8 +266,10 @@ impl Audit {
             came,
             retry_after,
         });
+        // Nobody may have listened for a while: the disk was full. What comes after the time for it is no news.
+        let heard = books.requests[request].may_count(&rules);
         let well = match came {
-            Came::Answered(status) => rules.is_success(status) || matches!(status, 400 | 413),
+            Came::Answered(status) => heard && (rules.is_success(status) || matches!(status, 400 | 413)),
             _ => false,
         };
         books.endpoints[receiver].answer(request, came, well, now);

@@ -96,6 +96,29 @@ pub(super) fn parse_destination(
     batching: Batching,
     context: &SubscriptionContext<'_>,
 ) -> Result<Destination, FieldError> {
+    read_destination(node, batching, context, None)
+}
+
+/// Reads a change of a destination. What it does not mention stays as it is, unless the type changes:
+/// then nothing of the previous one is left.
+pub(super) fn patch_destination(
+    node: &Node<'_>,
+    previous: &Destination,
+    context: &SubscriptionContext<'_>,
+) -> Result<Destination, FieldError> {
+    let kind = Type::of(previous);
+    let given = node.string("endpointType")?;
+    let same = given.is_none_or(|given| given.eq_ignore_ascii_case(kind.name()));
+    let kept = same.then_some(previous);
+    read_destination(node, Batching::default(), context, kept)
+}
+
+fn read_destination(
+    node: &Node<'_>,
+    batching: Batching,
+    context: &SubscriptionContext<'_>,
+    kept: Option<&Destination>,
+) -> Result<Destination, FieldError> {
     let road = context.road;
     let known = TYPES.iter().filter(|(_, _, edge, azure)| match road {
         Road::Edge => *edge,
@@ -103,18 +126,29 @@ pub(super) fn parse_destination(
         Road::Config => true,
     });
     let words: Vec<_> = known.map(|(name, kind, ..)| (*name, *kind)).collect();
-    node.need_string("endpointType")?;
-    let kind = node
-        .word("endpointType", &words)?
-        .expect("it was found to be there");
-    let properties = node.need_object("properties")?;
+    let (kind, properties) = match kept {
+        Some(kept) => {
+            let kind = node.word("endpointType", &words)?.unwrap_or(Type::of(kept));
+            let properties = node.object("properties")?;
+            (kind, properties.unwrap_or_else(|| node.at("properties")))
+        }
+        None => {
+            node.need_string("endpointType")?;
+            let kind = node
+                .word("endpointType", &words)?
+                .expect("it was found to be there");
+            (kind, node.need_object("properties")?)
+        }
+    };
     refuse_foreign_members(&properties, kind, road)?;
 
     let reader = Reader {
         properties,
         kind,
         context,
+        kept,
     };
+    let batching = kept.map_or(batching, Destination::batching);
     match kind {
         Type::WebHook => reader.web_hook(batching).map(Destination::WebHook),
         Type::EventGrid => reader.event_grid(batching),
@@ -172,6 +206,8 @@ struct Reader<'a> {
     properties: Node<'a>,
     kind: Type,
     context: &'a SubscriptionContext<'a>,
+    /// The destination of this type that is changed; what is not mentioned stays.
+    kept: Option<&'a Destination>,
 }
 
 impl Reader<'_> {
@@ -187,18 +223,25 @@ impl Reader<'_> {
         Ok(WebHook {
             batching: self.batching(batching)?,
             attributes: self.attributes_beside(Some(&url), aad_tenant.is_some())?,
+            rate_max: self.known_rate(&url),
             url,
             aad_tenant,
             aad_application,
         })
     }
 
-    /// The cloud never shows the URL, so a body that was read from it and is sent back lacks it.
+    /// What a webhook asked for in an earlier handshake holds until another one.
+    fn known_rate(&self, url: &Secret) -> Option<u32> {
+        match self.previous_destination() {
+            Some(Destination::WebHook(hook)) if hook.url == *url => hook.rate_max,
+            _ => None,
+        }
+    }
+
+    /// The cloud never shows the URL, so a change that repeats what was read from it lacks it.
     fn web_hook_url(&self) -> Result<Secret, FieldError> {
         let field = self.properties.at("endpointUrl");
-        if let (Road::Azure, true, Some(hook)) =
-            (self.context.road, field.value.is_null(), self.previous_web_hook())
-        {
+        if let (true, Some(Destination::WebHook(hook))) = (field.value.is_null(), self.kept) {
             return Ok(hook.url.clone());
         }
         let text = self.properties.need_string("endpointUrl")?;
@@ -215,13 +258,6 @@ impl Reader<'_> {
             .map(|subscription| &subscription.destination)
     }
 
-    fn previous_web_hook(&self) -> Option<&WebHook> {
-        match self.previous_destination() {
-            Some(Destination::WebHook(hook)) => Some(hook),
-            _ => None,
-        }
-    }
-
     fn active_directory(&self) -> Result<(Option<String>, Option<String>), FieldError> {
         let names = [
             "azureActiveDirectoryTenantId",
@@ -229,7 +265,14 @@ impl Reader<'_> {
         ];
         let [tenant, application] = names.map(|name| self.properties.string(name));
         let given = |text: Result<Option<String>, _>| Ok(text?.filter(|text| !text.is_empty()));
-        let (tenant, application) = (given(tenant)?, given(application)?);
+        let (mut tenant, mut application) = (given(tenant)?, given(application)?);
+        if let Some(Destination::WebHook(hook)) = self.kept {
+            // An empty string takes it away.
+            let silent = |name| self.properties.get(name).is_none();
+            if silent(names[0]) && silent(names[1]) {
+                (tenant, application) = (hook.aad_tenant.clone(), hook.aad_application.clone());
+            }
+        }
         let missing = match (&tenant, &application) {
             (Some(_), None) => 1,
             (None, Some(_)) => 0,
@@ -318,7 +361,16 @@ impl Reader<'_> {
         }
     }
 
+    /// The resource id of the previous destination, if the change does not mention it.
+    fn kept_resource(&self) -> Option<&str> {
+        let silent = self.properties.get("resourceId").is_none();
+        self.kept.filter(|_| silent).and_then(resource_of)
+    }
+
     fn function(&self) -> Result<String, FieldError> {
+        if let Some(kept) = self.kept_resource() {
+            return Ok(kept.to_owned());
+        }
         let id = self.properties.need_string("resourceId")?;
         let types: [&[&str]; 2] = [&["sites", "functions"], &["sites", "slots", "functions"]];
         let fits =
@@ -332,6 +384,11 @@ impl Reader<'_> {
 
     /// The cloud gives a resource id, the edge a connection string; the configuration either.
     fn broker(&self, provider: &str, entity: &str) -> Result<Broker, FieldError> {
+        if let Some(kept) = self.kept.and_then(broker_of)
+            && self.properties.get("resourceId").is_none()
+        {
+            return Ok(kept.clone());
+        }
         if self.names_connection() {
             let previous = match self.previous_destination() {
                 Some(previous) if Type::of(previous) == self.kind => connection_of(previous),
@@ -367,7 +424,18 @@ impl Reader<'_> {
     fn storage_queue(&self) -> Result<Destination, FieldError> {
         // The id of the queue itself is taken apart by clients; some send it whole.
         let mut queue_in_id = None;
-        let resource = if self.names_connection() {
+        let (kept_account, kept_queue, kept_ttl) = match self.kept {
+            Some(Destination::StorageQueue {
+                resource,
+                queue,
+                message_ttl_secs,
+            }) => (Some(resource), Some(queue), *message_ttl_secs),
+            _ => (None, None, None),
+        };
+        let silent = |name| self.properties.get(name).is_none();
+        let resource = if let Some(kept) = kept_account.filter(|_| silent("resourceId")) {
+            kept.clone()
+        } else if self.names_connection() {
             self.storage_connection()?
         } else {
             let (account, rest) = storage_account(&self.properties, self.context.road)?;
@@ -383,13 +451,14 @@ impl Reader<'_> {
             }
             account
         };
-        let queue = match (self.properties.string("queueName")?, queue_in_id) {
-            (None, Some(queue)) => queue,
+        let queue = match (self.properties.string("queueName")?, queue_in_id, kept_queue) {
+            (None, Some(queue), _) => queue,
+            (None, None, Some(kept)) => kept.clone(),
             _ => self.properties.need_string("queueName")?,
         };
         check_storage_name(&queue).map_err(|reason| self.properties.at("queueName").fail(reason))?;
         let ttl = "queueMessageTimeToLiveInSeconds";
-        let message_ttl_secs = self.properties.integer(ttl, -1..=i64::MAX)?;
+        let message_ttl_secs = self.properties.integer(ttl, -1..=i64::MAX)?.or(kept_ttl);
         if message_ttl_secs == Some(0) {
             return Err(self
                 .properties
@@ -431,10 +500,12 @@ impl Reader<'_> {
         url: Option<&Secret>,
         aad: bool,
     ) -> Result<Vec<DeliveryAttribute>, FieldError> {
-        let list = self
-            .properties
-            .list("deliveryAttributeMappings")?
-            .unwrap_or_default();
+        let given = self.properties.list("deliveryAttributeMappings")?;
+        let list = match (given, self.kept) {
+            (Some(list), _) => list,
+            (None, Some(kept)) => return self.keep_attributes(kept, aad),
+            (None, None) => Vec::new(),
+        };
         if list.len() > ATTRIBUTES_MAX {
             let reason = format!(
                 "must not have more than {ATTRIBUTES_MAX} attributes, had {}",
@@ -469,6 +540,19 @@ impl Reader<'_> {
         Ok(attributes)
     }
 
+    /// Attributes stay, unless what is new beside them forbids one.
+    fn keep_attributes(&self, kept: &Destination, aad: bool) -> Result<Vec<DeliveryAttribute>, FieldError> {
+        let attributes = kept.attributes().to_vec();
+        let sets_authorization = attributes
+            .iter()
+            .any(|attribute| attribute.name.eq_ignore_ascii_case("Authorization"));
+        if aad && sets_authorization {
+            let reason = "must not set Authorization: Azure Active Directory sets it";
+            return Err(self.properties.at("deliveryAttributeMappings").fail(reason));
+        }
+        Ok(attributes)
+    }
+
     fn attribute(&self, node: &Node<'_>, url: Option<&Secret>) -> Result<DeliveryAttribute, FieldError> {
         let name = node.need_string("name")?;
         node.need_string("type")?;
@@ -497,12 +581,15 @@ impl Reader<'_> {
     }
 
     /// The secret value of an attribute as it was. It stays with the server it was given for: who
-    /// may change a subscription but not read its secrets must not be able to send them elsewhere.
+    /// may change a subscription but not read its secrets must not be able to send them elsewhere. On the
+    /// Azure road whoever may change a subscription may read them too.
     fn previous_secret(&self, name: &str, url: Option<&Secret>) -> Option<Secret> {
         let previous = self
             .previous_destination()
             .filter(|previous| Type::of(previous) == self.kind)?;
-        if let (Destination::WebHook(hook), Some(url)) = (previous, url) {
+        if self.context.road == Road::Azure {
+            // It goes where the change says.
+        } else if let (Destination::WebHook(hook), Some(url)) = (previous, url) {
             let (before, now) = (
                 Url::parse(hook.url.expose()).ok()?,
                 Url::parse(url.expose()).ok()?,
@@ -638,7 +725,7 @@ pub(super) fn parse_dead_letter(node: &Node<'_>, road: Road) -> Result<DeadLette
     Ok(DeadLetterDestination { account, container })
 }
 
-pub(super) fn parse_identity(node: &Node<'_>) -> Result<Identity, FieldError> {
+pub(super) fn parse_identity(node: &Node<'_>, road: Road) -> Result<Identity, FieldError> {
     node.need_string("type")?;
     let words = [
         ("SystemAssigned", "SystemAssigned"),
@@ -649,6 +736,15 @@ pub(super) fn parse_identity(node: &Node<'_>) -> Result<Identity, FieldError> {
         "UserAssigned" => Some(node.need_string("userAssignedIdentity")?),
         _ => node.string("userAssignedIdentity")?.filter(|id| !id.is_empty()),
     };
+    let provider = "Microsoft.ManagedIdentity";
+    let is_identity = |id: &str| {
+        let names = resource_names(id, provider, &["userAssignedIdentities"]);
+        names.is_some_and(|(_, rest)| rest.is_empty())
+    };
+    if road == Road::Azure && user_assigned.as_deref().is_some_and(|id| !is_identity(id)) {
+        let reason = format!("must be a resource id …/providers/{provider}/userAssignedIdentities/<name>");
+        return Err(node.at("userAssignedIdentity").fail(reason));
+    }
     Ok(Identity {
         kind: kind.into(),
         user_assigned,
@@ -727,9 +823,14 @@ impl DestinationBody {
 }
 
 fn attribute_body(attribute: &DeliveryAttribute) -> Value {
+    show_attribute(attribute, false)
+}
+
+/// A delivery attribute as all APIs write it, a secret in clear or masked.
+pub(crate) fn show_attribute(attribute: &DeliveryAttribute, clear: bool) -> Value {
     let (kind, properties) = match &attribute.value {
         AttributeValue::Static { value, secret } => {
-            let value = if *secret { HIDDEN } else { value.expose() };
+            let value = if *secret && !clear { HIDDEN } else { value.expose() };
             ("Static", json!({"value": value, "isSecret": secret}))
         }
         AttributeValue::Dynamic { source_field } => ("Dynamic", json!({"sourceField": source_field})),
@@ -758,6 +859,7 @@ mod tests {
             name: "orders",
             input_schema: Schema::EventGrid,
             mapping: None,
+            default_types: &[],
         };
         let now = Timestamp::from_secs(1_000_000_000);
         let context = SubscriptionContext {
@@ -767,6 +869,7 @@ mod tests {
             limits,
             now,
             previous,
+            api_version: "",
         };
         let spec = parse_subscription(Raw::parse(&body).unwrap(), &context)?;
         Ok(spec.into_subscription(SubscriptionId(1), TopicId(1), None, now))
@@ -1372,13 +1475,18 @@ mod tests {
         };
         let masked = hook("", &[fixed("x", "Hidden", true)]).replace("\"x\"", "\"X\"");
         assert_eq!(again(&masked), Ok(true));
-        assert_eq!(again(&masked.replace("\"https://a/x\"", "null")), Ok(true));
         assert_eq!(again(&masked.replace("https://a/x", "https://a/y")), Ok(false));
-        // A secret does not follow the subscription to another server.
+        // Only a change may leave the URL out.
         assert_eq!(
-            again(&masked.replace("https://a/x", "https://evil/x")),
-            Err("is masked: give the secret itself".into())
+            again(&masked.replace("\"https://a/x\"", "null")),
+            Err("is required".into())
         );
+        // Where its secrets cannot be read, they do not follow a subscription to another server.
+        let elsewhere = of("WebHook", &masked.replace("https://a/x", "https://evil/x"));
+        for (road, follows) in [(Road::Azure, true), (Road::Edge, false), (Road::Config, false)] {
+            let after = subscription(road, &limits, &elsewhere, Some(&before));
+            assert_eq!(after.is_ok(), follows, "{road:?}");
+        }
 
         let url = "https://t.eventgrid.azure.net/api/events?api-version=2018-01-01";
         let grid = |url: &str, key: &str| {

@@ -182,10 +182,12 @@ mod tests {
                 name: "t1",
                 input_schema: topic.input_schema,
                 mapping: None,
+                default_types: &[],
             },
             limits: &Limits::default(),
             now: Timestamp::MIN,
             previous: None,
+            api_version: "",
         };
         let spec = parse_subscription(Raw::parse(&body).unwrap(), &context).unwrap();
         let subscription = spec.into_subscription(SubscriptionId(1), TopicId(1), None, Timestamp::MIN);
@@ -284,10 +286,12 @@ mod tests {
                 name: "t1",
                 input_schema: topic.input_schema,
                 mapping: None,
+                default_types: &[],
             },
             limits: &limits,
             now: Timestamp::MIN,
             previous: None,
+            api_version: "",
         };
         let spec = parse_subscription(
             Raw::parse(&format!("{{\"properties\":{body}}}")).unwrap(),

@@ -13,6 +13,7 @@ mod subscription;
 mod topic;
 pub mod validate;
 
+pub(crate) use destination::show_attribute;
 pub use destination::{DestinationBody, HIDDEN};
 pub use edge::{
     EdgeRetryPolicy, EdgeSubscription, EdgeSubscriptionProperties, EdgeTopic, EdgeTopicProperties,
@@ -20,10 +21,13 @@ pub use edge::{
 };
 pub use filter::{AdvancedFilterBody, FilterBody};
 pub use read::{FieldError, read_body};
-pub use subscription::{SubscriptionContext, SubscriptionSpec, TopicContext, parse_subscription};
-pub use topic::{TopicSpec, parse_domain, parse_system_topic, parse_topic};
+pub use subscription::{
+    SubscriptionContext, SubscriptionSpec, TopicContext, parse_subscription, patch_subscription,
+};
+pub use topic::{TopicSpec, parse_domain, parse_system_topic, parse_topic, patch_topic};
 
 use postrider_core::event::Schema;
+use postrider_core::json::Raw;
 /// Which API a body came through; it is kept as the resource's origin.
 pub use postrider_core::subscription::Origin as Road;
 use read::Node;
@@ -133,6 +137,15 @@ impl Extras {
     fn keep_member(&mut self, node: &Node<'_>, name: &'static str) {
         if let Some(member) = node.get(name) {
             self.keep(name, member.value.text());
+        }
+    }
+
+    /// Takes some members over from what was kept before.
+    fn keep_all(&mut self, kept: Option<Raw<'_>>, names: &[&'static str]) {
+        for name in names {
+            if let Some(value) = kept.and_then(|kept| kept.get(name)) {
+                self.keep(name, value.text());
+            }
         }
     }
 

@@ -36,6 +36,15 @@ impl FieldError {
         }
     }
 
+    /// As the cloud refuses event subscriptions, and with the field that is wrong.
+    pub fn of_event_subscription(self) -> FieldError {
+        if self.said.is_some() {
+            return self;
+        }
+        let message = format!("Invalid event subscription request: {self}.");
+        self.saying(message)
+    }
+
     /// As the edge module refuses destinations.
     pub(super) fn of_edge_destination(self) -> FieldError {
         let message = format!("EventSubscription.Properties.Destination failed validation. Reason: {self}.");

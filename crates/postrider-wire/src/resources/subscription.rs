@@ -1,6 +1,6 @@
 //! Event subscriptions, on the way in.
 
-use super::destination::{parse_dead_letter, parse_destination, parse_identity};
+use super::destination::{parse_dead_letter, parse_destination, parse_identity, patch_destination};
 use super::filter::{key_style, parse_filter};
 use super::read::Node;
 use super::validate::{check_azure_subscription_name, check_name};
@@ -33,6 +33,25 @@ pub struct SubscriptionSpec {
 }
 
 impl SubscriptionSpec {
+    /// What there is, as if `road` had said it.
+    fn of(subscription: &Subscription, road: Road) -> SubscriptionSpec {
+        SubscriptionSpec {
+            name: subscription.name.clone(),
+            destination: subscription.destination.clone(),
+            identity: subscription.identity.clone(),
+            filter: subscription.filter.clone(),
+            labels: subscription.labels.clone(),
+            expires: subscription.expires,
+            delivery_schema: subscription.delivery_schema,
+            retry: subscription.retry,
+            dead_letter: subscription.dead_letter.clone(),
+            dead_letter_identity: subscription.dead_letter_identity.clone(),
+            profile: subscription.profile.clone(),
+            origin: road,
+            extras: subscription.extras.clone(),
+        }
+    }
+
     pub fn into_subscription(
         self,
         id: SubscriptionId,
@@ -68,6 +87,8 @@ pub struct TopicContext<'a> {
     pub name: &'a str,
     pub input_schema: Schema,
     pub mapping: Option<&'a InputMapping>,
+    /// The types of events that a subscription gets which does not name any; all if this is empty.
+    pub default_types: &'a [&'a str],
 }
 
 /// What must be known to judge a body.
@@ -81,6 +102,8 @@ pub struct SubscriptionContext<'a> {
     pub now: Timestamp,
     /// The subscription that is replaced. Masked secrets are taken from it.
     pub previous: Option<&'a Subscription>,
+    /// The version of the cloud's API that was asked for; empty on the other roads.
+    pub api_version: &'a str,
 }
 
 /// Reads a subscription that is made or replaced as a whole. Destinations of every type are read;
@@ -99,7 +122,7 @@ pub fn parse_subscription(
     let properties = root.need_object("properties")?;
     check_topic(&properties, context)?;
 
-    let (place, identity) = one_of_two(&properties, "destination", "deliveryWithResourceIdentity")?;
+    let (place, identity) = one_of_two(&properties, "destination", "deliveryWithResourceIdentity", road)?;
     let Some(place) = place else {
         return Err(properties.at("destination").fail("is required"));
     };
@@ -117,6 +140,7 @@ pub fn parse_subscription(
         &properties,
         "deadLetterDestination",
         "deadLetterWithResourceIdentity",
+        road,
     )?;
     let dead_letter = dead_letter
         .map(|node| parse_dead_letter(&node, road))
@@ -125,15 +149,21 @@ pub fn parse_subscription(
     let mut extras = Extras::default();
     let filter = match properties.object("filter")? {
         Some(node) => {
-            let filter = parse_filter(&node, road)?;
+            let mut filter = parse_filter(&node, road)?;
             extras.keep("filter", sent_defaults(&node, &filter));
+            name_event_types(&mut filter, &node, context)?;
             filter
         }
-        None => Filter {
-            keys: key_style(road),
-            ..Filter::default()
-        },
+        None => {
+            let included_event_types = default_types(context);
+            Filter {
+                keys: key_style(road),
+                included_event_types,
+                ..Filter::default()
+            }
+        }
     };
+    keep_tls_version(&mut extras, &place, None)?;
     if let Some(policy) = parse_persistence(&properties, context)? {
         extras.keep("persistencePolicy", policy);
     }
@@ -153,6 +183,127 @@ pub fn parse_subscription(
         origin: road,
         extras: extras.into_text(),
     })
+}
+
+/// Reads a change of the subscription that `context` names as the previous one. What a change does not
+/// mention, or mentions as null, stays as it is; filters and lists are replaced whole. The properties stand in
+/// the body itself, or as in an answer in its member `properties`. Nothing but what was sent is judged again.
+pub fn patch_subscription(
+    body: Raw<'_>,
+    context: &SubscriptionContext<'_>,
+) -> Result<SubscriptionSpec, FieldError> {
+    let previous = context.previous.expect("a change has something to change");
+    let road = context.road;
+    let root = Node::root(body)?;
+    let properties = match root.object("properties")? {
+        Some(wrapped) => wrapped,
+        None => root,
+    };
+    let mut extras = Extras::default();
+    let kept_extras = previous.extras.as_deref().and_then(|text| Raw::parse(text).ok());
+    let mut spec = SubscriptionSpec::of(previous, road);
+
+    let (place, identity) = one_of_two(&properties, "destination", "deliveryWithResourceIdentity", road)?;
+    if let Some(place) = &place {
+        spec.destination = patch_destination(place, &previous.destination, context)?;
+        spec.identity = identity;
+    }
+    let same_type =
+        std::mem::discriminant(&spec.destination) == std::mem::discriminant(&previous.destination);
+    match &place {
+        Some(place) => keep_tls_version(&mut extras, place, kept_extras.filter(|_| same_type))?,
+        None => extras.keep_all(kept_extras, &[TLS_VERSION]),
+    }
+    let (dead_letter, dead_letter_identity) = one_of_two(
+        &properties,
+        "deadLetterDestination",
+        "deadLetterWithResourceIdentity",
+        road,
+    )?;
+    if let Some(node) = dead_letter {
+        spec.dead_letter = Some(parse_dead_letter(&node, road)?);
+        spec.dead_letter_identity = dead_letter_identity;
+    }
+    match properties.object("filter")? {
+        Some(node) => {
+            spec.filter = parse_filter(&node, road)?;
+            extras.keep("filter", sent_defaults(&node, &spec.filter));
+            name_event_types(&mut spec.filter, &node, context)?;
+        }
+        None => extras.keep_all(kept_extras, &["filter"]),
+    }
+    extras.keep_all(kept_extras, &["persistencePolicy"]);
+    if let Some(labels) = properties.strings("labels")? {
+        spec.labels = labels;
+    }
+    spec.expires = parse_expiry(&properties, context)?.or(previous.expires);
+    if properties.get("eventDeliverySchema").is_some() {
+        // Its place is here alone; nothing is looked for beside the URL.
+        spec.delivery_schema = parse_delivery_schema(&properties, &properties, context)?;
+    }
+    let retry = parse_retry(&properties, road)?;
+    spec.retry = RetryChoice {
+        attempts_max: retry.attempts_max.or(previous.retry.attempts_max),
+        time_to_live_minutes: retry.time_to_live_minutes.or(previous.retry.time_to_live_minutes),
+    };
+    if properties.get("postrider").is_some() {
+        spec.profile = parse_profile(&properties)?;
+    }
+    spec.extras = extras.into_text();
+    Ok(spec)
+}
+
+/// Which types of events are meant. `["All"]` was the word for every type until a version of the cloud's API.
+fn name_event_types(
+    filter: &mut Filter,
+    node: &Node<'_>,
+    context: &SubscriptionContext<'_>,
+) -> Result<(), FieldError> {
+    if context.road != Road::Azure {
+        return Ok(());
+    }
+    let field = node.at("includedEventTypes");
+    match filter.included_event_types.as_deref() {
+        None | Some([]) => filter.included_event_types = default_types(context),
+        Some([word]) if word.eq_ignore_ascii_case("All") => {
+            // The day decides, a preview or not.
+            if context
+                .api_version
+                .get(..10)
+                .is_none_or(|day| day >= "2019-02-01")
+            {
+                let reason = "must be left out for all types: [\"All\"] is refused since 2019-02-01-preview";
+                return Err(field.fail(reason));
+            }
+            filter.included_event_types = None;
+        }
+        Some(types) => {
+            if let Some(at) = types.iter().position(String::is_empty) {
+                let path = format!("{}[{at}]", field.path);
+                return Err(FieldError::new(path, "must not be empty"));
+            }
+        }
+    }
+    Ok(())
+}
+
+fn default_types(context: &SubscriptionContext<'_>) -> Option<Vec<String>> {
+    let types = context.topic.default_types;
+    (context.road == Road::Azure && !types.is_empty())
+        .then(|| types.iter().map(|name| (*name).to_owned()).collect())
+}
+
+const TLS_VERSION: &str = "minimumTlsVersionAllowed";
+
+/// The oldest TLS that a webhook may speak is checked and echoed; none as old as those is spoken here.
+fn keep_tls_version(extras: &mut Extras, place: &Node<'_>, kept: Option<Raw<'_>>) -> Result<(), FieldError> {
+    let properties = place.at("properties");
+    let words = [("1.0", "\"1.0\""), ("1.1", "\"1.1\""), ("1.2", "\"1.2\"")];
+    match properties.word(TLS_VERSION, &words)? {
+        Some(version) => extras.keep(TLS_VERSION, version),
+        None => extras.keep_all(kept, &[TLS_VERSION]),
+    }
+    Ok(())
 }
 
 /// The topic's name in the body, if it is there, must be the one in the URL. It may be the last
@@ -183,12 +334,13 @@ fn one_of_two<'a>(
     properties: &Node<'a>,
     plain: &str,
     with_identity: &str,
+    road: Road,
 ) -> Result<(Option<Node<'a>>, Option<Identity>), FieldError> {
     match (properties.object(plain)?, properties.object(with_identity)?) {
         (Some(_), Some(other)) => Err(other.fail(format!("must be left out beside {plain}"))),
         (destination, None) => Ok((destination, None)),
         (None, Some(node)) => {
-            let identity = parse_identity(&node.need_object("identity")?)?;
+            let identity = parse_identity(&node.need_object("identity")?, road)?;
             Ok((Some(node.need_object(plain)?), Some(identity)))
         }
     }
@@ -382,6 +534,7 @@ mod tests {
             name: "orders",
             input_schema,
             mapping: mapped.then_some(&mapping),
+            default_types: &[],
         };
         let limits = Limits::default();
         let context = SubscriptionContext {
@@ -391,6 +544,7 @@ mod tests {
             limits: &limits,
             now: NOW,
             previous,
+            api_version: "2022-06-15",
         };
         parse_subscription(Raw::parse(body).unwrap(), &context)
     }
@@ -417,6 +571,7 @@ mod tests {
                 attributes: Vec::new(),
                 aad_tenant: None,
                 aad_application: None,
+                rate_max: None,
             }),
             identity: None,
             filter: Filter::default(),
@@ -495,6 +650,7 @@ mod tests {
             name: "orders",
             input_schema: Schema::EventGrid,
             mapping: None,
+            default_types: &[],
         };
         let body = format!("{{\"properties\":{{{HOOK}}}}}");
         let check = |road: Road, name: &str, good: bool| {
@@ -505,6 +661,7 @@ mod tests {
                 limits: &limits,
                 now: NOW,
                 previous: None,
+                api_version: "",
             };
             assert_eq!(
                 parse_subscription(Raw::parse(&body).unwrap(), &context).is_ok(),

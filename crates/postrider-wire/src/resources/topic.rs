@@ -58,6 +58,14 @@ impl TopicSpec {
     }
 }
 
+/// Members that are only kept to be echoed, beside the properties and inside them.
+const BESIDE: [&str; 4] = ["sku", "identity", "kind", "extendedLocation"];
+const INSIDE: [&str; 3] = [
+    "dataResidencyBoundary",
+    "minimumTlsVersionAllowed",
+    "eventTypeInfo",
+];
+
 /// Reads a custom topic. With a previous state the input schema must stay as it was; a body that
 /// leaves it or its mapping out does not change them.
 pub fn parse_topic(
@@ -96,10 +104,23 @@ pub fn parse_system_topic(
     previous: Option<&Topic>,
 ) -> Result<TopicSpec, FieldError> {
     parse(body, road, name, previous, |properties| {
-        Ok(TopicKind::System {
-            source: properties.need_string("source")?,
-            topic_type: properties.need_string("topicType")?,
-        })
+        let source = properties.need_string("source")?;
+        let topic_type = properties.need_string("topicType")?;
+        let fixed = previous.filter(|_| road == Road::Azure).map(|topic| &topic.kind);
+        if let Some(TopicKind::System {
+            source: kept,
+            topic_type: kept_type,
+        }) = fixed
+        {
+            let words = [("source", &source, kept), ("topicType", &topic_type, kept_type)];
+            for (member, given, kept) in words {
+                if !given.eq_ignore_ascii_case(kept) {
+                    let reason = format!("cannot be changed from {kept:?} to {given:?}");
+                    return Err(properties.at(member).fail(reason));
+                }
+            }
+        }
+        Ok(TopicKind::System { source, topic_type })
     })
 }
 
@@ -125,9 +146,9 @@ fn parse(
         },
     };
     let kind = kind(&properties)?;
-    match (road, &kind) {
-        (Road::Azure, TopicKind::Custom | TopicKind::Domain { .. }) => check_azure_topic_name(name)?,
-        _ => check_name(name)?,
+    match road {
+        Road::Azure => check_azure_resource_name(name, &kind)?,
+        Road::Edge | Road::Config => check_name(name)?,
     }
     check_same_name(&root, "name", road, name)?;
 
@@ -136,22 +157,21 @@ fn parse(
         Road::Config if root.get(name).is_none() => properties.clone(),
         _ => root.clone(),
     };
+    // Documented as required; az leaves it out unless it is told where.
     let location = match beside("location").string("location")? {
         Some(location) => location.replace(' ', "").to_lowercase(),
-        None if road == Road::Azure => return Err(root.at("location").fail("is required")),
         None => String::new(),
     };
     let input_schema = parse_input_schema(&properties, previous)?;
     let mut extras = Extras::default();
-    for member in ["sku", "identity", "kind", "extendedLocation"] {
+    for member in BESIDE {
         extras.keep_member(&beside(member), member);
     }
-    for member in [
-        "dataResidencyBoundary",
-        "minimumTlsVersionAllowed",
-        "eventTypeInfo",
-    ] {
+    for member in INSIDE {
         extras.keep_member(&properties, member);
+    }
+    if road == Road::Azure {
+        check_extras(&root, &properties)?;
     }
     Ok(TopicSpec {
         name: name.to_owned(),
@@ -161,13 +181,187 @@ fn parse(
         input_schema,
         mapping: parse_mapping(&properties, road, input_schema, previous)?,
         local_auth_disabled: properties.bool("disableLocalAuth")?.unwrap_or(false),
-        public_network: properties
-            .word("publicNetworkAccess", &[("Enabled", true), ("Disabled", false)])?
-            .unwrap_or(true),
+        public_network: parse_public_network(&properties)?.unwrap_or(true),
         inbound_ip_rules: parse_ip_rules(&properties)?,
         profile: parse_profile(&properties)?,
         extras: extras.into_text(),
     })
+}
+
+/// Reads what a PATCH changes; everything else stays as it was. What cannot be changed may be repeated.
+pub fn patch_topic(body: Raw<'_>, previous: &Topic) -> Result<TopicSpec, FieldError> {
+    let root = Node::root(body)?;
+    let properties = match root.object("properties")? {
+        Some(properties) => properties,
+        None => Node {
+            path: "properties".into(),
+            value: Raw::trusted("{}"),
+        },
+    };
+    check_same_name(&root, "name", Road::Azure, &previous.name)?;
+    check_extras(&root, &properties)?;
+    check_unchanged(&root, &properties, previous)?;
+    let mut spec = TopicSpec {
+        name: previous.name.clone(),
+        kind: previous.kind.clone(),
+        location: previous.location.clone(),
+        tags: previous.tags.clone(),
+        input_schema: previous.input_schema,
+        mapping: previous.mapping.clone(),
+        local_auth_disabled: previous.local_auth_disabled,
+        public_network: previous.public_network,
+        inbound_ip_rules: previous.inbound_ip_rules.clone(),
+        profile: previous.profile.clone(),
+        extras: None,
+    };
+    if root.get("tags").is_some() {
+        spec.tags = parse_tags(&root)?;
+    }
+    if let TopicKind::Domain {
+        auto_create,
+        auto_delete,
+    } = &mut spec.kind
+    {
+        let given = |name: &str, kept: bool| Ok(properties.bool(name)?.unwrap_or(kept));
+        *auto_create = given("autoCreateTopicWithFirstSubscription", *auto_create)?;
+        *auto_delete = given("autoDeleteTopicWithLastSubscription", *auto_delete)?;
+    }
+    if let Some(disabled) = properties.bool("disableLocalAuth")? {
+        spec.local_auth_disabled = disabled;
+    }
+    if let Some(public) = parse_public_network(&properties)? {
+        spec.public_network = public;
+    }
+    if properties.get("inboundIpRules").is_some() {
+        spec.inbound_ip_rules = parse_ip_rules(&properties)?;
+    }
+    if let Some(profile) = parse_profile(&properties)? {
+        spec.profile = Some(profile);
+    }
+    let kept = Raw::trusted(previous.extras.as_deref().unwrap_or("{}"));
+    let kept = Node {
+        path: String::new(),
+        value: kept,
+    };
+    let mut extras = Extras::default();
+    for (members, given) in [(&BESIDE[..], &root), (&INSIDE[..], &properties)] {
+        for member in members {
+            // Two of them cannot be changed, only spelled otherwise.
+            let fixed = matches!(*member, "kind" | "extendedLocation");
+            let from = if !fixed && given.get(member).is_some() {
+                given
+            } else {
+                &kept
+            };
+            extras.keep_member(from, member);
+        }
+    }
+    spec.extras = extras.into_text();
+    Ok(spec)
+}
+
+/// What is fixed at creation.
+fn check_unchanged(root: &Node<'_>, properties: &Node<'_>, previous: &Topic) -> Result<(), FieldError> {
+    let same = |node: &Node<'_>, name: &str, kept: &str| match node.string(name)? {
+        Some(given) if !given.eq_ignore_ascii_case(kept) => Err(node
+            .at(name)
+            .fail(format!("cannot be changed from {kept:?} to {given:?}"))),
+        _ => Ok(()),
+    };
+    if let Some(given) = root.string("location")? {
+        let given = given.replace(' ', "").to_lowercase();
+        if given != previous.location {
+            let reason = format!("cannot be changed from {:?} to {given:?}", previous.location);
+            return Err(root.at("location").fail(reason));
+        }
+    }
+    let kept = previous.extras.as_deref().unwrap_or("{}");
+    let kept = Raw::trusted(kept).get_any_case("kind");
+    let kept = kept
+        .as_ref()
+        .and_then(|kind| kind.as_str())
+        .unwrap_or("Azure".into());
+    same(root, "kind", &kept)?;
+    if root.get("extendedLocation").is_some() {
+        return Err(root.at("extendedLocation").fail("cannot be changed"));
+    }
+    if let TopicKind::System { source, topic_type } = &previous.kind {
+        same(properties, "source", source)?;
+        return same(properties, "topicType", topic_type);
+    }
+    parse_input_schema(properties, Some(previous))?;
+    if properties.get("inputSchemaMapping").is_some() {
+        let given = parse_mapping(properties, Road::Azure, previous.input_schema, Some(previous))?;
+        if given != previous.mapping {
+            return Err(properties.at("inputSchemaMapping").fail("cannot be changed"));
+        }
+    }
+    Ok(())
+}
+
+/// Words that are only echoed still have to be ones that the service knows.
+fn check_extras(root: &Node<'_>, properties: &Node<'_>) -> Result<(), FieldError> {
+    if let Some(sku) = root.object("sku")? {
+        sku.word("name", &[("Basic", ()), ("Premium", ())])?;
+    }
+    root.word("kind", &[("Azure", ()), ("AzureArc", ())])?;
+    root.object("extendedLocation")?;
+    if let Some(identity) = root.object("identity")? {
+        let words = [
+            "None",
+            "SystemAssigned",
+            "UserAssigned",
+            "SystemAssigned, UserAssigned",
+        ];
+        let given = identity.string("type")?;
+        let known = |given: &str| {
+            let given = given.replace(' ', "");
+            words
+                .iter()
+                .any(|word| word.replace(' ', "").eq_ignore_ascii_case(&given))
+        };
+        if let Some(given) = given.filter(|given| !known(given)) {
+            let reason = format!("must be one of {}, was {given:?}", words.join("; "));
+            return Err(identity.at("type").fail(reason));
+        }
+        identity.object("userAssignedIdentities")?;
+    }
+    let boundaries = [("WithinGeopair", ()), ("WithinRegion", ())];
+    properties.word("dataResidencyBoundary", &boundaries)?;
+    let versions = [("1.0", ()), ("1.1", ()), ("1.2", ())];
+    properties.word("minimumTlsVersionAllowed", &versions)?;
+    if let Some(types) = properties.object("eventTypeInfo")? {
+        types.word("kind", &[("Inline", ())])?;
+        types.object("inlineEventTypes")?;
+    }
+    Ok(())
+}
+
+fn parse_public_network(properties: &Node<'_>) -> Result<Option<bool>, FieldError> {
+    properties.word("publicNetworkAccess", &[("Enabled", true), ("Disabled", false)])
+}
+
+/// Azure's rules for names, and its words where they are known.
+fn check_azure_resource_name(name: &str, kind: &TopicKind) -> Result<(), FieldError> {
+    let what = match kind {
+        TopicKind::Custom => "Topic",
+        TopicKind::Domain { .. } => "Domain",
+        TopicKind::System { .. } | TopicKind::Scope { .. } => {
+            let letters = name.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-');
+            if (3..=128).contains(&name.len()) && letters {
+                return Ok(());
+            }
+            let reason = format!("must have 3 to 128 letters, digits or '-', was {name:?}");
+            return Err(FieldError::new("name", reason));
+        }
+    };
+    if !(3..=50).contains(&name.len()) {
+        let error = FieldError::new("name", "must have 3 to 50 letters, digits or '-'");
+        return Err(error.saying(format!(
+            "{what} name must be between 3 and 50 characters in length."
+        )));
+    }
+    check_azure_topic_name(name)
 }
 
 fn parse_input_schema(properties: &Node<'_>, previous: Option<&Topic>) -> Result<Schema, FieldError> {
@@ -379,7 +573,13 @@ mod tests {
                 ..spec()
             }),
         );
-        check("{}", Err("location is required"));
+        check(
+            "{}",
+            Ok(TopicSpec {
+                location: String::new(),
+                ..spec()
+            }),
+        );
         let bad = |properties: &str, reason: &str| {
             check(
                 &format!(r#"{{"location":"x","properties":{properties}}}"#),
@@ -523,6 +723,142 @@ mod tests {
         assert_eq!(system.kind, TopicKind::System { source, topic_type });
         let error = parse_system_topic(Raw::trusted("{}"), Road::Azure, "orders", None).unwrap_err();
         assert_eq!(error.to_string(), "properties.source is required");
+    }
+
+    #[test]
+    fn azure_names() {
+        let check = |name: &str, expected: Result<(), &str>| {
+            let body = Raw::trusted("{}");
+            let read = parse_topic(body, Road::Azure, name, None);
+            assert_eq!(
+                read.map(|_| ()).map_err(|e| e.to_string()),
+                expected.map_err(Into::into)
+            );
+        };
+        let length = "Topic name must be between 3 and 50 characters in length.";
+        check("t-1", Ok(()));
+        check("t1", Err(length));
+        check(&"t".repeat(51), Err(length));
+        check(
+            "t_1",
+            Err("name must have 3 to 50 letters, digits or '-', was \"t_1\""),
+        );
+        check(
+            "systemic",
+            Err("name must not begin with System, was \"systemic\""),
+        );
+        let domain = parse_domain(Raw::trusted("{}"), Road::Azure, "d1", None).unwrap_err();
+        let said = "Domain name must be between 3 and 50 characters in length.";
+        assert_eq!(
+            (domain.to_string().as_str(), domain.path.as_str()),
+            (said, "name")
+        );
+    }
+
+    #[test]
+    fn a_patch_changes_what_it_names() {
+        let body = r#"{"location":"here","tags":{"a":"b"},"kind":"Azure","identity":{"type":"None"},"sku":{"name":"Basic"},
+            "properties":{"inputSchema":"CloudEventSchemaV1_0","inboundIpRules":[{"ipMask":"10.0.0.0/8"}],
+            "dataResidencyBoundary":"WithinRegion","postrider":{"profile":"edge"}}}"#;
+        let spec = parse_as(Road::Azure, body).unwrap();
+        let topic = spec
+            .clone()
+            .into_topic(TopicId(1), "g".into(), Default::default(), Timestamp::MIN);
+        let check = |body: &str, expected: Result<TopicSpec, &str>| {
+            let got = patch_topic(Raw::parse(body).unwrap(), &topic).map_err(|e| e.to_string());
+            assert_eq!(got, expected.map_err(Into::into), "{body}");
+        };
+        check("{}", Ok(spec.clone()));
+        check(
+            r#"{"tags":null,"properties":{"inboundIpRules":null}}"#,
+            Ok(spec.clone()),
+        );
+        check(
+            r#"{"tags":{"c":"d"}}"#,
+            Ok(TopicSpec {
+                tags: [("c".into(), "d".into())].into(),
+                ..spec.clone()
+            }),
+        );
+        check(
+            r#"{"tags":{},"identity":{"type":"SystemAssigned"},
+                "properties":{"inboundIpRules":[],"disableLocalAuth":true,"publicNetworkAccess":"Disabled",
+                "minimumTlsVersionAllowed":"1.2","postrider":{"profile":"cloud-2019"}}}"#,
+            Ok(TopicSpec {
+                tags: BTreeMap::new(),
+                inbound_ip_rules: Vec::new(),
+                local_auth_disabled: true,
+                public_network: false,
+                profile: Some("cloud-2019".into()),
+                extras: Some(
+                    r#"{"sku":{"name":"Basic"},"identity":{"type":"SystemAssigned"},"kind":"Azure","dataResidencyBoundary":"WithinRegion","minimumTlsVersionAllowed":"1.2"}"#
+                        .into(),
+                ),
+                ..spec.clone()
+            }),
+        );
+        // What cannot be changed may be repeated.
+        check(
+            r#"{"name":"ORDERS","location":"Here","kind":"azure","properties":{"inputSchema":"cloudEventSchemaV1_0"}}"#,
+            Ok(spec.clone()),
+        );
+        check(
+            r#"{"location":"there"}"#,
+            Err("location cannot be changed from \"here\" to \"there\""),
+        );
+        check(
+            r#"{"kind":"AzureArc"}"#,
+            Err("kind cannot be changed from \"Azure\" to \"AzureArc\""),
+        );
+        check(
+            r#"{"properties":{"inputSchema":"EventGridSchema"}}"#,
+            Err("properties.inputSchema cannot be changed from CloudEventSchemaV1_0 to EventGridSchema"),
+        );
+        check(
+            r#"{"properties":{"inputSchemaMapping":{"properties":{"id":{"sourceField":"x"}}}}}"#,
+            Err("properties.inputSchemaMapping cannot be changed"),
+        );
+        check(
+            r#"{"identity":{"type":"Mine"}}"#,
+            Err(
+                "identity.type must be one of None; SystemAssigned; UserAssigned; SystemAssigned, UserAssigned, was \"Mine\"",
+            ),
+        );
+        check(
+            r#"{"properties":{"minimumTlsVersionAllowed":"2"}}"#,
+            Err("properties.minimumTlsVersionAllowed must be one of 1.0, 1.1, 1.2, was \"2\""),
+        );
+        check("[]", Err("the body must be an object, was a list"));
+    }
+
+    #[test]
+    fn a_patch_of_a_domain_or_system_topic() {
+        let body = r#"{"properties":{"autoDeleteTopicWithLastSubscription":false}}"#;
+        let domain = parse_domain(Raw::trusted(body), Road::Azure, "orders", None).unwrap();
+        let domain = domain.into_topic(TopicId(1), "g".into(), Default::default(), Timestamp::MIN);
+        let body = Raw::trusted(r#"{"properties":{"autoCreateTopicWithFirstSubscription":false}}"#);
+        assert_eq!(
+            patch_topic(body, &domain).unwrap().kind,
+            TopicKind::Domain {
+                auto_create: false,
+                auto_delete: false
+            }
+        );
+        let body = r#"{"properties":{"source":"/a/b","topicType":"T.T"}}"#;
+        let system = parse_system_topic(Raw::trusted(body), Road::Azure, "orders", None).unwrap();
+        let system = system.into_topic(TopicId(1), "g".into(), Default::default(), Timestamp::MIN);
+        let error = |body| patch_topic(Raw::trusted(body), &system).unwrap_err().to_string();
+        assert_eq!(
+            error(r#"{"properties":{"source":"/a/c"}}"#),
+            "properties.source cannot be changed from \"/a/b\" to \"/a/c\""
+        );
+        assert!(
+            patch_topic(
+                Raw::trusted(r#"{"tags":{"x":"y"},"properties":{"source":"/A/B"}}"#),
+                &system
+            )
+            .is_ok()
+        );
     }
 
     #[test]

@@ -3,6 +3,7 @@
 //! Each returns the reason for a refusal, to be read after the path of the field.
 
 use super::FieldError;
+pub use postrider_core::connection::part as connection_part;
 use std::net::{Ipv4Addr, Ipv6Addr};
 
 /// The name of a topic or subscription on the edge and in the configuration.
@@ -253,13 +254,6 @@ pub fn resource_names<'a>(
         names.push(expect(word).filter(|name| !name.is_empty())?);
     }
     Some((names, segments.collect()))
-}
-
-/// The value of one part of a connection string, such as `EntityPath`.
-pub fn connection_part<'a>(connection: &'a str, name: &str) -> Option<&'a str> {
-    let mut parts = connection.split(';').filter_map(|part| part.split_once('='));
-    let (_, value) = parts.find(|(n, _)| n.trim().eq_ignore_ascii_case(name))?;
-    Some(value.trim()).filter(|value| !value.is_empty())
 }
 
 /// The name of a storage container or queue.

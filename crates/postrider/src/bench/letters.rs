@@ -20,7 +20,7 @@ use postrider_engine::blobs::Blobs;
 use postrider_engine::clock::SystemClock;
 use postrider_engine::dead_letters::{BLOBS_IN_FLIGHT_MAX, DeadLetters};
 use postrider_engine::deliver::{Answer, Reply, Request, Transport};
-use postrider_engine::{Engine, Parts, dispatch};
+use postrider_engine::{Engine, Parts, dispatch, handshake};
 use postrider_store::{Catalog, Change};
 use serde::Serialize;
 use std::path::Path;
@@ -203,6 +203,7 @@ async fn start(data: &Path, root: &Path) -> Result<(Arc<Engine>, Arc<AheadClock>
         id_prefix: "/subscriptions/bench".into(),
         dispatch: dispatch::Config::default(),
         dead_letters: DeadLetters::new(Arc::new(stores(root)?), Arc::new(archive), None),
+        handshake: handshake::Rules::default(),
     })
     .await?;
     Ok((engine, clock))
@@ -304,6 +305,7 @@ fn subscription() -> Subscription {
             attributes: Vec::new(),
             aad_tenant: None,
             aad_application: None,
+            rate_max: None,
         }),
         identity: None,
         filter: Filter::default(),

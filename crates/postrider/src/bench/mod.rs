@@ -4,6 +4,7 @@
 //! relay, which does the least any durable relay must do, and then on Postrider: rates depend on the machine,
 //! the ratio of the two much less.
 
+mod catalogue;
 mod child;
 mod http;
 mod letters;
@@ -76,6 +77,10 @@ pub struct BenchArgs {
     /// Instead of the loads, write this many dead letters to a local directory.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=100_000_000))]
     dead_letters: Option<u64>,
+    /// Instead of the loads, make this many topics with so many subscriptions each, restart the server with them,
+    /// and publish beside them.
+    #[arg(long, value_name = "TOPICSxSUBSCRIPTIONS", value_parser = catalogue::parse_size, conflicts_with = "dead_letters")]
+    catalogue: Option<catalogue::Size>,
     /// Print only the line of JSON.
     #[arg(long)]
     json: bool,
@@ -164,22 +169,33 @@ pub fn run(args: BenchArgs) -> Result<()> {
         writeln!(out, "{}", serde_json::to_string(&measured)?)?;
         return Ok(());
     }
-    let report = single_threaded()?.block_on(async {
-        tokio::select! {
-            biased;
-            interrupted = interrupted() => {
-                interrupted?;
-                bail!("interrupted")
-            }
-            report = measure(&args) => report,
+    if let Some(size) = args.catalogue {
+        let measured = single_threaded()?.block_on(unless_interrupted(catalogue::measure(&args, size)))?;
+        let mut out = std::io::stdout().lock();
+        if !args.json {
+            writeln!(out, "{}\n", measured.text())?;
         }
-    })?;
+        writeln!(out, "{}", serde_json::to_string(&measured)?)?;
+        return Ok(());
+    }
+    let report = single_threaded()?.block_on(unless_interrupted(measure(&args)))?;
     let mut out = std::io::stdout().lock();
     if !args.json {
         writeln!(out, "{}\n", report.text())?;
     }
     writeln!(out, "{}", serde_json::to_string(&report)?)?;
     Ok(())
+}
+
+async fn unless_interrupted<T>(measuring: impl Future<Output = Result<T>>) -> Result<T> {
+    tokio::select! {
+        biased;
+        interrupted = interrupted() => {
+            interrupted?;
+            bail!("interrupted")
+        }
+        measured = measuring => measured,
+    }
 }
 
 async fn measure(args: &BenchArgs) -> Result<Report> {
@@ -290,13 +306,24 @@ impl<'a> Bench<'a> {
             (backlog.events, backlog.secs) = (100, BACKLOG_SECS_MAX);
             self.publish(backlog, &ready).await?;
         }
-        let mut warm_up = self.publish_args(load, &ready, rate);
-        warm_up.secs = (self.args.secs / 4.0).min(1.0);
-        self.publish(warm_up, &ready).await?;
+        self.measure_ready(load, server, rate, &ready).await
+    }
 
-        let measured = self.publish_args(load, &ready, rate);
+    /// One run on a server that is ready.
+    async fn measure_ready(
+        &mut self,
+        load: Load,
+        server: Server,
+        rate: Option<f64>,
+        ready: &Ready,
+    ) -> Result<Run> {
+        let mut warm_up = self.publish_args(load, ready, rate);
+        warm_up.secs = (self.args.secs / 4.0).min(1.0);
+        self.publish(warm_up, ready).await?;
+
+        let measured = self.publish_args(load, ready, rate);
         let before = Counters::read(&ready.process, &self.sink);
-        let published = self.publish(measured, &ready).await?;
+        let published = self.publish(measured, ready).await?;
         let usage = Counters::read(&ready.process, &self.sink).since(&before);
         let arrived = self.control.stats().await?;
         Ok(Run::new(load, server, rate, published, arrived, usage))
@@ -333,6 +360,17 @@ impl<'a> Bench<'a> {
         )?;
         std::fs::create_dir(&data)?;
         let log = dir.join("output");
+        self.serve(&config, &data, log, dead).await
+    }
+
+    /// Starts the server with what it finds there, and waits until it is ready.
+    async fn serve(
+        &self,
+        config: &Path,
+        data: &Path,
+        log: PathBuf,
+        dead: Option<TcpSocket>,
+    ) -> Result<Ready> {
         // Free when we let go of it; nothing else takes ports here in the meantime, or the start fails.
         let address = std::net::TcpListener::bind(LOCAL)?.local_addr()?;
         let http = address.to_string();

@@ -18,6 +18,12 @@ pub fn rss_peak_mib(pid: u32) -> Option<f64> {
     Some(rss_peak_kib(&status)? as f64 / 1024.0)
 }
 
+/// The memory a process has resident now, in MiB.
+pub fn rss_mib(pid: u32) -> Option<f64> {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    Some(kib(field(&status, "VmRSS")?)? as f64 / 1024.0)
+}
+
 /// CPU seconds during which any core of this machine was busy, or taken away by its host.
 pub fn machine_busy_seconds() -> Option<f64> {
     let stat = fs::read_to_string("/proc/stat").ok()?;

@@ -2,7 +2,7 @@
 
 use super::edge::EdgeConfig;
 use super::model::{Config, EgressPolicy, StoreKind};
-use super::{ConfigError, custom, duration, storage};
+use super::{ConfigError, custom, destination, duration, storage};
 use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
@@ -19,7 +19,10 @@ pub fn check(config: &Config, edge: &EdgeConfig) -> Checked {
     check_edge_access(config, edge)?;
     check_azure(config)?;
     check_clients(config)?;
+    check_managed_identity(config)?;
+    check_oidc(config)?;
     storage::check(config)?;
+    destination::check(config)?;
     check_egress(config)?;
     check_numbers(config)?;
     check_declared(config)?;
@@ -56,6 +59,14 @@ pub fn warnings(config: &Config, edge: &EdgeConfig) -> Vec<String> {
         warnings.push(
             "edge.require_auth is false, but inbound__clientAuth__sasKeys__enabled is true: keys are required"
                 .into(),
+        );
+    }
+    let far = |url: &str| url.starts_with("http://");
+    if let Some(oidc) = &config.oidc
+        && (far(&oidc.issuer) || oidc.jwks_url.as_deref().is_some_and(far))
+    {
+        warnings.push(
+            "oidc: the issuer's keys come over plain http, so whoever is on the way can make tokens".into(),
         );
     }
     warnings
@@ -149,6 +160,57 @@ fn check_clients(config: &Config) -> Checked {
     Ok(())
 }
 
+/// Whoever can reach us gets a token without a secret: that must be this machine alone.
+fn check_managed_identity(config: &Config) -> Checked {
+    let key = "azure.managed_identity";
+    let Some(id) = &config.azure.managed_identity else {
+        return Ok(());
+    };
+    if let Some(at) = listeners(config).find(|at| !at.ip().to_canonical().is_loopback()) {
+        let reason =
+            format!("would give a token to anyone who can reach {at}: it needs listeners on loopback only");
+        return refuse(key, reason);
+    }
+    let mut clients = config.clients.iter();
+    if !config.clients.is_empty() && !clients.any(|client| client.id.eq_ignore_ascii_case(id)) {
+        return refuse(key, format!("no [[client]] has the id \"{id}\""));
+    }
+    Ok(())
+}
+
+fn check_oidc(config: &Config) -> Checked {
+    let Some(oidc) = &config.oidc else {
+        return Ok(());
+    };
+    let is_url = |text: &str| {
+        let url: Option<http::Uri> = text.parse().ok();
+        url.is_some_and(|url| {
+            matches!(url.scheme_str(), Some("http" | "https"))
+                && url.authority().is_some_and(|at| !at.as_str().contains('@'))
+                && url.query().is_none()
+        })
+    };
+    for (key, url) in [
+        ("oidc.issuer", Some(&oidc.issuer)),
+        ("oidc.jwks_url", oidc.jwks_url.as_ref()),
+    ] {
+        if let Some(url) = url.filter(|url| !is_url(url)) {
+            let reason = format!("\"{url}\" is not a URL such as \"https://login.example/tenant/v2.0\"");
+            return refuse(key, reason);
+        }
+    }
+    for (key, text) in [
+        ("oidc.audience", Some(&oidc.audience)),
+        ("oidc.role_claim", Some(&oidc.role_claim)),
+        ("oidc.client_claim", oidc.client_claim.as_ref()),
+    ] {
+        if text.is_some_and(String::is_empty) {
+            return refuse(key, "must not be empty");
+        }
+    }
+    Ok(())
+}
+
 /// A list that the policy ignores would give a false sense of safety.
 fn check_egress(config: &Config) -> Checked {
     let egress = &config.egress;
@@ -200,6 +262,9 @@ fn check_retry(config: &Config) -> Checked {
         PROBATION_FAILURES_MOST,
     )?;
     wait_within("probation.max", config.probation.max, WAIT_MOST)?;
+    if let Some(window) = config.validation.window {
+        wait_within("validation.window", window, WAIT_MOST)?;
+    }
     match &config.profile_custom {
         Some(custom) => custom::check(custom, config.edge.strict_success),
         None if config.profile == "custom" => {

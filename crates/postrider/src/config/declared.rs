@@ -74,9 +74,14 @@ struct Written {
     name: String,
     key1: Option<Secret>,
     key2: Option<Secret>,
-    #[serde(default, alias = "event_subscription", alias = "eventSubscription")]
+    #[serde(
+        default,
+        alias = "event_subscription",
+        alias = "eventSubscription",
+        alias = "subscriptions"
+    )]
     subscription: Vec<DeclaredSubscription>,
-    #[serde(default)]
+    #[serde(default, alias = "topics")]
     topic: Vec<DeclaredTopic>,
     #[serde(default)]
     properties: Map<String, Value>,
@@ -87,7 +92,12 @@ struct Written {
 #[derive(Deserialize)]
 struct WrittenSystemTopic {
     name: String,
-    #[serde(default, alias = "event_subscription", alias = "eventSubscription")]
+    #[serde(
+        default,
+        alias = "event_subscription",
+        alias = "eventSubscription",
+        alias = "subscriptions"
+    )]
     subscription: Vec<DeclaredSubscription>,
     #[serde(default)]
     properties: Map<String, Value>,

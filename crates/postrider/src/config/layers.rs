@@ -10,7 +10,16 @@ use std::path::{Path, PathBuf};
 const PREFIX: &str = "postrider_";
 
 /// Variables that carry our prefix but are no settings.
-const NOT_KEYS: [&str; 5] = ["config", "secret", "seed", "server", "slow_tests"];
+const NOT_KEYS: [&str; 8] = [
+    "config",
+    "context",
+    "contexts",
+    "group",
+    "secret",
+    "seed",
+    "server",
+    "slow_tests",
+];
 
 pub struct Layers {
     merged: Figment,

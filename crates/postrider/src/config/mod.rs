@@ -6,6 +6,7 @@
 mod check;
 mod custom;
 mod declared;
+mod destination;
 mod duration;
 mod edge;
 mod layers;
@@ -15,10 +16,10 @@ mod secret;
 mod storage;
 
 pub use custom::{EDGE_SUCCESS_STRICT, OrOff, ProbationCustom, ProfileCustom, TimeToLiveCheck};
-pub use declared::DeclaredSubscription;
+pub use declared::{DeclaredDomain, DeclaredSubscription, DeclaredSystemTopic, DeclaredTopic};
 pub use duration::{NEVER, print_hours};
 pub use edge::{EdgeConfig, TlsPolicy};
-pub use model::{Client, Config, EgressPolicy, LogFormat, Role};
+pub use model::{Azure, Client, Config, EgressPolicy, LogFormat, Role};
 pub use print::{default_config_text, print_config};
 pub use secret::Secret;
 pub use storage::{AccountKind, StorageAccount};

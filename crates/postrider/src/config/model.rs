@@ -2,6 +2,7 @@
 
 use super::custom::ProfileCustom;
 use super::declared::{self, DeclaredDomain, DeclaredSubscription, DeclaredSystemTopic, DeclaredTopic};
+use super::destination::RegisteredDestination;
 use super::duration;
 use super::nearest;
 use super::secret::Secret;
@@ -9,6 +10,7 @@ use super::storage::StorageAccount;
 use ipnet::IpNet;
 use serde::de::{Deserializer, Error};
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
@@ -43,6 +45,7 @@ pub struct Config {
     pub retry: Retry,
     pub probation: Probation,
     pub dead_letter: DeadLetter,
+    pub validation: Validation,
     pub egress: Egress,
     pub edge: Edge,
     pub store: Store,
@@ -52,10 +55,14 @@ pub struct Config {
     pub transport: Transport,
     /// What the profile "custom" is made of; none: there is no such profile.
     pub profile_custom: Option<ProfileCustom>,
+    /// Whose tokens are taken besides our own.
+    pub oidc: Option<Oidc>,
     #[serde(rename = "client", skip_serializing_if = "Vec::is_empty")]
     pub clients: Vec<Client>,
     #[serde(rename = "storage_account", skip_serializing_if = "Vec::is_empty")]
     pub storage_accounts: Vec<StorageAccount>,
+    #[serde(rename = "destination", skip_serializing_if = "Vec::is_empty")]
+    pub destinations: Vec<RegisteredDestination>,
     #[serde(rename = "topic", skip_serializing_if = "Vec::is_empty")]
     pub topics: Vec<DeclaredTopic>,
     #[serde(rename = "domain", skip_serializing_if = "Vec::is_empty")]
@@ -111,6 +118,7 @@ impl Default for Config {
             retry: Retry::default(),
             probation: Probation::default(),
             dead_letter: DeadLetter::default(),
+            validation: Validation::default(),
             egress: Egress::default(),
             edge: Edge::default(),
             store: Store::default(),
@@ -119,8 +127,10 @@ impl Default for Config {
             log: Log::default(),
             transport: Transport::default(),
             profile_custom: None,
+            oidc: None,
             clients: Vec::new(),
             storage_accounts: Vec::new(),
+            destinations: Vec::new(),
             topics: Vec::new(),
             domains: Vec::new(),
             system_topics: Vec::new(),
@@ -170,6 +180,8 @@ pub struct Azure {
     pub tenant: String,
     pub resource_group: String,
     pub location: String,
+    /// The client whose tokens are given to anyone on this machine. `None`: no such tokens.
+    pub managed_identity: Option<String>,
 }
 
 impl Default for Azure {
@@ -179,6 +191,7 @@ impl Default for Azure {
             tenant: "00000000-0000-0000-0000-000000000002".into(),
             resource_group: "rg1".into(),
             location: "westus2".into(),
+            managed_identity: None,
         }
     }
 }
@@ -201,6 +214,30 @@ pub enum Role {
     Contributor,
     Reader,
     DataSender,
+}
+
+/// An external issuer of tokens.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Oidc {
+    /// As it stands in its tokens, to the letter.
+    pub issuer: String,
+    pub audience: String,
+    /// `None`: as the issuer's discovery document says.
+    #[serde(default)]
+    pub jwks_url: Option<String>,
+    #[serde(default = "role_claim")]
+    pub role_claim: String,
+    /// `None`: the first of azp, appid, client_id and sub.
+    #[serde(default)]
+    pub client_claim: Option<String>,
+    /// By a value of the role claim. Empty: our own names stand for themselves.
+    #[serde(default)]
+    pub roles: BTreeMap<String, Role>,
+}
+
+fn role_claim() -> String {
+    "roles".into()
 }
 
 /// The part of chance in the waits between attempts.
@@ -254,6 +291,25 @@ impl Default for DeadLetter {
             delay: Duration::from_secs(5 * 60),
             give_up_after: Duration::from_secs(4 * 60 * 60),
             default: None,
+        }
+    }
+}
+
+/// Asking webhooks whether they want the events of a subscription.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Validation {
+    pub enabled: bool,
+    /// How long the validation URL may be visited. `None`: as the subscription's profile says.
+    #[serde(with = "duration::optional")]
+    pub window: Option<Duration>,
+}
+
+impl Default for Validation {
+    fn default() -> Validation {
+        Validation {
+            enabled: true,
+            window: None,
         }
     }
 }

@@ -610,6 +610,71 @@ fn an_open_edge_api_is_not_shown_to_the_world_by_accident() {
     check(wide, &keys[1..], true);
 }
 
+#[test]
+fn a_managed_identity_is_not_shown_to_the_world() {
+    let check = |text: &str, expected: Option<&str>| {
+        let refused = file(&format!("azure.managed_identity = \"me\"\n{text}")).err();
+        let expected = expected.map(|reason| format!("azure.managed_identity: {reason} (in postrider.toml)"));
+        assert_eq!(refused, expected, "{text}");
+    };
+    let me = "[[client]]\nid = \"ME\"\nsecret = \"s\"\n";
+    check(me, None);
+    check("", None);
+    check(
+        "[[client]]\nid = \"you\"\nsecret = \"s\"\n",
+        Some("no [[client]] has the id \"me\""),
+    );
+    check(
+        &format!("edge.allow_open = true\nlisten.http = \"10.0.0.1:5888\"\n{me}"),
+        Some("would give a token to anyone who can reach 10.0.0.1:5888: it needs listeners on loopback only"),
+    );
+}
+
+#[test]
+fn an_external_issuer_is_read_and_what_is_wrong_with_it_is_named() {
+    let text = "[oidc]\nissuer = \"https://login.example/t/\"\naudience = \"api://grid\"\n";
+    let oidc = file(text).unwrap().config.oidc.unwrap();
+    assert_eq!(oidc.issuer, "https://login.example/t/", "to the letter");
+    assert_eq!(oidc.role_claim, "roles");
+    assert_eq!((&oidc.client_claim, &oidc.jwks_url), (&None, &None));
+    assert!(oidc.roles.is_empty());
+    let mapped = file(&format!("{text}roles = {{ \"Grid.Admin\" = \"owner\" }}")).unwrap();
+    assert_eq!(mapped.config.oidc.unwrap().roles["Grid.Admin"], Role::Owner);
+    assert_eq!(mapped.warnings, Vec::<String>::new());
+    let plain = file(&text.replace("https:", "http:")).unwrap();
+    assert!(plain.warnings[0].starts_with("oidc: "), "{:?}", plain.warnings);
+
+    let check = |text: &str, expected: &str| {
+        let expected = format!("{expected} (in postrider.toml)");
+        assert_eq!(file(text).err(), Some(expected), "{text}");
+    };
+    check(
+        "[oidc]\nissuer = \"https://login.example\"",
+        "oidc.audience: is required",
+    );
+    check("[oidc]\naudience = \"x\"", "oidc.issuer: is required");
+    check(
+        "[oidc]\nissuer = \"login.example\"\naudience = \"x\"",
+        "oidc.issuer: \"login.example\" is not a URL such as \"https://login.example/tenant/v2.0\"",
+    );
+    check(
+        &format!("{text}jwks_url = \"https://u:p@h/\""),
+        "oidc.jwks_url: \"https://u:p@h/\" is not a URL such as \"https://login.example/tenant/v2.0\"",
+    );
+    check(
+        &format!("{text}role_claim = \"\""),
+        "oidc.role_claim: must not be empty",
+    );
+    check(
+        &format!("{text}roles = {{ a = \"king\" }}"),
+        "oidc.roles.a: \"king\" is not one of \"owner\", \"contributor\", \"reader\", \"data-sender\"",
+    );
+    assert_eq!(
+        file(&format!("{text}role_clam = \"x\"")).err().unwrap(),
+        "oidc.role_clam: unknown key (in postrider.toml); did you mean \"role_claim\"?"
+    );
+}
+
 const DECLARED: &str = r#"
 [[topic]]
 name = "orders"
@@ -749,6 +814,8 @@ fn printing_masks_every_secret_and_can_be_read_back() {
          [[storage_account]]\nname = \"abc\"\nkey = \"aHVudGVyMg==\"\n\
          [[storage_account]]\nname = \"def\"\nkind = \"s3\"\naccess_key_id = \"me\"\n\
          secret_access_key = \"hunter2\"\n\
+         [[destination]]\nresource = \"/subscriptions/s/resourceGroups/g/providers/Microsoft.Web/sites/a/functions/f\"\n\
+         url = \"http://f.example/?code=hunter2\"\nkey = \"hunter2\"\n\
          [[system_topic]]\nname = \"dead\"\nsource = \"abc\"\n\
          [[system_topic.subscription]]\nname = \"s\"\n\
          destination = {{ properties = {{ endpoint_url = \"https://f.example/?hunter2\" }} }}\n\
@@ -776,12 +843,82 @@ fn printing_masks_every_secret_and_can_be_read_back() {
         "http = \"off\"",
         "give_up_after = \"never\"",
         "endpointUrl = \"https://f.example/?********\"",
+        "url = \"http://f.example/?********\"",
     ] {
         assert!(printed.contains(line), "{line}\n{printed}");
     }
     // A masked storage key is not base64.
     let again = file(&printed.replace("\nkey = \"********\"", "\nkey = \"aHVudGVyMg==\"")).unwrap();
     assert_eq!(print_config(&again).split('#').next(), printed.split('#').next());
+}
+
+#[test]
+fn what_is_wrong_with_destinations_is_named() {
+    const FUNCTION: &str = "/subscriptions/s/resourceGroups/g/providers/Microsoft.Web/sites/a/functions/f";
+    const HUB: &str =
+        "/subscriptions/s/resourceGroups/g/providers/Microsoft.EventHub/namespaces/n/eventhubs/h";
+    let check = |id: &str, rest: &str, expected: &str| {
+        let text = format!("[[destination]]\nresource = \"{id}\"\n{rest}");
+        let refused = file(&text).unwrap_err();
+        assert_eq!(
+            refused,
+            format!("destination[0].{expected} (in postrider.toml)"),
+            "{text}"
+        );
+    };
+    let url = "url = \"http://h.example\"\n";
+    check("", url, "resource: is required");
+    let account = "/subscriptions/s/resourceGroups/g/providers/Microsoft.Storage/storageAccounts/abc";
+    for id in ["orders", account] {
+        let expected = format!(
+            "resource: \"{id}\" is not the resource id of a function, an event hub, a queue or topic of Service Bus, \
+             or a hybrid connection"
+        );
+        check(id, url, &expected);
+    }
+    check(HUB, "", "url: is required");
+    check(
+        HUB,
+        "url = \"sb://h.example\"",
+        "url: must be an absolute http or https URL",
+    );
+    check(
+        HUB,
+        "url = \"http://h.example?a=b\"",
+        "url: must be that of the entity, without a query",
+    );
+    let with = |rest: &str| format!("{url}{rest}");
+    check(HUB, &with("key = \"k\""), "key_name: is required with key");
+    check(HUB, &with("key_name = \"n\""), "key: is required with key_name");
+    check(
+        HUB,
+        &with("key_name = \"\"\nkey = \"k\""),
+        "key_name: must not be empty",
+    );
+    check(
+        HUB,
+        &with("key_name = \"n\"\nkey = \"\""),
+        "key: must not be empty",
+    );
+    check(
+        FUNCTION,
+        &with("key_name = \"n\"\nkey = \"k\""),
+        "key_name: is not for a function, which has only a key",
+    );
+    check(
+        FUNCTION,
+        &with("key = \"a\\nb\""),
+        "key: cannot be sent in a header",
+    );
+
+    let one = |id: &str| format!("[[destination]]\nresource = \"{id}\"\n");
+    let upper = HUB.to_uppercase();
+    let twice = file(&format!("{}{url}{}{url}", one(HUB), one(&upper))).unwrap_err();
+    let expected = format!("destination[1].resource: \"{upper}\" is given twice (in postrider.toml)");
+    assert_eq!(twice, expected);
+    let good = "url = \"http://f.example/x?code=c\"\nkey = \"k\"";
+    let loaded = file(&format!("{}{good}", one(FUNCTION))).unwrap();
+    assert_eq!(loaded.config.destinations.len(), 1);
 }
 
 #[test]
@@ -1067,6 +1204,18 @@ fn what_is_wrong_with_retrying_is_named() {
         "probation.max: must be more than 0 and at most 7d, was never\n",
     );
     check(
+        "[validation]\nwindow = 0",
+        "validation.window: must be more than 0 and at most 7d, was 0s\n",
+    );
+    check(
+        "[validation]\nwindow = \"8d\"",
+        "validation.window: must be more than 0 and at most 7d, was 8d\n",
+    );
+    check(
+        "[validation]\nenable = true",
+        "validation.enable: unknown key\n; did you mean \"enabled\"?",
+    );
+    check(
         "[edge]\nstrict_sucess = true",
         "edge.strict_sucess: unknown key\n; did you mean \"strict_success\"?",
     );
@@ -1294,6 +1443,7 @@ fn the_default_file_explains_every_key() {
         config.domains.len(),
         config.system_topics.len(),
         config.subscriptions.len(),
+        config.destinations.len(),
     ] {
         assert_eq!(list, 1);
     }

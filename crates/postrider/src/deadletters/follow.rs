@@ -1,7 +1,8 @@
 //! A replay watched until it ends, or until Ctrl-C cancels it.
 
-use super::{ROOT, print, read};
+use super::{ROOT, read};
 use crate::client::Client;
+use crate::terminal::print;
 use anyhow::{Context, Result};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressState, ProgressStyle};
 use serde::{Deserialize, Serialize};

@@ -6,13 +6,13 @@ mod text;
 mod tests;
 
 use crate::client::{Client, ClientFlags, encoded};
+use crate::terminal::{can_ask, confirmed, print};
 use anyhow::{Context, Result, bail};
 use clap::ArgGroup;
 use follow::Job;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use serde_json::{Map, Value, json};
-use std::io::{ErrorKind, IsTerminal, Write};
 use std::process::ExitCode;
 use text::Entry;
 
@@ -209,14 +209,6 @@ fn print_raw(body: &[u8]) -> Result<()> {
     print(std::str::from_utf8(body)?)
 }
 
-/// Prints lines. A reader that has seen enough, such as `head`, is no reason to complain.
-fn print(text: impl std::fmt::Display) -> Result<()> {
-    match writeln!(std::io::stdout(), "{text}") {
-        Err(e) if e.kind() != ErrorKind::BrokenPipe => Err(e).context("printing"),
-        _ => Ok(()),
-    }
-}
-
 /// Entries as the server wrote them.
 #[derive(Deserialize, Serialize)]
 struct Page {
@@ -362,11 +354,11 @@ async fn purge(client: &Client, args: &PurgeArgs, json: bool) -> Result<()> {
         return print_count(count(client, "purge", body).await?, json);
     }
     if !args.yes {
-        if !std::io::stdin().is_terminal() {
+        if !can_ask() {
             bail!("there is no terminal to ask at: give --yes to purge, or --dry-run to count");
         }
         let found = count(client, "purge", body.clone()).await?;
-        if found == 0 || !confirmed(found)? {
+        if found == 0 || !confirmed(&format!("Purge {found} dead letters for good?"))? {
             eprintln!("nothing purged");
             return Ok(());
         }
@@ -378,12 +370,4 @@ async fn purge(client: &Client, args: &PurgeArgs, json: bool) -> Result<()> {
         true => print_raw(&answer),
         false => print(format!("purged {}", read::<Purged>(&answer)?.purged)),
     }
-}
-
-fn confirmed(count: u64) -> Result<bool> {
-    eprint!("Purge {count} dead letters for good? [y/N] ");
-    std::io::stderr().flush()?;
-    let mut answer = String::new();
-    std::io::stdin().read_line(&mut answer)?;
-    Ok(matches!(answer.trim().to_lowercase().as_str(), "y" | "yes"))
 }

@@ -77,7 +77,7 @@ fn flags_go_before_or_after_the_command() {
         "--json",
     ];
     let cli = Cli::try_parse_from(line).unwrap();
-    assert_eq!(cli.args.client.server, "http://h:1");
+    assert_eq!(cli.args.client.server.as_deref(), Some("http://h:1"));
     assert!(cli.args.json);
     assert_eq!(format!("{:?}", cli.args.client.secret), "Some(Secret)");
 }

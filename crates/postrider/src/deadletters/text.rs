@@ -2,7 +2,8 @@
 
 use super::follow::Job;
 use crate::receiver::{indented, printable};
-use comfy_table::{Cell, CellAlignment, Table, presets};
+use crate::terminal::{harmless, table};
+use comfy_table::Table;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 use std::collections::BTreeMap;
@@ -52,19 +53,6 @@ pub struct Tally {
     reasons: BTreeMap<String, u64>,
     pending: u64,
     trouble: Option<String>,
-}
-
-fn table(columns: &[&str], numbers: &[usize]) -> Table {
-    let mut table = Table::new();
-    table
-        .load_preset(presets::UTF8_FULL_CONDENSED)
-        .set_header(columns.iter().map(Cell::new));
-    for (at, column) in table.column_iter_mut().enumerate() {
-        if numbers.contains(&at) {
-            column.set_cell_alignment(CellAlignment::Right);
-        }
-    }
-    table
 }
 
 pub fn list(entries: &[Entry]) -> Table {
@@ -218,11 +206,6 @@ fn what(job: &Job) -> String {
         true => "all".to_owned(),
         false => told.join(", "),
     }
-}
-
-/// On one line, and nothing that a terminal would obey.
-fn harmless(text: &str) -> String {
-    printable(text, false)
 }
 
 #[cfg(test)]

@@ -47,6 +47,7 @@ pub fn profile(written: &ProfileCustom, base: &Profile, documented: Probation) -
             None => base.probation,
         },
         dead_letter: base.dead_letter,
+        validation_window: base.validation_window,
     }
 }
 

@@ -78,6 +78,8 @@ struct Shown<'a> {
     /// `null`: deliveries are not delayed.
     probation: Option<Probation>,
     dead_letter: DeadLetter,
+    /// How long the validation URL of a webhook may be visited.
+    validation_window: Seconds,
 }
 
 #[derive(Serialize)]
@@ -227,6 +229,7 @@ fn shown<'a>(profile: &'a Profile, profiles: &Profiles) -> Shown<'a> {
             delay: Seconds(profile.dead_letter.delay),
             give_up_after: Seconds(profile.dead_letter.give_up_after),
         },
+        validation_window: Seconds(profile.validation_window),
     }
 }
 

@@ -49,6 +49,7 @@ fn standard(profile: &Profile, loaded: &Loaded) -> Profile {
             delay: config.dead_letter.delay,
             give_up_after: config.dead_letter.give_up_after,
         },
+        validation_window: config.validation.window.unwrap_or(profile.validation_window),
         ..*profile
     };
     if profile.name != EDGE.name {

@@ -314,6 +314,7 @@ fn the_default_profile_in_full() {
             "response timeout 30s",
             "late responses count until 3m after sending",
             "success 200, 201, 202, 203, 204",
+            "validation may be visited for 5m",
             "1 - 0s",
             "the time to live of 24h ends it, looked at at 34h46m40s",
             "400 final final",
@@ -492,10 +493,12 @@ fn the_ranges_are_the_management_apis() {
                 name: "orders",
                 input_schema: Schema::EventGrid,
                 mapping: None,
+                default_types: &[],
             },
             limits: &limits,
             now: Timestamp::from_secs(1_900_000_000),
             previous: None,
+            api_version: "2022-06-15",
         };
         parse_subscription(Raw::parse(&body).unwrap(), &context).is_ok()
     };

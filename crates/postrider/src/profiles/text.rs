@@ -68,6 +68,10 @@ fn settings(profile: &Profile) -> Vec<[String; 2]> {
         ("response timeout", print_hours(profile.response_timeout)),
         ("late responses", late),
         ("success", success.join(", ")),
+        (
+            "validation",
+            format!("may be visited for {}", print_hours(profile.validation_window)),
+        ),
     ]
     .map(|(name, value)| [name.into(), value])
     .into()

@@ -87,3 +87,69 @@ fn the_javascript_sdk_publishes_over_http_and_https() {
         command
     });
 }
+
+const TENANT: &str = "00000000-0000-0000-0000-000000000002";
+const ACCOUNT: &str = "00000000-0000-0000-0000-000000000001";
+
+/// Runs a script that manages the server and prints each thing that holds; it must get to its end.
+fn manages(command: impl FnOnce(&Server) -> Command, least: usize) {
+    let config = "client = [{ id = \"11111111-1111-1111-1111-111111111111\", secret = \"client-secret\" }]\n";
+    let server = Setup::config(config).start();
+    let mut command = command(&server);
+    command.arg(format!("https://{}", server.https));
+    command.args([TENANT, "11111111-1111-1111-1111-111111111111", "client-secret"]);
+    let output = command
+        .args([ACCOUNT, "local"])
+        .output()
+        .expect("the client can be run");
+    let told = String::from_utf8_lossy(&output.stdout);
+    let failed = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{told}\n{failed}\n{:#?}", server.log());
+    let held = told.lines().count();
+    assert!(held >= least, "only {held} things were looked at: {told}");
+}
+
+#[test]
+fn the_python_sdk_manages() {
+    let Some(directory) = installed() else { return };
+    let script = |server: &Server| {
+        let mut command = Command::new(directory.join("venv/bin/python"));
+        command.arg(scripts().join("python/manage.py"));
+        command
+            .env("REQUESTS_CA_BUNDLE", server.ca())
+            .env_remove("CURL_CA_BUNDLE");
+        command
+    };
+    manages(script, 70);
+}
+
+#[test]
+fn the_javascript_sdk_manages() {
+    let Some(directory) = installed() else { return };
+    let script = |server: &Server| {
+        let mut command = Command::new("node");
+        command.arg(scripts().join("js/manage.cjs"));
+        command
+            .env("NODE_EXTRA_CA_CERTS", server.ca())
+            .env("NODE_PATH", directory.join("js/node_modules"));
+        command
+    };
+    manages(script, 20);
+}
+
+#[test]
+fn az_manages() {
+    let Some(directory) = installed() else { return };
+    let home = tempfile::tempdir().expect("a temporary directory");
+    let script = |server: &Server| {
+        let mut command = Command::new(directory.join("az/bin/python"));
+        command.arg(scripts().join("python/az.py"));
+        command
+            .env("REQUESTS_CA_BUNDLE", server.ca())
+            .env("AZURE_CONFIG_DIR", home.path())
+            .env("AZURE_CORE_COLLECT_TELEMETRY", "no")
+            .env_remove("CURL_CA_BUNDLE");
+        command
+    };
+    manages(script, 70);
+}

@@ -15,11 +15,14 @@ use std::process::{Child, Command, Stdio};
 use tempfile::TempDir;
 
 /// Known to everyone.
-const ACCOUNT: &str = "devstoreaccount1";
-const KEY: &str = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw==";
+pub const ACCOUNT: &str = "devstoreaccount1";
+pub const KEY: &str =
+    "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw==";
 
-/// Azurite's blob service in a directory of its own. It is killed when it is dropped.
-struct Azurite {
+/// One of Azurite's services in a directory of its own. It is killed when it is dropped.
+pub struct Azurite {
+    /// `blob` or `queue`.
+    service: &'static str,
     clients: PathBuf,
     directory: TempDir,
     port: u16,
@@ -27,9 +30,14 @@ struct Azurite {
 }
 
 impl Azurite {
-    /// None, with a notice, if it is not installed.
     fn start() -> Option<Azurite> {
+        Azurite::start_service("blob")
+    }
+
+    /// None, with a notice, if it is not installed.
+    pub fn start_service(service: &'static str) -> Option<Azurite> {
         let mut azurite = Azurite {
+            service,
             clients: installed()?,
             directory: TempDir::new().expect("a temporary directory"),
             port: 0,
@@ -40,11 +48,14 @@ impl Azurite {
     }
 
     /// On the port that it had before.
-    fn start_again(&mut self) {
-        let mut child = Command::new(self.clients.join("js/node_modules/.bin/azurite-blob"))
+    pub fn start_again(&mut self) {
+        let service = self.service;
+        let program = format!("js/node_modules/.bin/azurite-{service}");
+        let mut child = Command::new(self.clients.join(program))
             .arg("--location")
             .arg(self.directory.path())
-            .args(["--blobHost", "127.0.0.1", "--blobPort", &self.port.to_string()])
+            .args([format!("--{service}Host"), "127.0.0.1".into()])
+            .args([format!("--{service}Port"), self.port.to_string()])
             .args(["--skipApiVersionCheck", "--disableTelemetry"])
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
@@ -61,7 +72,7 @@ impl Azurite {
     }
 
     /// Lets it write down what it has.
-    fn stop(&mut self) {
+    pub fn stop(&mut self) {
         let mut child = self.running.take().expect("it is running");
         let sent = Command::new("kill")
             .arg("-TERM")
@@ -73,23 +84,24 @@ impl Azurite {
         });
     }
 
-    fn endpoint(&self) -> String {
+    pub fn endpoint(&self) -> String {
         format!("http://127.0.0.1:{}/{ACCOUNT}", self.port)
     }
 
     /// It as a storage account in the configuration.
-    fn configured(&self, key: &str, create_containers: bool) -> String {
+    pub fn configured(&self, key: &str, create_containers: bool) -> String {
         let endpoint = self.endpoint();
         format!(
-            "[[storage_account]]\nname = \"{ACCOUNT}\"\nkey = \"{key}\"\nblob_endpoint = \"{endpoint}\"\n\
-             create_containers = {create_containers}\n"
+            "[[storage_account]]\nname = \"{ACCOUNT}\"\nkey = \"{key}\"\n\
+             {}_endpoint = \"{endpoint}\"\ncreate_containers = {create_containers}\n",
+            self.service
         )
     }
 
     /// Asks the Azure SDK.
-    fn ask(&self, what: &str, container: &str) -> String {
+    pub fn ask(&self, what: &str, container: &str) -> String {
         let output = Command::new(self.clients.join("venv/bin/python"))
-            .arg(scripts().join("python/blobs.py"))
+            .arg(scripts().join(format!("python/{}s.py", self.service)))
             .args([what, &self.endpoint(), ACCOUNT, KEY, container])
             .output()
             .expect("the client can be run");

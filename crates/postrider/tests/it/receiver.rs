@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 /// One request that was received.
 #[derive(Clone, Debug)]
 pub struct Delivery {
+    pub method: String,
     pub path: String,
     headers: Vec<(String, String)>,
     pub body: Vec<u8>,
@@ -199,6 +200,7 @@ fn converse(stream: TcpStream, script: &Script, sender: &mpsc::Sender<Delivery>)
         let mut body = vec![0; length];
         stream.read_exact(&mut body)?;
         let delivery = Delivery {
+            method: first.split(' ').next().unwrap_or_default().to_owned(),
             path: first.split(' ').nth(1).unwrap_or_default().to_owned(),
             headers,
             body,

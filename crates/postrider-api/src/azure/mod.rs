@@ -1,0 +1,462 @@
+//! The Azure management plane: `/subscriptions/…` and `/providers/…`, as az and the management SDKs call it.
+
+mod topics;
+mod domain_topics;
+mod groups;
+mod storage;
+mod types;
+pub mod operations;
+pub mod validation;
+pub mod lists;
+pub mod subscriptions;
+
+use crate::Server;
+use crate::access::{Caller, Need, NoAccess};
+use crate::declare::Kind;
+use crate::http::{Answer, Call, decoded, empty, json as json_bytes, status};
+use bytes::Bytes;
+use hyper::header::{
+    CACHE_CONTROL, ETAG, HeaderMap, HeaderName, HeaderValue, RETRY_AFTER, STRICT_TRANSPORT_SECURITY,
+    WWW_AUTHENTICATE, X_CONTENT_TYPE_OPTIONS,
+};
+use hyper::{Method, StatusCode};
+use postrider_core::json::Raw;
+use postrider_store::record::Record;
+use postrider_wire::arm::{ApiVersion, ArmError, Found, IdError, Scope, parse_path, stable_guid};
+use postrider_wire::resources::read_body;
+use serde_json::{Value, json};
+use std::sync::Arc;
+
+/// A resource body is never longer than this.
+const BODY_MAX: usize = 1 << 20;
+const CORRELATION_ID: HeaderName = HeaderName::from_static("x-ms-correlation-request-id");
+const CLIENT_REQUEST_ID: HeaderName = HeaderName::from_static("x-ms-client-request-id");
+const ERROR_CODE: HeaderName = HeaderName::from_static("x-ms-error-code");
+
+pub type Result<T = Answer> = std::result::Result<T, ArmError>;
+
+/// What holds for a whole request.
+#[derive(Clone, Debug)]
+pub struct Context {
+    pub api_version: ApiVersion,
+    /// What URLs in answers begin with: `https://host:port`.
+    pub base_url: String,
+    pub caller: Caller,
+}
+
+/// Whether a path is one of the management plane's.
+pub fn is_path(path: &str) -> bool {
+    // Only its beginning is looked at: this is asked of paths that nobody knows.
+    let first = path.split('/').find(|part| !part.is_empty()).unwrap_or_default();
+    let first = decoded(first);
+    let first = first.split('/').find(|part| !part.is_empty()).unwrap_or_default();
+    ["subscriptions", "providers", "tenants"]
+        .iter()
+        .any(|word| first.eq_ignore_ascii_case(word))
+}
+
+/// The parts of a path. Some clients escape the slashes of a resource id that stands in it; no name has one.
+fn segments(path: &str) -> Vec<String> {
+    let path = decoded(path);
+    let parts = path.split('/').filter(|part| !part.is_empty());
+    parts.map(str::to_owned).collect()
+}
+
+pub async fn answer(server: &Arc<Server>, call: &mut Call) -> Answer {
+    let base_url = base_url(server, call);
+    let outcome = route(server, call, &base_url).await;
+    let mut answer = outcome.unwrap_or_else(|error| error_answer(call, &error));
+    if answer.status() == StatusCode::UNAUTHORIZED {
+        let challenge = format!(
+            "Bearer authorization_uri=\"{base_url}/{}\", error=\"invalid_token\"",
+            server.config.tenant
+        );
+        insert(answer.headers_mut(), WWW_AUTHENTICATE, &challenge);
+    }
+    put_headers(call, answer.headers_mut());
+    answer
+}
+
+/// `listen.public_url`, or what the client used.
+pub fn base_url(server: &Server, call: &Call) -> String {
+    match &server.config.public_url {
+        Some(url) => url.trim_end_matches('/').to_owned(),
+        None => format!("{}://{}", call.scheme, call.host()),
+    }
+}
+
+fn put_headers(call: &Call, headers: &mut HeaderMap) {
+    headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-cache"));
+    headers.insert(X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
+    let a_year = "max-age=31536000; includeSubDomains";
+    headers.insert(STRICT_TRANSPORT_SECURITY, HeaderValue::from_static(a_year));
+    let correlation = call.headers.get(&CORRELATION_ID).cloned();
+    if let Some(id) = correlation.or_else(|| HeaderValue::from_str(&call.id).ok()) {
+        headers.insert(CORRELATION_ID, id);
+    }
+    if let Some(id) = call.headers.get(&CLIENT_REQUEST_ID) {
+        headers.insert(CLIENT_REQUEST_ID, id.clone());
+    }
+}
+
+fn error_answer(call: &Call, error: &ArmError) -> Answer {
+    let mut answer = json_bytes(status(error.status), error.body(), &call.id);
+    insert(answer.headers_mut(), ERROR_CODE, error.code);
+    if matches!(error.status, 429 | 503) {
+        insert(answer.headers_mut(), RETRY_AFTER, "1");
+    }
+    answer
+}
+
+async fn route(server: &Arc<Server>, call: &mut Call, base_url: &str) -> Result {
+    let need = match call.method {
+        Method::GET | Method::HEAD => Need::Read,
+        // Keys and full URLs are asked for with POST: they are not for everyone who may look.
+        _ => Need::Write,
+    };
+    let caller = server.caller(call, need).map_err(no_access)?;
+    let context = Context {
+        api_version: api_version(call)?,
+        base_url: base_url.to_owned(),
+        caller,
+    };
+    let segments = segments(call.uri.path());
+    let lower = words(&segments);
+    let lower: Vec<&str> = lower.iter().map(String::as_str).collect();
+    match &*lower {
+        ["tenants"] => return groups::tenants(server, call),
+        ["providers"] => return groups::providers(server, call, &[]),
+        ["providers", namespace] => return groups::providers(server, call, &[namespace]),
+        _ => {}
+    }
+    match parse_path(&segments, &server.config.account) {
+        Ok(Found::Accounts) => groups::accounts(server, call),
+        Ok(Found::Provider(rest)) => provider(server, call, &rest, &context),
+        Ok(Found::Scope { scope, rest }) => resource(server, call, &scope, &rest, &context).await,
+        Ok(Found::EventSubscriptions {
+            scope,
+            nested,
+            name,
+            action,
+        }) => {
+            let (name, action) = (name.as_deref(), action.as_deref());
+            subscriptions::answer(server, call, &scope, nested, name, action, &context).await
+        }
+        Err(IdError::OtherAccount(id)) => {
+            let message = IdError::OtherAccount(id).to_string();
+            Err(ArmError::new(404, "SubscriptionNotFound", message))
+        }
+        Err(IdError::Unknown) => Err(nothing_here(call)),
+    }
+}
+
+/// Behind `/providers/Microsoft.EventGrid`.
+fn provider(server: &Server, call: &Call, rest: &[String], context: &Context) -> Result {
+    let rest = words(rest);
+    let rest: Vec<&str> = rest.iter().map(String::as_str).collect();
+    match &*rest {
+        ["topictypes", rest @ ..] => types::topic_types(server, call, rest),
+        ["operations"] => types::operations(call),
+        ["verifiedpartners"] => empty_list(call),
+        _ => grid_wide(server, call, &rest, context).unwrap_or_else(|| Err(nothing_here(call))),
+    }
+}
+
+/// What does not depend on whether it is asked for with or without a subscription in front.
+fn grid_wide(server: &Server, call: &Call, rest: &[&str], context: &Context) -> Option<Result> {
+    Some(match rest {
+        ["operationsstatus", guid] | ["locations", _, "operationsstatus", guid] => {
+            operations::status(server, call, guid, context)
+        }
+        ["operationresults", guid] | ["locations", _, "operationresults", guid] => {
+            operations::result(server, call, guid, context)
+        }
+        ["topictypes", rest @ ..] => types::topic_types(server, call, rest),
+        _ => return None,
+    })
+}
+
+async fn resource(
+    server: &Arc<Server>,
+    call: &mut Call,
+    scope: &Scope,
+    rest: &[String],
+    context: &Context,
+) -> Result {
+    let lower = words(rest);
+    let rest: Vec<&str> = lower.iter().map(String::as_str).collect();
+    let (group, rest) = match (scope, &*rest) {
+        (Scope::Topic(id), rest) => {
+            return topics::answer(server, call, Kind::Topic, id, rest, context).await;
+        }
+        (Scope::Domain(id), ["topics"]) => return domain_topics::list(server, call, id, context),
+        (Scope::Domain(id), rest) => {
+            return topics::answer(server, call, Kind::Domain, id, rest, context).await;
+        }
+        (Scope::SystemTopic(id), rest) => {
+            return topics::answer(server, call, Kind::SystemTopic, id, rest, context).await;
+        }
+        (Scope::DomainTopic { domain, name }, rest) => {
+            return domain_topics::answer(server, call, domain, name, rest, context).await;
+        }
+        (Scope::Resource(_), _) => return Err(nothing_here(call)),
+        (Scope::Account, []) => return groups::account(server, call),
+        (Scope::Account, ["locations"]) => return groups::locations(server, call),
+        (Scope::Account, ["resourcegroups"]) => return groups::list(server, call, context),
+        (Scope::Account, ["providers", rest @ ..]) if rest.len() < 2 => {
+            return groups::providers(server, call, rest);
+        }
+        (Scope::Account, ["providers", namespace, verb @ ("register" | "unregister")]) => {
+            return groups::providers(server, call, &[namespace, verb]);
+        }
+        (Scope::Group(name), []) => return groups::answer(server, call, name, context).await,
+        (Scope::Account, rest) => (None, rest),
+        (Scope::Group(name), rest) => (Some(name.as_str()), rest),
+    };
+    match rest {
+        ["resources"] => groups::resources(server, call, group, context),
+        // Asked of any resource, whoever knows it: the answer depends on its type only.
+        [
+            "providers",
+            namespace,
+            kind,
+            _,
+            "providers",
+            "microsoft.eventgrid",
+            "eventtypes",
+        ] => types::topic_types(server, call, &[&format!("{namespace}.{kind}"), "eventtypes"]),
+        ["providers", "microsoft.storage", rest @ ..] => storage::answer(server, call, group, rest).await,
+        [
+            "providers",
+            "microsoft.eventgrid",
+            rest @ ..,
+            "eventsubscriptions",
+        ] => {
+            let (location, topic_type) = match rest {
+                ["locations", location] => (Some(*location), None),
+                ["topictypes", topic_type] => (None, Some(*topic_type)),
+                ["locations", location, "topictypes", topic_type] => (Some(*location), Some(*topic_type)),
+                _ => return Err(nothing_here(call)),
+            };
+            subscriptions::list_everywhere(server, call, scope, location, topic_type, context)
+        }
+        ["providers", "microsoft.eventgrid", rest @ ..] => of_grid(server, call, group, rest, context),
+        ["providers", namespace, ..] if !groups::is_namespace(namespace) => {
+            Err(groups::no_namespace(namespace))
+        }
+        _ => Err(nothing_here(call)),
+    }
+}
+
+/// Types of resources that we have none of.
+const FOREIGN: [&str; 8] = [
+    "namespaces",
+    "partnertopics",
+    "partnernamespaces",
+    "partnerregistrations",
+    "partnerconfigurations",
+    "partnerdestinations",
+    "verifiedpartners",
+    "extensiontopics",
+];
+
+/// Lists, and what is not there, of a group or of the whole subscription.
+fn of_grid(server: &Server, call: &Call, group: Option<&str>, rest: &[&str], context: &Context) -> Result {
+    if let Some(answer) = grid_wide(server, call, rest, context) {
+        return answer;
+    }
+    match rest {
+        ["topics"] => topics::list(server, call, Kind::Topic, group, context),
+        ["domains"] => topics::list(server, call, Kind::Domain, group, context),
+        ["systemtopics"] => topics::list(server, call, Kind::SystemTopic, group, context),
+        [foreign] if FOREIGN.contains(foreign) => empty_list(call),
+        [foreign, name, ..] if FOREIGN.contains(foreign) => match call.method {
+            Method::PUT | Method::PATCH => {
+                let message = format!("Microsoft.EventGrid/{foreign} are not supported by this server.");
+                Err(ArmError::new(400, "NotSupported", message))
+            }
+            Method::DELETE => Ok(empty_answer(call, StatusCode::NO_CONTENT)),
+            _ => {
+                let kind = format!("Microsoft.EventGrid/{foreign}");
+                Err(ArmError::not_found(&kind, name, group.unwrap_or_default()))
+            }
+        },
+        _ => {
+            let message = format!(
+                "The resource type could not be found in the namespace 'Microsoft.EventGrid' for api version '{}'.",
+                context.api_version
+            );
+            Err(ArmError::new(404, "InvalidResourceType", message))
+        }
+    }
+}
+
+fn empty_list(call: &Call) -> Result {
+    match call.method {
+        Method::GET => Ok(json_answer(call, StatusCode::OK, &json!({"value": []}))),
+        _ => Err(not_allowed(call, "GET")),
+    }
+}
+
+/// Words of a path in lower case: they compare without it.
+fn words(rest: &[String]) -> Vec<String> {
+    rest.iter().map(|word| word.to_lowercase()).collect()
+}
+
+fn no_access(refused: NoAccess) -> ArmError {
+    match refused {
+        NoAccess::Unknown(reason) => {
+            let message = format!("Authentication failed: {reason}.");
+            ArmError::new(401, "AuthenticationFailed", message)
+        }
+        NoAccess::Forbidden(message) => ArmError::new(403, "AuthorizationFailed", message),
+    }
+}
+
+fn api_version(call: &Call) -> Result<ApiVersion> {
+    let Some(given) = call.query("api-version").filter(|given| !given.is_empty()) else {
+        let message = "The api-version query parameter (?api-version=) is required for all requests.";
+        return Err(ArmError::new(400, "MissingApiVersionParameter", message).at("api-version"));
+    };
+    let given = decoded(given);
+    ApiVersion::parse(&given).ok_or_else(|| {
+        let message = format!(
+            "The api-version '{given}' is invalid. It must be a date such as 2022-06-15, or one followed by -preview."
+        );
+        ArmError::new(400, "InvalidApiVersionParameter", message).at("api-version")
+    })
+}
+
+pub fn nothing_here(call: &Call) -> ArmError {
+    let message = format!("No resource was found at '{}'.", call.uri.path());
+    ArmError::new(404, "NotFound", message)
+}
+
+/// `allowed` are the methods that this path knows.
+pub fn not_allowed(call: &Call, allowed: &str) -> ArmError {
+    let message = format!(
+        "The requested resource does not support http method '{}'; it supports {allowed}.",
+        call.method
+    );
+    ArmError::new(405, "MethodNotAllowed", message)
+}
+
+/// The store could not do its part.
+pub fn unavailable(error: &postrider_engine::Error) -> ArmError {
+    ArmError::new(503, "ServiceUnavailable", error.to_string())
+}
+
+/// The whole body, which may be empty.
+pub async fn read_bytes(call: &mut Call) -> Result<Bytes> {
+    match call.read_body(BODY_MAX).await {
+        Ok(Some(body)) => Ok(body),
+        Ok(None) => {
+            let message = format!("The body is longer than {BODY_MAX} bytes.");
+            Err(ArmError::new(413, "RequestEntityTooLarge", message))
+        }
+        Err(_) => Err(ArmError::new(
+            400,
+            "InvalidRequestContent",
+            "The body was cut short.",
+        )),
+    }
+}
+
+/// Checks that a body is there and JSON.
+pub fn parse_json(bytes: &[u8]) -> Result<Raw<'_>> {
+    if bytes.iter().all(u8::is_ascii_whitespace) {
+        let message = "The request content was invalid: a body is required.";
+        return Err(ArmError::new(400, "InvalidRequestContent", message));
+    }
+    read_body(bytes).map_err(|e| {
+        let message = format!("The request content was invalid and could not be deserialized: {e}.");
+        ArmError::new(400, "InvalidRequestContent", message)
+    })
+}
+
+pub fn json_answer(call: &Call, status: StatusCode, body: &Value) -> Answer {
+    json_bytes(status, body.to_string(), &call.id)
+}
+
+pub fn empty_answer(call: &Call, status: StatusCode) -> Answer {
+    empty(status, &call.id)
+}
+
+/// Sets a header whose value we have made ourselves.
+pub fn insert(headers: &mut HeaderMap, name: HeaderName, value: &str) {
+    if let Ok(value) = HeaderValue::from_str(value) {
+        headers.insert(name, value);
+    }
+}
+
+/// What changes whenever the record does. Records hold secrets: nobody can try guesses without the key.
+pub fn etag(server: &Server, record: &impl Record) -> String {
+    let bytes = record.encode();
+    let tag = stable_guid(
+        server.config.naming_key.expose().as_bytes(),
+        &String::from_utf8_lossy(&bytes),
+    );
+    format!("\"{tag}\"")
+}
+
+pub fn put_etag(answer: &mut Answer, etag: &str) {
+    insert(answer.headers_mut(), ETAG, etag);
+}
+
+/// Whether a change may go ahead, by `If-Match` and `If-None-Match`. `current` is none if there is nothing yet.
+pub fn check_preconditions(call: &Call, current: Option<&str>) -> Result<()> {
+    let lists = |header: &str, what: &dyn Fn(&str) -> bool| {
+        call.header(header)
+            .map(|tags| tags.split(',').map(str::trim).any(what))
+    };
+    let matches = |tag: &str| match current {
+        Some(current) => tag == "*" || tag.trim_start_matches("W/") == current,
+        None => false,
+    };
+    let failed = |header: &'static str, reason: &str| {
+        let message = format!("The condition in {header} was not met: {reason}.");
+        Err(ArmError::new(412, "PreconditionFailed", message).at(header))
+    };
+    if lists("if-match", &matches) == Some(false) {
+        return match current {
+            Some(_) => failed("If-Match", "the resource has changed"),
+            None => failed("If-Match", "the resource does not exist"),
+        };
+    }
+    if lists("if-none-match", &matches) == Some(true) {
+        return failed("If-None-Match", "the resource exists");
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn paths_of_the_management_plane() {
+        for good in [
+            "/subscriptions",
+            "//Subscriptions/x",
+            "/providers/a",
+            "/tenants",
+            "/%2Fsubscriptions%2Fx/providers",
+        ] {
+            assert!(is_path(good), "{good}");
+        }
+        for other in [
+            "/",
+            "",
+            "/topics/subscriptions",
+            "/subscription",
+            "/x%2Fsubscriptions",
+        ] {
+            assert!(!is_path(other), "{other}");
+        }
+        let expected = ["subscriptions", "s", "resourceGroups", "my group"];
+        assert_eq!(
+            segments("/%2Fsubscriptions%2Fs/resourceGroups//my%20group/"),
+            expected
+        );
+    }
+}

@@ -1,0 +1,125 @@
+//! Long-running operations, most of which are over before they are answered.
+
+use super::{Context, Result, empty_answer, insert, json_answer, not_allowed};
+use crate::Server;
+use crate::http::{Answer, Call};
+use hyper::header::{HeaderName, LOCATION, RETRY_AFTER};
+use hyper::{Method, StatusCode};
+use postrider_engine::handshake::OperationState;
+use postrider_wire::arm::{ArmError, fresh_operation, is_operation};
+use serde_json::json;
+
+/// Whoever asks again about something unfinished waits this many seconds; without it clients wait thirty.
+const PATIENCE: &str = "1";
+const AZURE_ASYNC_OPERATION: HeaderName = HeaderName::from_static("azure-asyncoperation");
+
+/// The URL and the name of an operation that is over, well.
+pub fn finished(server: &Server, context: &Context, location: Option<&str>) -> (String, String) {
+    let guid = fresh_operation(server.config.naming_key.expose().as_bytes());
+    (url(server, context, &guid, location), guid)
+}
+
+/// Where clients ask how an operation stands.
+pub fn url(server: &Server, context: &Context, guid: &str, location: Option<&str>) -> String {
+    place(server, context, "operationsStatus", guid, location)
+}
+
+fn place(server: &Server, context: &Context, what: &str, guid: &str, location: Option<&str>) -> String {
+    let (base, account, version) = (&context.base_url, &server.config.account, &context.api_version);
+    let location = match location {
+        Some(location) if !location.eq_ignore_ascii_case("global") => format!("/locations/{location}"),
+        _ => String::new(),
+    };
+    // As the cloud has it: the GUID in upper case in the URL, in lower case in the answer.
+    let guid = guid.to_uppercase();
+    format!(
+        "{base}/subscriptions/{account}/providers/Microsoft.EventGrid{location}/{what}/{guid}?api-version={version}"
+    )
+}
+
+/// Tells the client of a PUT or PATCH where to ask, and that it need not wait before it does.
+pub fn announce(answer: &mut Answer, operation: &str) {
+    insert(answer.headers_mut(), AZURE_ASYNC_OPERATION, operation);
+    insert(answer.headers_mut(), RETRY_AFTER, "0");
+}
+
+/// 202 for a DELETE that has been done.
+pub fn accepted(server: &Server, call: &Call, context: &Context, location: Option<&str>) -> Answer {
+    let (operation, guid) = finished(server, context, location);
+    let mut answer = empty_answer(call, StatusCode::ACCEPTED);
+    announce(&mut answer, &operation);
+    let result = place(server, context, "operationResults", &guid, location);
+    insert(answer.headers_mut(), LOCATION, &result);
+    answer
+}
+
+/// How an operation stands: a handshake, or something that was over before it was answered.
+fn state(server: &Server, guid: &str) -> Result<OperationState> {
+    let lower = guid.to_lowercase();
+    if let Some(state) = server.engine.handshakes.operation(&lower) {
+        return Ok(state);
+    }
+    if is_operation(server.config.naming_key.expose().as_bytes(), &lower) {
+        return Ok(OperationState::Succeeded);
+    }
+    let message = format!("The operation '{guid}' could not be found.");
+    Err(ArmError::new(404, "OperationNotFound", message))
+}
+
+/// `GET …/operationsStatus/{guid}`
+pub fn status(server: &Server, call: &Call, guid: &str, context: &Context) -> Result {
+    if call.method != Method::GET {
+        return Err(not_allowed(call, "GET"));
+    }
+    let state = state(server, guid)?;
+    let id = match call.uri.path_and_query() {
+        Some(path) => format!("{}{path}", context.base_url),
+        None => context.base_url.clone(),
+    };
+    let mut body = json!({"id": id, "name": guid.to_lowercase()});
+    body["status"] = json!(match &state {
+        OperationState::InProgress => "InProgress",
+        OperationState::Succeeded => "Succeeded",
+        OperationState::Failed { .. } => "Failed",
+        OperationState::Canceled => "Canceled",
+    });
+    match &state {
+        OperationState::Failed { code, message } => body["error"] = json!({"code": code, "message": message}),
+        OperationState::Canceled => {
+            let message = "The operation was canceled because the resource was changed or deleted meanwhile.";
+            body["error"] = json!({"code": "OperationCanceled", "message": message});
+        }
+        OperationState::InProgress | OperationState::Succeeded => {}
+    }
+    let mut answer = json_answer(call, StatusCode::OK, &body);
+    if state == OperationState::InProgress {
+        insert(answer.headers_mut(), RETRY_AFTER, PATIENCE);
+    }
+    Ok(answer)
+}
+
+/// `GET …/operationResults/{guid}`: what a DELETE leaves is nothing.
+pub fn result(server: &Server, call: &Call, guid: &str, context: &Context) -> Result {
+    if call.method != Method::GET {
+        return Err(not_allowed(call, "GET"));
+    }
+    match state(server, guid)? {
+        OperationState::Succeeded => Ok(empty_answer(call, StatusCode::NO_CONTENT)),
+        OperationState::InProgress => {
+            let mut answer = empty_answer(call, StatusCode::ACCEPTED);
+            let here = call.uri.path_and_query().map_or("", |path| path.as_str());
+            insert(
+                answer.headers_mut(),
+                LOCATION,
+                &format!("{}{here}", context.base_url),
+            );
+            insert(answer.headers_mut(), RETRY_AFTER, PATIENCE);
+            Ok(answer)
+        }
+        OperationState::Failed { code, message } => Err(ArmError::new(409, code, message)),
+        OperationState::Canceled => {
+            let message = "The operation was canceled because the resource was changed or deleted meanwhile.";
+            Err(ArmError::new(409, "OperationCanceled", message))
+        }
+    }
+}

@@ -1,0 +1,172 @@
+//! Storage accounts, as the resources that subscriptions and dead letters refer to.
+
+use super::{Result, json_answer, not_allowed};
+use crate::http::Call;
+use crate::{Server, StorageAccount};
+use hyper::{Method, StatusCode};
+use postrider_engine::blobs::BlobError;
+use postrider_wire::arm::ArmError;
+use serde_json::{Value, json};
+use std::collections::BTreeSet;
+
+pub fn id(server: &Server, name: &str) -> String {
+    format!(
+        "/subscriptions/{}/resourceGroups/{}/providers/Microsoft.Storage/storageAccounts/{name}",
+        server.config.account, server.config.resource_group
+    )
+}
+
+pub fn body(server: &Server, account: &StorageAccount) -> Value {
+    let location = &server.config.location;
+    let with_slash = |url: &String| format!("{}/", url.trim_end_matches('/'));
+    json!({
+        "id": id(server, &account.name),
+        "name": account.name,
+        "type": "Microsoft.Storage/storageAccounts",
+        "location": location,
+        "kind": "StorageV2",
+        "sku": {"name": "Standard_LRS", "tier": "Standard"},
+        "tags": {},
+        "properties": {
+            "provisioningState": "Succeeded",
+            "primaryLocation": location,
+            "statusOfPrimary": "available",
+            "accessTier": "Hot",
+            "supportsHttpsTrafficOnly": true,
+            "primaryEndpoints": {
+                "blob": account.blob_endpoint.as_ref().map(with_slash),
+                "queue": account.queue_endpoint.as_ref().map(with_slash),
+            },
+        },
+    })
+}
+
+/// What lies behind `providers/Microsoft.Storage`, in lower case.
+pub async fn answer(server: &Server, call: &Call, group: Option<&str>, rest: &[&str]) -> Result {
+    let in_group = group.is_none_or(|group| group.eq_ignore_ascii_case(&server.config.resource_group));
+    match rest {
+        ["storageaccounts"] => {
+            get_only(call)?;
+            let accounts = server.config.storage_accounts.iter().filter(|_| in_group);
+            let value: Vec<Value> = accounts.map(|account| body(server, account)).collect();
+            Ok(json_answer(call, StatusCode::OK, &json!({ "value": value })))
+        }
+        ["storageaccounts", name, behind @ ..] if group.is_some() => {
+            let accounts = &server.config.storage_accounts;
+            let known = accounts
+                .iter()
+                .find(|account| account.name.eq_ignore_ascii_case(name));
+            let Some(account) = known.filter(|_| in_group) else {
+                let kind = "Microsoft.Storage/storageAccounts";
+                return Err(ArmError::not_found(kind, name, group.unwrap_or_default()));
+            };
+            of_account(server, call, account, behind).await
+        }
+        _ => Err(super::nothing_here(call)),
+    }
+}
+
+fn get_only(call: &Call) -> Result<()> {
+    match call.method {
+        Method::GET | Method::HEAD => Ok(()),
+        _ => Err(not_allowed(call, "GET")),
+    }
+}
+
+async fn of_account(server: &Server, call: &Call, account: &StorageAccount, rest: &[&str]) -> Result {
+    match rest {
+        [] => match call.method {
+            Method::GET | Method::HEAD => Ok(json_answer(call, StatusCode::OK, &body(server, account))),
+            _ => {
+                let message = "Storage accounts are made in the server's configuration file.";
+                Err(ArmError::new(405, "MethodNotAllowed", message))
+            }
+        },
+        ["listkeys"] => match call.method {
+            Method::POST => keys(call, account),
+            _ => Err(not_allowed(call, "POST")),
+        },
+        ["blobservices"] | ["blobservices", "default"] => {
+            get_only(call)?;
+            let service = json!({
+                "id": format!("{}/blobServices/default", id(server, &account.name)),
+                "name": "default",
+                "type": "Microsoft.Storage/storageAccounts/blobServices",
+                "properties": {},
+            });
+            let body = if rest.len() == 1 {
+                json!({"value": [service]})
+            } else {
+                service
+            };
+            Ok(json_answer(call, StatusCode::OK, &body))
+        }
+        ["blobservices", "default", "containers"] => {
+            get_only(call)?;
+            let names = containers_used(server, account);
+            let value: Vec<Value> = names
+                .iter()
+                .map(|name| container(server, account, name))
+                .collect();
+            Ok(json_answer(call, StatusCode::OK, &json!({ "value": value })))
+        }
+        ["blobservices", "default", "containers", name] => {
+            get_only(call)?;
+            container_if_there(server, account, name).await?;
+            Ok(json_answer(
+                call,
+                StatusCode::OK,
+                &container(server, account, name),
+            ))
+        }
+        _ => Err(super::nothing_here(call)),
+    }
+}
+
+/// An account in Azure, or what speaks like it, has a key; the caller may change things, so may see it.
+fn keys(call: &Call, account: &StorageAccount) -> Result {
+    let Some(key) = &account.key else {
+        let message = format!("The storage account '{}' has no keys.", account.name);
+        return Err(ArmError::new(409, "KeyBasedAuthenticationNotPermitted", message));
+    };
+    let shown =
+        ["key1", "key2"].map(|name| json!({"keyName": name, "value": key.expose(), "permissions": "FULL"}));
+    Ok(json_answer(call, StatusCode::OK, &json!({ "keys": shown })))
+}
+
+fn container(server: &Server, account: &StorageAccount, name: &str) -> Value {
+    json!({
+        "id": format!("{}/blobServices/default/containers/{name}", id(server, &account.name)),
+        "name": name,
+        "type": "Microsoft.Storage/storageAccounts/blobServices/containers",
+        "properties": {"publicAccess": "None", "leaseStatus": "Unlocked", "leaseState": "Available"},
+    })
+}
+
+/// Those that dead letters go to: the store is not asked what else it has.
+fn containers_used(server: &Server, account: &StorageAccount) -> BTreeSet<String> {
+    let engine = &server.engine;
+    let subscriptions = engine.directory.all_subscriptions();
+    let places = subscriptions.iter().filter_map(|s| s.dead_letter.as_ref());
+    places
+        .chain(&engine.dead_letters.fallback)
+        .filter(|place| place.account_name().eq_ignore_ascii_case(&account.name))
+        .map(|place| place.container.clone())
+        .collect()
+}
+
+async fn container_if_there(server: &Server, account: &StorageAccount, name: &str) -> Result<()> {
+    let blobs = &server.engine.dead_letters.blobs;
+    let missing = || {
+        let message = "The specified container does not exist.";
+        Err(ArmError::new(404, "ContainerNotFound", message))
+    };
+    if blobs.check_name(&account.name, name).is_err() {
+        return missing();
+    }
+    match blobs.probe(&account.name, name).await {
+        Ok(()) => Ok(()),
+        Err(BlobError::NoContainer { .. }) => missing(),
+        Err(other) => Err(ArmError::new(503, "ServiceUnavailable", other.to_string())),
+    }
+}

@@ -1,0 +1,814 @@
+//! Event subscriptions: on topics, domains, what is inside them, system topics, and on resources of other providers.
+//! Both spellings of a path, nested and as an extension, lead to the same objects.
+
+use super::lists::{Asked, Item};
+use super::operations;
+use super::{
+    Context, Result, check_preconditions, empty_answer, etag, json_answer, lists, not_allowed, nothing_here,
+    parse_json, put_etag, read_bytes, unavailable,
+};
+use crate::http::Call;
+use crate::{Server, declare, locks};
+use hyper::{Method, StatusCode};
+use postrider_core::event::Schema;
+use postrider_core::ids::{SubscriptionId, TopicId};
+use postrider_core::json::Raw;
+use postrider_core::subscription::{Subscription, TopicKind};
+use postrider_engine::Error;
+use postrider_engine::directory::TopicEntry;
+use postrider_store::{Handshake, HandshakeState};
+use postrider_wire::arm::{
+    ArmError, GridId, ProvisioningState, Scope, Sent, SubscriptionView, delivery_attributes, full_url,
+};
+use postrider_wire::resources::validate::check_name;
+use postrider_wire::resources::{
+    FieldError, Road, SubscriptionContext, SubscriptionSpec, TopicContext, parse_subscription,
+    patch_subscription,
+};
+use std::sync::Arc;
+
+/// The most subscriptions of a topic, a topic inside a domain, or another resource.
+const SUBSCRIPTIONS_MAX: usize = 500;
+/// The most subscriptions of a whole domain.
+const DOMAIN_SUBSCRIPTIONS_MAX: usize = 50;
+/// The unseen topic of a resource may go while the first subscription comes; then it is made again, so often.
+const SCOPE_TRIES: usize = 5;
+
+const SEPARATE: &str = "Microsoft.EventGrid/eventSubscriptions";
+
+/// `{scope}[/providers/Microsoft.EventGrid]/eventSubscriptions[/{name}[/{action}]]`
+pub async fn answer(
+    server: &Arc<Server>,
+    call: &mut Call,
+    scope: &Scope,
+    nested: bool,
+    name: Option<&str>,
+    action: Option<&str>,
+    context: &Context,
+) -> Result {
+    let Some(name) = name else {
+        if call.method != Method::GET {
+            return Err(not_allowed(call, "GET"));
+        }
+        return match scope {
+            Scope::Account | Scope::Group(_) => list_everywhere(server, call, scope, None, None, context),
+            _ => list_of(server, call, scope, nested, context),
+        };
+    };
+    let place = match Place::find(server, scope) {
+        // On what is not there nothing hangs.
+        Err(error) if error.status == 404 && call.method == Method::DELETE && action.is_none() => {
+            return Ok(empty_answer(call, StatusCode::NO_CONTENT));
+        }
+        place => place?,
+    };
+    let request = Request {
+        server,
+        place: &place,
+        nested,
+        name,
+        context,
+    };
+    match (call.method.clone(), action.map(str::to_lowercase).as_deref()) {
+        (Method::GET, None) => request.get(call),
+        (Method::PUT, None) => request.write(call, How::Put).await,
+        (Method::PATCH, None) => request.write(call, How::Patch).await,
+        (Method::DELETE, None) => request.delete(call).await,
+        (_, None) => Err(not_allowed(call, "GET, PUT, PATCH, DELETE")),
+        (Method::POST, Some("getfullurl")) => request.full_url(call),
+        (Method::POST, Some("getdeliveryattributes")) => {
+            let current = request.need_current()?;
+            let body = delivery_attributes(&current.subscription.destination);
+            Ok(json_answer(call, StatusCode::OK, &body))
+        }
+        (_, Some("getfullurl" | "getdeliveryattributes")) => Err(not_allowed(call, "POST")),
+        _ => Err(nothing_here(call)),
+    }
+}
+
+/// Where subscriptions hang.
+struct Place {
+    scope: Scope,
+    /// Its whole id, in the casing of its creation.
+    id: String,
+    /// None for a resource of another provider that nothing hangs on yet.
+    entry: Option<Arc<TopicEntry>>,
+    domain_topic: Option<String>,
+    /// The kind of another provider's resource.
+    topic_type: Option<String>,
+    location: String,
+}
+
+impl Place {
+    /// Refused if there is no such resource. A topic inside a domain need not be there yet.
+    fn find(server: &Server, scope: &Scope) -> Result<Place> {
+        let directory = &server.engine.directory;
+        let grid = |kind: &str, id: &GridId, entry: Option<Arc<TopicEntry>>| {
+            entry
+                .filter(|entry| entry.topic.resource_group.eq_ignore_ascii_case(&id.group))
+                .ok_or_else(|| {
+                    ArmError::not_found(&format!("Microsoft.EventGrid/{kind}"), &id.name, &id.group)
+                })
+        };
+        let entry = match scope {
+            Scope::Topic(id) => grid("topics", id, directory.topic(&id.name))?,
+            Scope::Domain(id) | Scope::DomainTopic { domain: id, .. } => {
+                grid("domains", id, directory.domain(&id.name))?
+            }
+            Scope::SystemTopic(id) => grid("systemTopics", id, directory.system_topic(&id.group, &id.name))?,
+            Scope::Account | Scope::Group(_) | Scope::Resource(_) => return Place::elsewhere(server, scope),
+        };
+        let domain_topic = match scope {
+            Scope::DomainTopic { name, .. } => {
+                let known = directory.domain_topic(entry.topic.id, name);
+                Some(known.map_or_else(|| name.clone(), |known| known.name))
+            }
+            _ => None,
+        };
+        Ok(Place::of(server, entry, domain_topic))
+    }
+
+    /// The place of subscriptions that are there.
+    fn of(server: &Server, entry: Arc<TopicEntry>, domain_topic: Option<String>) -> Place {
+        let topic = &entry.topic;
+        let grid = || GridId {
+            group: topic.resource_group.clone(),
+            name: topic.name.clone(),
+        };
+        let account = &server.config.account;
+        let mut topic_type = None;
+        let (scope, id) = match (&topic.kind, &domain_topic) {
+            (TopicKind::Custom, _) => (Scope::Topic(grid()), entry.full_id.to_string()),
+            (TopicKind::Domain { .. }, Some(name)) => {
+                let scope = Scope::DomainTopic {
+                    domain: grid(),
+                    name: name.clone(),
+                };
+                (scope, format!("{}/topics/{name}", entry.full_id))
+            }
+            (TopicKind::Domain { .. }, None) => (Scope::Domain(grid()), entry.full_id.to_string()),
+            (TopicKind::System { .. }, _) => {
+                let (group, name) = (&topic.resource_group, &topic.name);
+                let id = format!(
+                    "/subscriptions/{account}/resourceGroups/{group}/providers/Microsoft.EventGrid/systemTopics/{name}"
+                );
+                (Scope::SystemTopic(grid()), id)
+            }
+            (
+                TopicKind::Scope {
+                    source,
+                    topic_type: kind,
+                },
+                _,
+            ) => {
+                topic_type = Some(kind.clone());
+                (Scope::Resource(source.clone()), source.clone())
+            }
+        };
+        Place {
+            scope,
+            id,
+            location: topic.location.clone(),
+            domain_topic,
+            topic_type,
+            entry: Some(entry),
+        }
+    }
+
+    /// A resource that is not Event Grid's own. Those of most providers are taken on trust; storage accounts are ours.
+    fn elsewhere(server: &Server, scope: &Scope) -> Result<Place> {
+        let account = format!("/subscriptions/{}", server.config.account);
+        let (id, topic_type, location) = match scope {
+            Scope::Group(group) => (
+                format!("{account}/resourceGroups/{group}"),
+                "Microsoft.Resources.ResourceGroups".to_owned(),
+                "global",
+            ),
+            Scope::Resource(id) => {
+                let topic_type = topic_type_of(server, id)?;
+                (id.clone(), topic_type, server.config.location.as_str())
+            }
+            _ => (account, "Microsoft.Resources.Subscriptions".to_owned(), "global"),
+        };
+        if let Some(entry) = server.engine.directory.scope_by_source(&id) {
+            let mut place = Place::of(server, entry, None);
+            place.scope = scope.clone();
+            return Ok(place);
+        }
+        Ok(Place {
+            scope: scope.clone(),
+            id,
+            entry: None,
+            domain_topic: None,
+            topic_type: Some(topic_type),
+            location: location.to_owned(),
+        })
+    }
+
+    fn topic(&self) -> Option<TopicId> {
+        self.entry.as_ref().map(|entry| entry.topic.id)
+    }
+
+    fn lock(&self, name: &str) -> String {
+        match (&self.topic_type, self.topic()) {
+            // Its unseen topic may come and go while one waits.
+            (None, Some(topic)) => locks::subscription(topic, self.domain_topic.as_deref(), name),
+            _ => format!("subscription/{}/{}", self.id, name).to_lowercase(),
+        }
+    }
+
+    fn topic_context(&self) -> TopicContext<'_> {
+        match &self.entry {
+            Some(entry) => declare::topic_context(&entry.topic),
+            None => TopicContext {
+                name: &self.id,
+                input_schema: Schema::EventGrid,
+                mapping: None,
+                default_types: declare::default_types(&self.id),
+            },
+        }
+    }
+
+    /// The subscription of this name as clients see it: as it is to become while its webhook is being asked.
+    fn current(&self, server: &Server, name: &str) -> Option<Current> {
+        let topic = self.topic()?;
+        let domain_topic = self.domain_topic.as_deref();
+        let pending = server.engine.handshakes.pending(topic, domain_topic, name);
+        if let Some(handshake) = pending {
+            return Some(Current::of(&handshake));
+        }
+        let known = server.engine.directory.subscription(topic, domain_topic, name)?;
+        Some(Current {
+            subscription: known,
+            state: ProvisioningState::Succeeded,
+        })
+    }
+
+    /// Everything here, as clients see it.
+    fn all(&self, server: &Server) -> Vec<Current> {
+        let Some(topic) = self.topic() else {
+            return Vec::new();
+        };
+        let domain_topic = self.domain_topic.as_deref();
+        let here = |one: &Arc<Handshake>| match (&one.subscription.domain_topic, domain_topic) {
+            (Some(of), Some(here)) => of.eq_ignore_ascii_case(here),
+            (None, None) => true,
+            _ => false,
+        };
+        let mut pending = server.engine.handshakes.pending_of(topic);
+        pending.retain(here);
+        let known = server.engine.directory.subscriptions_of(topic, domain_topic);
+        as_seen(known, &pending)
+    }
+
+    fn missing(&self, name: &str) -> ArmError {
+        let kind = match &self.scope {
+            Scope::Topic(id) => format!("Microsoft.EventGrid/topics/{}/eventSubscriptions", id.name),
+            Scope::Domain(id) => format!("Microsoft.EventGrid/domains/{}/eventSubscriptions", id.name),
+            Scope::DomainTopic { domain, name } => {
+                let domain = &domain.name;
+                format!("Microsoft.EventGrid/domains/{domain}/topics/{name}/eventSubscriptions")
+            }
+            Scope::SystemTopic(id) => {
+                format!("Microsoft.EventGrid/systemTopics/{}/eventSubscriptions", id.name)
+            }
+            Scope::Account | Scope::Group(_) | Scope::Resource(_) => SEPARATE.to_owned(),
+        };
+        match group_of(&self.id) {
+            Some(group) => ArmError::not_found(&kind, name, group),
+            None => {
+                let message = format!("The Resource '{kind}/{name}' was not found.");
+                ArmError::new(404, "ResourceNotFound", message)
+            }
+        }
+    }
+}
+
+/// `Microsoft.Storage.StorageAccounts` for the id of a storage account, and so on.
+fn topic_type_of(server: &Server, id: &str) -> Result<String> {
+    let missing = || {
+        let message = format!("The Resource '{id}' was not found.");
+        ArmError::new(404, "ResourceNotFound", message)
+    };
+    let segments: Vec<&str> = id.split('/').filter(|segment| !segment.is_empty()).collect();
+    let at = segments
+        .iter()
+        .rposition(|segment| segment.eq_ignore_ascii_case("providers"))
+        .ok_or_else(missing)?;
+    let behind = &segments[at + 1..];
+    let (Some(provider), types) = (behind.first(), behind.get(1..).unwrap_or_default()) else {
+        return Err(missing());
+    };
+    if provider.eq_ignore_ascii_case("Microsoft.EventGrid") || types.is_empty() || types.len() % 2 != 0 {
+        return Err(missing());
+    }
+    if provider.eq_ignore_ascii_case("Microsoft.Storage") {
+        let known = |name: &str| {
+            let accounts = server.engine.dead_letters.blobs.accounts();
+            let shown = server.config.storage_accounts.iter().map(|account| &account.name);
+            accounts
+                .iter()
+                .chain(shown)
+                .any(|account| account.eq_ignore_ascii_case(name))
+        };
+        return match types {
+            [kind, name] if kind.eq_ignore_ascii_case("storageAccounts") && known(name) => {
+                Ok("Microsoft.Storage.StorageAccounts".into())
+            }
+            [kind, name] => {
+                let kind = format!("{provider}/{kind}");
+                Err(ArmError::not_found(&kind, name, group_of(id).unwrap_or_default()))
+            }
+            _ => Err(missing()),
+        };
+    }
+    let types = types.iter().step_by(2).map(|word| {
+        let mut letters = word.chars();
+        let first = letters.next().map(|letter| letter.to_ascii_uppercase());
+        first.into_iter().chain(letters).collect::<String>()
+    });
+    let words: Vec<String> = std::iter::once((*provider).to_owned()).chain(types).collect();
+    Ok(words.join("."))
+}
+
+/// The resource group in an id.
+fn group_of(id: &str) -> Option<&str> {
+    let mut segments = id.split('/').filter(|segment| !segment.is_empty()).skip(2);
+    let word = segments.next()?;
+    segments
+        .next()
+        .filter(|_| word.eq_ignore_ascii_case("resourceGroups"))
+}
+
+/// A subscription as clients see it.
+#[derive(Clone)]
+struct Current {
+    subscription: Arc<Subscription>,
+    state: ProvisioningState,
+}
+
+impl Current {
+    fn of(handshake: &Handshake) -> Current {
+        let state = match (&handshake.state, handshake.replaces) {
+            (HandshakeState::Awaiting { .. }, _) => ProvisioningState::AwaitingManualAction,
+            (_, true) => ProvisioningState::Updating,
+            (_, false) => ProvisioningState::Creating,
+        };
+        Current {
+            subscription: Arc::new(handshake.subscription.clone()),
+            state,
+        }
+    }
+}
+
+/// Those in force, but those whose webhook is being asked as they are to become.
+fn as_seen(known: Vec<Arc<Subscription>>, pending: &[Arc<Handshake>]) -> Vec<Current> {
+    let is_pending = |id: SubscriptionId| pending.iter().any(|one| one.subscription.id == id);
+    let in_force = known.into_iter().filter(|known| !is_pending(known.id));
+    let in_force = in_force.map(|subscription| Current {
+        subscription,
+        state: ProvisioningState::Succeeded,
+    });
+    let asked = pending.iter().map(|one| Current::of(one));
+    asked.chain(in_force).collect()
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum How {
+    Put,
+    Patch,
+}
+
+/// One request about one subscription.
+struct Request<'a> {
+    server: &'a Arc<Server>,
+    place: &'a Place,
+    nested: bool,
+    name: &'a str,
+    context: &'a Context,
+}
+
+impl Request<'_> {
+    fn current(&self) -> Option<Current> {
+        self.place.current(self.server, self.name)
+    }
+
+    fn need_current(&self) -> Result<Current> {
+        self.current().ok_or_else(|| self.place.missing(self.name))
+    }
+
+    fn get(&self, call: &Call) -> Result {
+        let current = self.need_current()?;
+        let body = view(self.server, self.place, &current, self.nested, self.context).body();
+        let mut answer = json_answer(call, StatusCode::OK, &body);
+        put_etag(&mut answer, &etag(self.server, &*current.subscription));
+        Ok(answer)
+    }
+
+    fn full_url(&self, call: &Call) -> Result {
+        let current = self.need_current()?;
+        let body = full_url(&current.subscription.destination).ok_or_else(|| {
+            let message = format!(
+                "The destination of event subscription '{}' has no URL.",
+                self.name
+            );
+            ArmError::new(400, "InvalidRequest", message)
+        })?;
+        Ok(json_answer(call, StatusCode::OK, &body))
+    }
+
+    /// Makes a subscription or changes it. All reasons to refuse it are looked for before anything is changed.
+    async fn write(&self, call: &mut Call, how: How) -> Result {
+        let bytes = read_bytes(call).await?;
+        let body = parse_json(&bytes)?;
+        let _one_at_a_time = self.server.declaring.hold(self.place.lock(self.name)).await;
+        // The place as well as the subscription may have changed while this one waited.
+        let place = &Place::find(self.server, &self.place.scope)?;
+        let current = place.current(self.server, self.name);
+        if how == How::Patch && current.is_none() {
+            return Err(place.missing(self.name));
+        }
+        let tag = current
+            .as_ref()
+            .map(|current| etag(self.server, &*current.subscription));
+        check_preconditions(call, tag.as_deref())?;
+        let previous = current.as_ref().map(|current| &*current.subscription);
+        let spec = self.read(place, body, how, previous).await?;
+        if previous.is_none() {
+            check_room(self.server, place)?;
+        }
+        // One whose webhook was still being asked is not in force yet.
+        let in_force = place.topic().is_some_and(|topic| {
+            let directory = &self.server.engine.directory;
+            let known = directory.subscription(topic, place.domain_topic.as_deref(), self.name);
+            known.is_some()
+        });
+        let (subscription, operation) = self.put(place, spec, previous).await?;
+
+        let state = match in_force {
+            true => ProvisioningState::Updating,
+            false => ProvisioningState::Creating,
+        };
+        let written = Current {
+            subscription: Arc::new(subscription),
+            state,
+        };
+        let view = view(self.server, place, &written, self.nested, self.context);
+        let shown = match how {
+            How::Put => view.first_answer(Sent::of(body)),
+            How::Patch => view.body(),
+        };
+        let mut answer = json_answer(call, StatusCode::CREATED, &shown);
+        operations::announce(&mut answer, &operation);
+        put_etag(&mut answer, &etag(self.server, &*written.subscription));
+        Ok(answer)
+    }
+
+    async fn read(
+        &self,
+        place: &Place,
+        body: Raw<'_>,
+        how: How,
+        previous: Option<&Subscription>,
+    ) -> Result<SubscriptionSpec> {
+        let context = SubscriptionContext {
+            road: Road::Azure,
+            name: self.name,
+            topic: place.topic_context(),
+            limits: &self.server.config.resource_limits,
+            now: self.server.engine.clock.now(),
+            previous,
+            api_version: self.context.api_version.as_str(),
+        };
+        let refused = |error: FieldError| ArmError::from(error.of_event_subscription());
+        let mut spec = match how {
+            How::Put => parse_subscription(body, &context).map_err(refused)?,
+            How::Patch => patch_subscription(body, &context).map_err(refused)?,
+        };
+        if let Some(previous) = previous {
+            // The casing of its creation.
+            spec.name.clone_from(&previous.name);
+        }
+        let checked = declare::check_subscription(self.server, Road::Azure, &spec, previous).await;
+        checked.map_err(|mut error| {
+            let wrapped = body
+                .get_any_case("properties")
+                .is_some_and(|member| !member.is_null());
+            if let (How::Patch, false, Some(path)) = (how, wrapped, error.path.strip_prefix("properties.")) {
+                error.path = path.to_owned();
+            }
+            refused(error)
+        })?;
+        Ok(spec)
+    }
+
+    /// The subscription as it is to become, and the URL of the operation that makes it so.
+    async fn put(
+        &self,
+        place: &Place,
+        spec: SubscriptionSpec,
+        previous: Option<&Subscription>,
+    ) -> Result<(Subscription, String)> {
+        let engine = &self.server.engine;
+        let (id, created) = match previous {
+            Some(known) => (known.id, known.created),
+            None => {
+                let id = engine.next_id().await.map_err(|e| unavailable(&e))?;
+                (SubscriptionId(id), engine.clock.now())
+            }
+        };
+        let location = Some(place.location.as_str());
+        let mut tries = 0;
+        loop {
+            tries += 1;
+            let entry = self.entry(place).await?;
+            let domain_topic = place.domain_topic.clone();
+            let subscription = spec
+                .clone()
+                .into_subscription(id, entry.topic.id, domain_topic, created);
+            let done = match engine.needs_handshake(&subscription) {
+                true => {
+                    let version = self.context.api_version.as_str();
+                    let asked = engine.ask(subscription, &self.context.base_url, version).await;
+                    asked.map(|handshake| {
+                        let url = operations::url(self.server, self.context, &handshake.operation, location);
+                        (handshake.subscription.clone(), url)
+                    })
+                }
+                false => {
+                    let put = declare::put_at_once(self.server, subscription).await;
+                    put.map(|put| {
+                        let (url, _) = operations::finished(self.server, self.context, location);
+                        (Subscription::clone(&put), url)
+                    })
+                }
+            };
+            match done {
+                Ok(done) => return Ok(done),
+                Err(Error::Gone) if place.topic_type.is_some() && tries < SCOPE_TRIES => {}
+                Err(error) => {
+                    if place.topic_type.is_some() {
+                        // It was made for this one, perhaps.
+                        let _ = engine.release_scope(entry.topic.id).await;
+                    }
+                    return Err(self.failed(place, &error));
+                }
+            }
+        }
+    }
+
+    /// The topic, which for a resource of another provider is made now.
+    async fn entry(&self, place: &Place) -> Result<Arc<TopicEntry>> {
+        match (&place.topic_type, &place.entry) {
+            (None, Some(entry)) => Ok(entry.clone()),
+            (topic_type, _) => {
+                let topic_type = topic_type.as_deref().unwrap_or_default();
+                let made = self.server.engine.scope(&place.id, topic_type, &place.location);
+                made.await.map_err(|e| unavailable(&e))
+            }
+        }
+    }
+
+    fn failed(&self, place: &Place, error: &Error) -> ArmError {
+        match error {
+            Error::Gone => {
+                let message = format!("The Resource '{}' was not found.", place.id);
+                ArmError::new(404, "ResourceNotFound", message)
+            }
+            Error::DomainTopicMissing { .. } => domain_topic_missing(place),
+            other => unavailable(other),
+        }
+    }
+
+    async fn delete(&self, call: &Call) -> Result {
+        let server = self.server;
+        let _one_at_a_time = server.declaring.hold(self.place.lock(self.name)).await;
+        let place = &Place::find(server, &self.place.scope)?;
+        let current = place.current(server, self.name);
+        let tag = current
+            .as_ref()
+            .map(|current| etag(server, &*current.subscription));
+        check_preconditions(call, tag.as_deref())?;
+        let (Some(current), Some(topic)) = (current, place.topic()) else {
+            return Ok(empty_answer(call, StatusCode::NO_CONTENT));
+        };
+        let domain_topic = place.domain_topic.as_deref();
+        let name = &current.subscription.name;
+        let engine = &server.engine;
+        engine
+            .handshakes
+            .cancel(topic, domain_topic, name)
+            .await
+            .map_err(|e| unavailable(&e))?;
+        match engine.directory.subscription(topic, domain_topic, name) {
+            Some(known) => engine
+                .delete_subscription(known.id)
+                .await
+                .map_err(|e| unavailable(&e))?,
+            // It never came in force. What was made for it goes too.
+            None if place.topic_type.is_some() => {
+                engine.release_scope(topic).await.map_err(|e| unavailable(&e))?;
+            }
+            None => {}
+        }
+        Ok(operations::accepted(
+            server,
+            call,
+            self.context,
+            Some(&place.location),
+        ))
+    }
+}
+
+/// Whether another subscription may hang here.
+fn check_room(server: &Server, place: &Place) -> Result<()> {
+    if let (Some(name), Some(entry)) = (&place.domain_topic, &place.entry) {
+        let known = server.engine.directory.domain_topic(entry.topic.id, name);
+        let auto_create = matches!(
+            entry.topic.kind,
+            TopicKind::Domain {
+                auto_create: true,
+                ..
+            }
+        );
+        if known.is_none() && !auto_create {
+            return Err(domain_topic_missing(place));
+        }
+        if known.is_none() {
+            check_name(name)?;
+        }
+    }
+    let most = match place.scope {
+        Scope::Domain(_) => DOMAIN_SUBSCRIPTIONS_MAX,
+        _ => SUBSCRIPTIONS_MAX,
+    };
+    if place.all(server).len() < most {
+        return Ok(());
+    }
+    let message = format!(
+        "Quota limit reached. '{}' has {most} event subscriptions already.",
+        place.id
+    );
+    Err(ArmError::new(409, "Conflict", message))
+}
+
+fn domain_topic_missing(place: &Place) -> ArmError {
+    match &place.scope {
+        Scope::DomainTopic { domain, name } => {
+            let kind = format!("Microsoft.EventGrid/domains/{}/topics", domain.name);
+            ArmError::not_found(&kind, name, &domain.group)
+        }
+        _ => ArmError::new(
+            404,
+            "ResourceNotFound",
+            format!("The Resource '{}' was not found.", place.id),
+        ),
+    }
+}
+
+fn view<'a>(
+    server: &Server,
+    place: &'a Place,
+    current: &'a Current,
+    nested: bool,
+    context: &'a Context,
+) -> SubscriptionView<'a> {
+    let of_topic = place
+        .entry
+        .as_ref()
+        .and_then(|entry| entry.topic.profile.as_deref());
+    let profiles = &server.engine.profiles;
+    let named = current.subscription.profile.as_deref().or(of_topic);
+    let profile = named
+        .and_then(|name| profiles.named(name))
+        .unwrap_or(profiles.fallback());
+    let minutes = profile.time_to_live.as_secs() / 60;
+    SubscriptionView {
+        subscription: &current.subscription,
+        state: current.state,
+        scope: &place.scope,
+        scope_id: &place.id,
+        nested,
+        api_version: &context.api_version,
+        retry: (profile.attempts_max, u32::try_from(minutes).unwrap_or(u32::MAX)),
+    }
+}
+
+/// All subscriptions of one resource.
+fn list_of(server: &Arc<Server>, call: &Call, scope: &Scope, nested: bool, context: &Context) -> Result {
+    let asked = Asked::read(call)?;
+    let place = Place::find(server, scope)?;
+    let all = place.all(server);
+    if let (Some(name), Some(topic), true) = (&place.domain_topic, place.topic(), all.is_empty())
+        && server.engine.directory.domain_topic(topic, name).is_none()
+    {
+        return Err(domain_topic_missing(&place));
+    }
+    let items = all.into_iter().map(|current| Item {
+        key: current.subscription.name.to_lowercase(),
+        name: current.subscription.name.clone(),
+        of: current,
+    });
+    let show = |current: &Current| view(server, &place, current, nested, context).body();
+    Ok(lists::page(call, context, &asked, items, show))
+}
+
+/// All subscriptions of an account or of a group; only those on resources in one location, or of one kind.
+pub fn list_everywhere(
+    server: &Arc<Server>,
+    call: &Call,
+    scope: &Scope,
+    location: Option<&str>,
+    topic_type: Option<&str>,
+    context: &Context,
+) -> Result {
+    if call.method != Method::GET {
+        return Err(not_allowed(call, "GET"));
+    }
+    let asked = Asked::read(call)?;
+    let after = match asked.after.as_deref().map(str::parse) {
+        None => None,
+        Some(Ok(id)) => Some(SubscriptionId(id)),
+        Some(Err(_)) => {
+            let message = "$skiptoken is not one that this server gave out";
+            return Err(ArmError::new(400, "InvalidRequest", message).at("$skiptoken"));
+        }
+    };
+    let wanted = |current: &Current| {
+        let entry = server.engine.directory.topic_by_id(current.subscription.topic)?;
+        let place = Place::of(server, entry, current.subscription.domain_topic.clone());
+        let group = match scope {
+            Scope::Group(group) => group_of(&place.id).is_some_and(|of| of.eq_ignore_ascii_case(group)),
+            _ => true,
+        };
+        let here = location.is_none_or(|location| same_location(location, &place.location));
+        let kind = topic_type.is_none_or(|kind| kind.eq_ignore_ascii_case(kind_of(&place)));
+        let named = asked.filter.as_ref();
+        let named = named.is_none_or(|filter| filter.takes(&current.subscription.name));
+        (group && here && kind && named).then_some(place)
+    };
+    let item = |current: Current| {
+        let place = wanted(&current)?;
+        Some(Item {
+            // As wide as they get, so that they sort as numbers.
+            key: format!("{:020}", current.subscription.id.0),
+            name: current.subscription.name.clone(),
+            of: (place, current),
+        })
+    };
+    // There may be very many. Those in force come by their numbers, until the page is full; those whose webhooks are
+    // being asked are few.
+    let pending = server.engine.handshakes.all_pending();
+    let mut items: Vec<Item<(Place, Current)>> = as_seen(Vec::new(), &pending)
+        .into_iter()
+        .filter_map(item)
+        .collect();
+    let asked_about: std::collections::HashSet<u64> =
+        pending.iter().map(|one| one.subscription.id.0).collect();
+    let (mut from, mut found) = (after, 0);
+    loop {
+        let some = server
+            .engine
+            .directory
+            .all_subscriptions_after(from, LOOKED_AT_ONCE);
+        let more = some.len() == LOOKED_AT_ONCE;
+        from = some.last().map(|last| last.id).or(from);
+        for subscription in some {
+            if asked_about.contains(&subscription.id.0) {
+                continue;
+            }
+            let state = ProvisioningState::Succeeded;
+            let one = item(Current { subscription, state });
+            found += usize::from(one.is_some());
+            items.extend(one);
+        }
+        if !more || found > asked.top {
+            break;
+        }
+    }
+    let show = |(place, current): &(Place, Current)| view(server, place, current, false, context).body();
+    Ok(lists::page(call, context, &asked, items, show))
+}
+
+/// So many subscriptions are looked through at a time for a page.
+const LOOKED_AT_ONCE: usize = 1024;
+
+/// `West US 2` and `westus2` are the same.
+fn same_location(a: &str, b: &str) -> bool {
+    let plain = |text: &str| text.replace(' ', "").to_lowercase();
+    plain(a) == plain(b)
+}
+
+fn kind_of(place: &Place) -> &str {
+    match &place.entry {
+        Some(entry) => match &entry.topic.kind {
+            TopicKind::Custom => "Microsoft.EventGrid.Topics",
+            TopicKind::Domain { .. } => "Microsoft.EventGrid.Domains",
+            TopicKind::System { topic_type, .. } | TopicKind::Scope { topic_type, .. } => topic_type,
+        },
+        None => place.topic_type.as_deref().unwrap_or_default(),
+    }
+}
+
+#[cfg(test)]
+mod tests;

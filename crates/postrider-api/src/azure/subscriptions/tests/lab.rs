@@ -1,0 +1,326 @@
+//! A server whose stores are in memory, asked over a connection in memory, and webhooks that do as their paths say.
+
+use crate::access::{Client, Role};
+use crate::{Config, EdgeAccess, Server, declare};
+use async_trait::async_trait;
+use bytes::Bytes;
+use http_body_util::{BodyExt, Full};
+use hyper::{HeaderMap, Method};
+use hyper_util::rt::TokioIo;
+use postrider_core::ids::Secret;
+use postrider_core::json::Raw;
+use postrider_core::profile::Profiles;
+use postrider_core::time::{Clock, Sleep, Timestamp};
+use postrider_engine::blobs::{BlobError, Blobs, Stored};
+use postrider_engine::clock::SystemClock;
+use postrider_engine::dead_letters::DeadLetters;
+use postrider_engine::deliver::{Answer, Reply, Request, Transport};
+use postrider_engine::{Engine, Parts, dispatch, handshake};
+use postrider_store::memory::{MemoryArchive, MemoryCatalog, MemoryLog};
+use postrider_wire::resources::{self, Road};
+use postrider_wire::token::SigningKey;
+use serde_json::{Value, json};
+use std::sync::Arc;
+use tokio_util::sync::CancellationToken;
+
+pub const ACCOUNT: &str = "00000000-0000-0000-0000-000000000001";
+pub const GROUP: &str = "/subscriptions/00000000-0000-0000-0000-000000000001/resourceGroups/rg1";
+pub const VERSION: &str = "2022-06-15";
+const NOW: Timestamp = Timestamp::from_secs(1_790_000_000); // 2026-09-21
+
+/// Stands still.
+struct Still;
+
+impl Clock for Still {
+    fn now(&self) -> Timestamp {
+        NOW
+    }
+    fn sleep_until(&self, deadline: Timestamp) -> Sleep<'_> {
+        match deadline <= NOW {
+            true => Box::pin(std::future::ready(())),
+            false => Box::pin(std::future::pending()),
+        }
+    }
+}
+
+/// Webhooks whose path begins with `/no` refuse, `/later` want to be answered for by hand, `/never` do not answer; all
+/// others agree at once.
+struct Hooks;
+
+#[async_trait]
+impl Transport for Hooks {
+    async fn send(self: Arc<Self>, request: Request) -> Reply {
+        let path = request.url.path();
+        if path.starts_with("/never") {
+            std::future::pending::<()>().await;
+        }
+        let mut answer = Answer {
+            status: 200,
+            ..Answer::default()
+        };
+        if path.starts_with("/no") {
+            answer.status = 404;
+        } else if !path.starts_with("/later") {
+            let event: Value = serde_json::from_slice(&request.body).unwrap_or_default();
+            let code = &event[0]["data"]["validationCode"];
+            answer.body = json!({ "validationResponse": code }).to_string().into();
+            let origin = hyper::header::HeaderValue::from_static("*");
+            answer.headers.insert("webhook-allowed-origin", origin);
+        }
+        Reply::Answered(answer)
+    }
+}
+
+/// One storage account, in which everything may be written.
+struct Account;
+
+#[async_trait]
+impl Blobs for Account {
+    fn accounts(&self) -> Vec<String> {
+        vec!["devstoreaccount1".into()]
+    }
+    fn check_name(&self, _: &str, _: &str) -> Result<(), String> {
+        Ok(())
+    }
+    async fn probe(&self, _: &str, _: &str) -> Result<(), BlobError> {
+        Ok(())
+    }
+    async fn put(&self, _: &str, _: &str, path: &str, _: Bytes) -> Result<Stored, BlobError> {
+        Ok(Stored {
+            etag: "0".into(),
+            url: path.into(),
+        })
+    }
+    async fn get(&self, _: &str, _: &str, path: &str) -> Result<Bytes, BlobError> {
+        Err(BlobError::NotFound(path.into()))
+    }
+    async fn delete(&self, _: &str, _: &str, _: &str) -> Result<(), BlobError> {
+        Ok(())
+    }
+}
+
+#[derive(Clone)]
+pub struct Lab {
+    pub server: Arc<Server>,
+}
+
+#[derive(Debug)]
+pub struct Got {
+    pub status: u16,
+    pub headers: HeaderMap,
+    pub body: Value,
+}
+
+impl Got {
+    #[track_caller]
+    pub fn expect(self, status: u16) -> Got {
+        assert_eq!(self.status, status, "{}", self.body);
+        self
+    }
+
+    #[track_caller]
+    pub fn header(&self, name: &str) -> &str {
+        let value = self.headers.get(name).unwrap_or_else(|| panic!("no {name}"));
+        value.to_str().expect("it is text")
+    }
+
+    /// The code and the message of a refusal.
+    pub fn error(&self) -> (&str, &str) {
+        let text = |name: &str| self.body["error"][name].as_str().unwrap_or_default();
+        (text("code"), text("message"))
+    }
+
+    pub fn properties(&self) -> &Value {
+        &self.body["properties"]
+    }
+
+    /// The names in a list.
+    #[track_caller]
+    pub fn names(&self) -> Vec<String> {
+        let list = self.body["value"].as_array().expect("a list");
+        list.iter()
+            .map(|one| one["name"].as_str().unwrap().to_owned())
+            .collect()
+    }
+}
+
+impl Lab {
+    /// `asking`: webhooks are asked before they get events.
+    pub async fn new(asking: bool) -> Lab {
+        let archive = Arc::new(MemoryArchive::default());
+        let engine = Engine::start(Parts {
+            log: Arc::new(MemoryLog::new(7)),
+            catalog: Arc::new(MemoryCatalog::default()),
+            transport: Arc::new(Hooks),
+            clock: Arc::new(Still),
+            wall: Arc::new(SystemClock),
+            profiles: Profiles::default(),
+            id_prefix: format!("/subscriptions/{ACCOUNT}"),
+            dispatch: dispatch::Config::default(),
+            dead_letters: DeadLetters::new(Arc::new(Account), archive, None),
+            handshake: handshake::Rules {
+                enabled: asking,
+                ..handshake::Rules::default()
+            },
+        })
+        .await
+        .unwrap();
+        let config = Config {
+            limits: Default::default(),
+            resource_limits: resources::Limits::default(),
+            edge: EdgeAccess::Open,
+            host_names: vec!["localhost".into()],
+            public_url: None,
+            account: ACCOUNT.into(),
+            tenant: "t".into(),
+            resource_group: "rg1".into(),
+            location: "westus2".into(),
+            clients: vec![client("owner", Role::Owner), client("reader", Role::Reader)],
+            signing_key: SigningKey::fresh(),
+            managed_identity: None,
+            naming_key: Secret::new("naming"),
+            storage_accounts: Vec::new(),
+            module_path: "/iotHubs/h/devices/d/modules/m".into(),
+            profile: "cloud-2021".into(),
+            version: "0",
+            loopback_only: true,
+            publishing_max: 8,
+        };
+        let server = Server::new(engine, config, Arc::new(SystemClock), 1);
+        Lab {
+            server: Arc::new(server),
+        }
+    }
+
+    pub async fn topic(&self, name: &str) {
+        let body = Raw::parse(r#"{"properties":{}}"#).unwrap();
+        declare::topic(&self.server, body, Road::Config, name, None)
+            .await
+            .unwrap();
+    }
+
+    pub async fn domain(&self, name: &str, auto_create: bool) {
+        let flags = json!({"autoCreateTopicWithFirstSubscription": auto_create});
+        let body = json!({ "properties": flags }).to_string();
+        let body = Raw::parse(&body).unwrap();
+        declare::domain(&self.server, body, Road::Config, name, None)
+            .await
+            .unwrap();
+    }
+
+    pub async fn system_topic(&self, name: &str) {
+        let source = format!("{GROUP}/providers/Microsoft.Storage/storageAccounts/devstoreaccount1");
+        let body =
+            json!({"properties": {"source": source, "topicType": "Microsoft.Storage.StorageAccounts"}});
+        let body = body.to_string();
+        let body = Raw::parse(&body).unwrap();
+        declare::system_topic(&self.server, body, Road::Config, name)
+            .await
+            .unwrap();
+    }
+
+    /// Asks over a connection of its own.
+    pub async fn send(
+        &self,
+        method: &str,
+        path: &str,
+        body: Option<&Value>,
+        headers: &[(&str, &str)],
+    ) -> Got {
+        let (ours, theirs) = tokio::io::duplex(64 << 10);
+        let stop = CancellationToken::new();
+        let serving =
+            crate::http::connection(self.server.clone(), theirs, "https", [127, 0, 0, 1].into(), stop);
+        let asking = async {
+            let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(ours))
+                .await
+                .unwrap();
+            let mut request = hyper::Request::builder()
+                .method(Method::from_bytes(method.as_bytes()).unwrap())
+                .uri(path)
+                .header("host", "localhost");
+            if !headers.iter().any(|(name, _)| *name == "authorization") {
+                request = request.header("authorization", "Bearer owner secret");
+            }
+            for (name, value) in headers {
+                request = request.header(*name, *value);
+            }
+            let body = body.map(Value::to_string).unwrap_or_default();
+            let request = request.body(Full::new(Bytes::from(body))).unwrap();
+            let exchange = async move {
+                let response = sender.send_request(request).await.unwrap();
+                let (head, body) = response.into_parts();
+                let body = body.collect().await.unwrap().to_bytes();
+                Got {
+                    status: head.status.as_u16(),
+                    headers: head.headers,
+                    body: serde_json::from_slice(&body).unwrap_or_default(),
+                }
+            };
+            let (got, _) = tokio::join!(exchange, connection);
+            got
+        };
+        let (got, ()) = tokio::join!(asking, serving);
+        got
+    }
+
+    /// A request of the management plane.
+    pub async fn arm(&self, method: &str, path: &str, body: Option<Value>) -> Got {
+        self.arm_with(method, path, body, &[]).await
+    }
+
+    pub async fn arm_with(
+        &self,
+        method: &str,
+        path: &str,
+        body: Option<Value>,
+        headers: &[(&str, &str)],
+    ) -> Got {
+        let sign = if path.contains('?') { '&' } else { '?' };
+        let path = format!("{path}{sign}api-version={VERSION}");
+        self.send(method, &path, body.as_ref(), headers).await
+    }
+
+    /// A request of the edge module's API.
+    pub async fn edge(&self, method: &str, path: &str, body: Option<Value>) -> Got {
+        let path = format!("{path}?api-version=2019-01-01-preview");
+        self.send(method, &path, body.as_ref(), &[]).await
+    }
+
+    /// How the operation that an answer named ends: its status, and the code of its error.
+    pub async fn ends(&self, answer: &Got) -> (String, String) {
+        let url = answer.header("azure-asyncoperation");
+        let path = url
+            .strip_prefix("https://localhost")
+            .expect("a URL of this server")
+            .to_owned();
+        // Everything happens in memory; a thousand turns are plenty.
+        for _ in 0..1000 {
+            let got = self.send("GET", &path, None, &[]).await.expect(200);
+            let status = got.body["status"].as_str().unwrap().to_owned();
+            if status != "InProgress" {
+                return (status, got.error().0.to_owned());
+            }
+            tokio::task::yield_now().await;
+        }
+        panic!("the operation does not end");
+    }
+}
+
+fn client(id: &str, role: Role) -> Client {
+    Client {
+        id: id.into(),
+        secret: Secret::new(format!("{id} secret")),
+        role,
+    }
+}
+
+/// A body with a webhook and these properties besides.
+pub fn web_hook(path: &str, more: Value) -> Value {
+    let mut properties = json!({"destination": {"endpointType": "WebHook", "properties": {
+        "endpointUrl": format!("https://hook{path}")}}});
+    for (name, value) in more.as_object().unwrap() {
+        properties[name] = value.clone();
+    }
+    json!({ "properties": properties })
+}

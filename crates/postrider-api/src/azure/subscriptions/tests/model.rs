@@ -1,0 +1,325 @@
+//! Whatever is done through both views, in whatever order, ends in the state that a few lines predict.
+
+use super::extension;
+use super::lab::{GROUP, Lab, web_hook};
+use proptest::prelude::*;
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+
+const TOPICS: [&str; 2] = ["t1", "t2"];
+const NAMES: [&str; 3] = ["one", "ONE", "two"];
+
+#[derive(Clone, Debug)]
+enum Step {
+    /// Through the management API, nested or as an extension; the webhook agrees or refuses.
+    Put {
+        agrees: bool,
+        labels: Vec<u8>,
+        attempts: Option<u32>,
+        prefix: Option<u8>,
+    },
+    Patch {
+        url: Option<bool>,
+        labels: Option<Vec<u8>>,
+        attempts: Option<u32>,
+        prefix: Option<u8>,
+    },
+    Delete,
+    EdgePut {
+        labels: Vec<u8>,
+        attempts: Option<u32>,
+    },
+    EdgeDelete,
+    /// Refused, whatever there is.
+    Nonsense,
+    /// The topic with everything in it, made again empty.
+    Remake,
+}
+
+#[derive(Clone, Debug)]
+struct Act {
+    topic: usize,
+    name: usize,
+    nested: bool,
+    step: Step,
+}
+
+fn labels() -> impl Strategy<Value = Vec<u8>> {
+    prop::collection::vec(0..4u8, 0..3)
+}
+
+fn acts() -> impl Strategy<Value = Act> {
+    let attempts = || prop::option::of(1..=30u32);
+    let prefix = || prop::option::of(0..3u8);
+    let step = prop_oneof![
+        4 => (prop::bool::weighted(0.8), labels(), attempts(), prefix())
+            .prop_map(|(agrees, labels, attempts, prefix)| Step::Put { agrees, labels, attempts, prefix }),
+        3 => (prop::option::of(prop::bool::weighted(0.7)), prop::option::of(labels()), attempts(), prefix())
+            .prop_map(|(url, labels, attempts, prefix)| Step::Patch { url, labels, attempts, prefix }),
+        2 => Just(Step::Delete),
+        2 => (labels(), attempts()).prop_map(|(labels, attempts)| Step::EdgePut { labels, attempts }),
+        1 => Just(Step::EdgeDelete),
+        1 => Just(Step::Nonsense),
+        1 => Just(Step::Remake),
+    ];
+    (0..TOPICS.len(), 0..NAMES.len(), any::<bool>(), step).prop_map(|(topic, name, nested, step)| Act {
+        topic,
+        name,
+        nested,
+        step,
+    })
+}
+
+/// All that the model knows of a subscription.
+#[derive(Clone, Debug, PartialEq)]
+struct Known {
+    /// In the casing of its creation.
+    name: String,
+    path: String,
+    labels: Vec<String>,
+    attempts: Option<u32>,
+    prefix: Option<String>,
+}
+
+type Model = BTreeMap<(usize, String), Known>;
+
+fn words(labels: &[u8]) -> Vec<String> {
+    labels.iter().map(|label| format!("l{label}")).collect()
+}
+
+/// What the step makes of the model, and what is answered to it.
+fn predict(model: &mut Model, act: &Act, round: usize) -> u16 {
+    let key = (act.topic, NAMES[act.name].to_lowercase());
+    let before = model.get(&key).cloned();
+    let name = before
+        .as_ref()
+        .map_or(NAMES[act.name].to_owned(), |known| known.name.clone());
+    let prefix_of = |prefix: &Option<u8>| prefix.map(|prefix| format!("/p{prefix}"));
+    match &act.step {
+        Step::Put {
+            agrees,
+            labels,
+            attempts,
+            prefix,
+        } => {
+            if *agrees {
+                let known = Known {
+                    name,
+                    path: hook(true, round),
+                    labels: words(labels),
+                    attempts: *attempts,
+                    prefix: prefix_of(prefix),
+                };
+                model.insert(key, known);
+            }
+            201
+        }
+        Step::Patch {
+            url,
+            labels,
+            attempts,
+            prefix,
+        } => {
+            let Some(mut known) = before else {
+                return 404;
+            };
+            if *url != Some(false) {
+                if url.is_some() {
+                    known.path = hook(true, round);
+                }
+                if let Some(labels) = labels {
+                    known.labels = words(labels);
+                }
+                known.attempts = attempts.or(known.attempts);
+                if prefix.is_some() {
+                    known.prefix = prefix_of(prefix);
+                }
+                model.insert(key, known);
+            }
+            201
+        }
+        Step::Delete => match model.remove(&key) {
+            Some(_) => 202,
+            None => 204,
+        },
+        Step::EdgePut { labels, attempts } => {
+            let known = Known {
+                name: NAMES[act.name].to_owned(),
+                path: hook(true, round),
+                labels: words(labels),
+                attempts: *attempts,
+                prefix: None,
+            };
+            model.insert(key, known);
+            200
+        }
+        Step::EdgeDelete => match model.remove(&key) {
+            Some(_) => 200,
+            None => 404,
+        },
+        Step::Nonsense => 400,
+        Step::Remake => {
+            model.retain(|(topic, _), _| *topic != act.topic);
+            200
+        }
+    }
+}
+
+fn hook(agrees: bool, round: usize) -> String {
+    format!("/{}/{round}?code={round}", if agrees { "yes" } else { "no" })
+}
+
+fn topic_path(topic: usize) -> String {
+    format!("{GROUP}/providers/Microsoft.EventGrid/topics/{}", TOPICS[topic])
+}
+
+fn properties(labels: &[u8], attempts: Option<u32>, prefix: &Option<u8>) -> Value {
+    let mut more = json!({ "labels": words(labels) });
+    if let Some(attempts) = attempts {
+        more["retryPolicy"] = json!({ "maxDeliveryAttempts": attempts });
+    }
+    if let Some(prefix) = prefix {
+        more["filter"] = json!({ "subjectBeginsWith": format!("/p{prefix}") });
+    }
+    more
+}
+
+async fn perform(lab: &Lab, act: &Act, round: usize) -> u16 {
+    let topic = topic_path(act.topic);
+    let name = NAMES[act.name];
+    let path = match act.nested {
+        true => format!("{topic}/eventSubscriptions/{name}"),
+        false => extension(&topic, name),
+    };
+    let edge = format!("/topics/{}/eventSubscriptions/{name}", TOPICS[act.topic]);
+    let got = match &act.step {
+        Step::Put {
+            agrees,
+            labels,
+            attempts,
+            prefix,
+        } => {
+            let body = web_hook(&hook(*agrees, round), properties(labels, *attempts, prefix));
+            lab.arm("PUT", &path, Some(body)).await
+        }
+        Step::Patch {
+            url,
+            labels,
+            attempts,
+            prefix,
+        } => {
+            let mut body = properties(labels.as_deref().unwrap_or_default(), *attempts, prefix);
+            if labels.is_none() {
+                body["labels"] = Value::Null;
+            }
+            if let Some(agrees) = url {
+                let url = format!("https://hook{}", hook(*agrees, round));
+                body["destination"] = json!({"endpointType": "WebHook", "properties": {"endpointUrl": url}});
+            }
+            lab.arm("PATCH", &path, Some(body)).await
+        }
+        Step::Delete => lab.arm("DELETE", &path, None).await,
+        Step::EdgePut { labels, attempts } => {
+            let body = web_hook(&hook(true, round), properties(labels, *attempts, &None));
+            lab.edge("PUT", &edge, Some(body)).await
+        }
+        Step::EdgeDelete => lab.edge("DELETE", &edge, None).await,
+        Step::Nonsense => {
+            let body = web_hook(
+                "/yes",
+                json!({"filter": {"advancedFilters": [{"operatorType": "Like"}]}}),
+            );
+            lab.arm("PUT", &path, Some(body)).await
+        }
+        Step::Remake => {
+            lab.edge("DELETE", &format!("/topics/{}", TOPICS[act.topic]), None)
+                .await
+                .expect(200);
+            lab.edge("PUT", &format!("/topics/{}", TOPICS[act.topic]), Some(json!({})))
+                .await
+        }
+    };
+    if got.status == 201 {
+        lab.ends(&got).await;
+    }
+    got.status
+}
+
+/// Both views show what the model knows, and nothing else.
+async fn compare(lab: &Lab, model: &Model) {
+    for (topic, topic_name) in TOPICS.iter().enumerate() {
+        let of_topic: Vec<&Known> = model
+            .iter()
+            .filter(|((of, _), _)| *of == topic)
+            .map(|(_, known)| known)
+            .collect();
+        let list = lab
+            .arm("GET", &format!("{}/eventSubscriptions", topic_path(topic)), None)
+            .await
+            .expect(200);
+        let names: Vec<&str> = of_topic.iter().map(|known| known.name.as_str()).collect();
+        assert_eq!(list.names(), names);
+        let edge = lab
+            .edge("GET", &format!("/topics/{topic_name}/eventSubscriptions"), None)
+            .await
+            .expect(200);
+        assert_eq!(edge.body.as_array().map(Vec::len), Some(names.len()));
+        for (known, body) in of_topic.iter().zip(list.body["value"].as_array().unwrap()) {
+            let shown = &body["properties"];
+            assert_eq!(shown["provisioningState"], "Succeeded");
+            let base = known.path.split_once('?').unwrap().0;
+            assert_eq!(
+                shown["destination"]["properties"]["endpointBaseUrl"],
+                format!("https://hook{base}")
+            );
+            let labels = if known.labels.is_empty() {
+                Value::Null
+            } else {
+                json!(known.labels)
+            };
+            assert_eq!(shown["labels"], labels);
+            assert_eq!(
+                shown["retryPolicy"]["maxDeliveryAttempts"],
+                known.attempts.unwrap_or(30)
+            );
+            assert_eq!(
+                shown["filter"]["subjectBeginsWith"],
+                known.prefix.clone().unwrap_or_default()
+            );
+
+            let path = format!("/topics/{topic_name}/eventSubscriptions/{}", known.name);
+            let edge = lab.edge("GET", &path, None).await.expect(200);
+            let shown = edge.properties();
+            assert_eq!(
+                shown["destination"]["properties"]["endpointUrl"],
+                format!("https://hook{}", known.path)
+            );
+            let labels = shown.get("labels").cloned().unwrap_or(json!([]));
+            assert_eq!(labels, json!(known.labels));
+            let attempts = shown["retryPolicy"]["maxDeliveryAttempts"].as_u64();
+            assert_eq!(attempts, known.attempts.map(u64::from));
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 48, ..ProptestConfig::default() })]
+
+    #[test]
+    fn both_views_end_where_the_model_does(acts in prop::collection::vec(acts(), 1..24)) {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            let lab = Lab::new(true).await;
+            for topic in TOPICS {
+                lab.edge("PUT", &format!("/topics/{topic}"), Some(json!({}))).await.expect(200);
+            }
+            let mut model = Model::new();
+            for (round, act) in acts.iter().enumerate() {
+                let expected = predict(&mut model, act, round);
+                let status = perform(&lab, act, round).await;
+                assert_eq!(status, expected, "{act:?}");
+            }
+            compare(&lab, &model).await;
+        });
+    }
+}

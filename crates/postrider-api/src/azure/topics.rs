@@ -1,0 +1,387 @@
+//! Topics, domains and system topics: the same verbs for all three.
+
+use super::lists::{self, Asked, Item};
+use super::{
+    Context, Result, check_preconditions, empty_answer, etag, groups, json_answer, not_allowed, operations,
+    parse_json, put_etag, read_bytes, unavailable,
+};
+use crate::Server;
+use crate::declare::{self, Kind};
+use crate::http::{Answer, Call};
+use hyper::{Method, StatusCode};
+use postrider_core::subscription::{Topic, TopicKind};
+use postrider_engine::directory::TopicEntry;
+use postrider_wire::arm::{ArmError, GridId, View, event_type_body, topic_body};
+use postrider_wire::auth::fresh_key;
+use postrider_wire::resources::{FieldError, Road, TopicSpec, patch_topic};
+use serde_json::{Value, json};
+use std::sync::Arc;
+
+impl Kind {
+    pub fn type_name(self) -> &'static str {
+        match self {
+            Kind::Topic => "topics",
+            Kind::Domain => "domains",
+            Kind::SystemTopic => "systemTopics",
+        }
+    }
+}
+
+/// A request for one of them, or for something right behind it; `rest` is in lower case.
+pub(super) async fn answer(
+    server: &Arc<Server>,
+    call: &mut Call,
+    kind: Kind,
+    id: &GridId,
+    rest: &[&str],
+    context: &Context,
+) -> Result {
+    let has_keys = kind != Kind::SystemTopic;
+    match rest {
+        [] => match call.method {
+            Method::GET | Method::HEAD => show(server, call, kind, id, context),
+            Method::PUT | Method::PATCH => put(server, call, kind, id, context).await,
+            Method::DELETE => delete(server, call, kind, id, context).await,
+            _ => Err(not_allowed(call, "GET, PUT, PATCH, DELETE")),
+        },
+        ["listkeys"] if has_keys => match call.method {
+            Method::POST => Ok(keys(call, &find(server, kind, id)?.topic)),
+            _ => Err(not_allowed(call, "POST")),
+        },
+        ["regeneratekey"] if has_keys => match call.method {
+            Method::POST => regenerate(server, call, kind, id).await,
+            _ => Err(not_allowed(call, "POST")),
+        },
+        ["providers", "microsoft.eventgrid", "eventtypes"] => match call.method {
+            Method::GET => event_types(server, call, kind, id),
+            _ => Err(not_allowed(call, "GET")),
+        },
+        ["privateendpointconnections" | "privatelinkresources"] if has_keys => match call.method {
+            Method::GET => {
+                find(server, kind, id)?;
+                Ok(json_answer(call, StatusCode::OK, &json!({"value": []})))
+            }
+            _ => Err(not_allowed(call, "GET")),
+        },
+        [
+            behind @ ("privateendpointconnections" | "privatelinkresources"),
+            name,
+        ] if has_keys => {
+            find(server, kind, id)?;
+            let kind = format!("Microsoft.EventGrid/{}/{}/{behind}", kind.type_name(), id.name);
+            Err(ArmError::not_found(&kind, name, &id.group))
+        }
+        _ => Err(super::nothing_here(call)),
+    }
+}
+
+/// One that is there, in this group.
+pub(super) fn find(server: &Server, kind: Kind, id: &GridId) -> Result<Arc<TopicEntry>> {
+    let found = kind.find(server, &id.group, &id.name);
+    found
+        .filter(|entry| entry.topic.resource_group.eq_ignore_ascii_case(&id.group))
+        .ok_or_else(|| missing(kind, id))
+}
+
+fn missing(kind: Kind, id: &GridId) -> ArmError {
+    let kind = format!("Microsoft.EventGrid/{}", kind.type_name());
+    ArmError::not_found(&kind, &id.name, &id.group)
+}
+
+pub(super) fn body(server: &Server, context: &Context, topic: &Topic, state: &str) -> Value {
+    topic_body(topic, &view(server, context, state))
+}
+
+pub(super) fn view<'a>(server: &'a Server, context: &'a Context, state: &'a str) -> View<'a> {
+    View {
+        account: &server.config.account,
+        tenant: &server.config.tenant,
+        base_url: &context.base_url,
+        version: &context.api_version,
+        state,
+    }
+}
+
+fn show(server: &Server, call: &Call, kind: Kind, id: &GridId, context: &Context) -> Result {
+    let entry = find(server, kind, id)?;
+    let body = body(server, context, &entry.topic, "Succeeded");
+    let mut answer = json_answer(call, StatusCode::OK, &body);
+    put_etag(&mut answer, &etag(server, &*entry.topic));
+    Ok(answer)
+}
+
+async fn put(server: &Arc<Server>, call: &mut Call, kind: Kind, id: &GridId, context: &Context) -> Result {
+    let bytes = read_bytes(call).await?;
+    let raw = parse_json(&bytes)?;
+    let _one_at_a_time = server.declaring.hold(kind.lock(&id.group, &id.name)).await;
+    let known = kind.find(server, &id.group, &id.name);
+    let here = |entry: &Arc<TopicEntry>| entry.topic.resource_group.eq_ignore_ascii_case(&id.group);
+    let known_here = known.as_ref().filter(|entry| here(entry));
+    let current = known_here.map(|entry| etag(server, &*entry.topic));
+    let patch = call.method == Method::PATCH;
+    if patch && known_here.is_none() {
+        return Err(missing(kind, id));
+    }
+    check_preconditions(call, current.as_deref())?;
+    let previous = known_here.map(|entry| &*entry.topic);
+    let mut spec = match previous {
+        Some(previous) if patch => patch_topic(raw, previous)?,
+        _ => kind.parse(raw, Road::Azure, &id.name, previous)?,
+    };
+    if known.is_some() && known_here.is_none() {
+        return Err(taken(kind));
+    }
+    let created = previous.is_none();
+    // The name keeps the case it was made with.
+    spec.name = previous.map_or(spec.name, |topic| topic.name.clone());
+    spec.location = place(server, id, previous, &spec)?;
+    let entry = if kind == Kind::SystemTopic && created {
+        let source = check_source(server, &spec.kind)?;
+        // Names differ, the source is the same: whoever comes second must see the first.
+        let lock = format!("systemtopicsource/{source}");
+        let _one_per_source = server.declaring.hold(lock).await;
+        check_only_one(server, &source)?;
+        declare::store(server, spec, &id.group, None, None).await
+    } else {
+        declare::store(server, spec, &id.group, known.clone(), None).await
+    };
+    let topic = &entry.map_err(refused)?.topic;
+    let state = if created { "Creating" } else { "Updating" };
+    let body = body(server, context, topic, state);
+    let mut answer = json_answer(call, StatusCode::CREATED, &body);
+    let (operation, _) = operations::finished(server, context, Some(&topic.location));
+    operations::announce(&mut answer, &operation);
+    put_etag(&mut answer, &etag(server, &**topic));
+    Ok(answer)
+}
+
+/// The documents' words, the slip in the second too.
+fn taken(kind: Kind) -> ArmError {
+    let message = match kind {
+        Kind::Topic => "Topic with the specified name already exists. Choose a different topic name.",
+        Kind::Domain => "Domain with the specified already exists. Choose a different domain name.",
+        Kind::SystemTopic => "System topic with the specified name already exists.",
+    };
+    ArmError::new(409, "Conflict", message).at("name")
+}
+
+/// Where it is to be: where it is, where the body says, where its group is, where the server is.
+fn place(server: &Server, id: &GridId, previous: Option<&Topic>, spec: &TopicSpec) -> Result<String> {
+    let Some(previous) = previous else {
+        return Ok(match spec.location.is_empty() {
+            true => groups::location(server, &id.group),
+            false => spec.location.clone(),
+        });
+    };
+    if spec.location.is_empty() || spec.location == previous.location {
+        return Ok(previous.location.clone());
+    }
+    let message = format!(
+        "The resource '{}' already exists in location '{}' in resource group '{}'. A resource with the same name \
+         cannot be created in location '{}'. Please select a new resource name.",
+        previous.name, previous.location, previous.resource_group, spec.location
+    );
+    Err(ArmError::new(409, "InvalidResourceLocation", message).at("location"))
+}
+
+/// What a system topic tells of must be there, as far as we can know. Gives what sources are compared by.
+fn check_source(server: &Server, kind: &TopicKind) -> Result<String> {
+    let TopicKind::System { source, topic_type } = kind else {
+        return Ok(String::new());
+    };
+    let field = |name: &str, reason: String| Err(ArmError::from(FieldError::new(name, reason)));
+    let parts: Vec<&str> = source.trim_end_matches('/').split('/').collect();
+    let is_id = source.starts_with('/') && parts.len() >= 3 && parts[1..].iter().all(|part| !part.is_empty());
+    if !is_id {
+        let reason =
+            format!("must be a resource id such as /subscriptions/…/storageAccounts/a, was {source:?}");
+        return field("properties.source", reason);
+    }
+    let storage_type = topic_type.eq_ignore_ascii_case("Microsoft.Storage.StorageAccounts");
+    let is = |at: usize, word: &str| {
+        let part = parts.len().checked_sub(at).and_then(|at| parts.get(at));
+        part.is_some_and(|part| part.eq_ignore_ascii_case(word))
+    };
+    if !(is(2, "storageAccounts") && is(3, "Microsoft.Storage")) {
+        return match storage_type {
+            true => field(
+                "properties.source",
+                format!("must be the id of a storage account for {topic_type}, was {source:?}"),
+            ),
+            false => Ok(source.trim_end_matches('/').to_lowercase()),
+        };
+    }
+    if !storage_type {
+        let reason =
+            format!("must be Microsoft.Storage.StorageAccounts for a storage account, was {topic_type:?}");
+        return field("properties.topicType", reason);
+    }
+    let name = parts.last().copied().unwrap_or_default();
+    let accounts = server.engine.dead_letters.blobs.accounts();
+    if !accounts.iter().any(|known| known.eq_ignore_ascii_case(name)) {
+        let reason = format!(
+            "names storage account {name:?}, which does not exist; there are {}",
+            accounts.join(", ")
+        );
+        return field("properties.source", reason);
+    }
+    // Their names are unique, whatever group they are in.
+    Ok(format!("storage account {}", name.to_lowercase()))
+}
+
+fn check_only_one(server: &Server, source: &str) -> Result<()> {
+    let same = |entry: &Arc<TopicEntry>| check_source(server, &entry.topic.kind).is_ok_and(|of| of == source);
+    match server.engine.directory.system_topics().into_iter().find(same) {
+        None => Ok(()),
+        Some(known) => {
+            let message = format!(
+                "Only one system topic is allowed per source; {:?} is there already.",
+                known.topic.name
+            );
+            Err(ArmError::new(400, "InvalidRequest", message).at("properties.source"))
+        }
+    }
+}
+
+pub(super) fn refused(error: declare::Error) -> ArmError {
+    match error {
+        declare::Error::Field(error) => error.into(),
+        declare::Error::TopicMissing(name) => {
+            ArmError::new(404, "ResourceNotFound", format!("topic {name:?} does not exist"))
+        }
+        declare::Error::Engine(error) => unavailable(&error),
+    }
+}
+
+async fn delete(server: &Arc<Server>, call: &Call, kind: Kind, id: &GridId, context: &Context) -> Result {
+    let _one_at_a_time = server.declaring.hold(kind.lock(&id.group, &id.name)).await;
+    let Ok(entry) = find(server, kind, id) else {
+        return Ok(empty_answer(call, StatusCode::NO_CONTENT));
+    };
+    check_preconditions(call, Some(&etag(server, &*entry.topic)))?;
+    let deleted = server.engine.delete_topic(entry.topic.id).await;
+    deleted.map_err(|e| unavailable(&e))?;
+    Ok(operations::accepted(
+        server,
+        call,
+        context,
+        Some(&entry.topic.location),
+    ))
+}
+
+fn keys(call: &Call, topic: &Topic) -> Answer {
+    let [key1, key2] = &topic.keys;
+    let body = json!({"key1": key1.expose(), "key2": key2.expose()});
+    json_answer(call, StatusCode::OK, &body)
+}
+
+async fn regenerate(server: &Arc<Server>, call: &mut Call, kind: Kind, id: &GridId) -> Result {
+    let bytes = read_bytes(call).await?;
+    let sent: Value = serde_json::from_str(parse_json(&bytes)?.text()).unwrap_or_default();
+    let number = match sent["keyName"].as_str() {
+        Some(name) if name.eq_ignore_ascii_case("key1") => 0,
+        Some(name) if name.eq_ignore_ascii_case("key2") => 1,
+        given => {
+            let reason = match given {
+                Some(given) => format!("must be key1 or key2, was {given:?}"),
+                None => "must be \"key1\" or \"key2\"".to_owned(),
+            };
+            return Err(FieldError::new("keyName", reason).into());
+        }
+    };
+    let _one_at_a_time = server.declaring.hold(kind.lock(&id.group, &id.name)).await;
+    let entry = find(server, kind, id)?;
+    check_preconditions(call, Some(&etag(server, &*entry.topic)))?;
+    let mut topic = Topic::clone(&entry.topic);
+    topic.keys[number] = fresh_key();
+    let entry = server
+        .engine
+        .put_topic(topic)
+        .await
+        .map_err(|e| unavailable(&e))?;
+    Ok(keys(call, &entry.topic))
+}
+
+/// The types that a topic's owner has named; for a system topic those of its source.
+fn event_types(server: &Server, call: &Call, kind: Kind, id: &GridId) -> Result {
+    let entry = find(server, kind, id)?;
+    let value = match &entry.topic.kind {
+        TopicKind::System { topic_type, .. } | TopicKind::Scope { topic_type, .. } => {
+            let known = postrider_wire::arm::topic_type(topic_type);
+            known.map_or_else(Vec::new, |known| known.event_type_bodies())
+        }
+        TopicKind::Custom | TopicKind::Domain { .. } => named_types(&entry.topic),
+    };
+    Ok(json_answer(call, StatusCode::OK, &json!({ "value": value })))
+}
+
+fn named_types(topic: &Topic) -> Vec<Value> {
+    let extras: Value = serde_json::from_str(topic.extras.as_deref().unwrap_or("{}")).unwrap_or_default();
+    let Some(types) = extras["eventTypeInfo"]["inlineEventTypes"].as_object() else {
+        return Vec::new();
+    };
+    let kind = match topic.kind {
+        TopicKind::Domain { .. } => "Microsoft.EventGrid.Domains",
+        _ => "Microsoft.EventGrid.Topics",
+    };
+    let of = format!("providers/Microsoft.EventGrid/topicTypes/{kind}");
+    let text = |info: &Value, name: &str| info[name].as_str().unwrap_or_default().to_owned();
+    types
+        .iter()
+        .map(|(name, info)| {
+            let shown = Some(text(info, "displayName")).filter(|shown| !shown.is_empty());
+            event_type_body(
+                &of,
+                name,
+                shown.as_deref().unwrap_or(name),
+                &text(info, "description"),
+                true,
+            )
+        })
+        .collect()
+}
+
+/// Those of the whole subscription, or of one group.
+pub(super) fn list(
+    server: &Server,
+    call: &Call,
+    kind: Kind,
+    group: Option<&str>,
+    context: &Context,
+) -> Result {
+    if call.method != Method::GET {
+        return Err(not_allowed(call, "GET"));
+    }
+    let asked = Asked::read(call)?;
+    let directory = &server.engine.directory;
+    // Only what is looked at by group or name has to be looked through.
+    let limit = match (group, &asked.filter) {
+        (None, None) => asked.top + 1,
+        _ => usize::MAX,
+    };
+    let after = asked.after.as_deref();
+    let found = match kind {
+        Kind::Topic => directory.topics_after(after, limit),
+        Kind::Domain => directory.domains_after(after, limit),
+        Kind::SystemTopic => directory.system_topics(),
+    };
+    let found = found
+        .into_iter()
+        .filter(|entry| group.is_none_or(|group| entry.topic.resource_group.eq_ignore_ascii_case(group)));
+    let items = found.map(|entry| Item {
+        key: match kind {
+            // Two groups may have one of the same name.
+            Kind::SystemTopic => format!(
+                "{}/{}",
+                entry.topic.name.to_lowercase(),
+                entry.topic.resource_group.to_lowercase()
+            ),
+            Kind::Topic | Kind::Domain => entry.topic.name.to_lowercase(),
+        },
+        name: entry.topic.name.clone(),
+        of: entry,
+    });
+    Ok(lists::page(call, context, &asked, items, |entry| {
+        body(server, context, &entry.topic, "Succeeded")
+    }))
+}

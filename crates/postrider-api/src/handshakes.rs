@@ -1,0 +1,329 @@
+//! Handshakes with webhooks, seen and repeated: `/postrider/v1/handshakes`.
+
+use crate::dead_letters::{read_query, unknown};
+use crate::http::{Answer, Call, decoded, json};
+use crate::ours::{Problem, nothing_here, read_object};
+use crate::{Server, azure, locks};
+use hyper::{Method, StatusCode};
+use postrider_core::ids::SubscriptionId;
+use postrider_core::subscription::{Destination, Subscription, TopicKind};
+use postrider_engine::Error;
+use postrider_engine::directory::TopicEntry;
+use postrider_engine::handshake::{Ended, Seen};
+use postrider_store::{Exchange, HandshakeState, Received};
+use postrider_wire::arm::{Found, Scope, parse_path, topic_id};
+use postrider_wire::resources::delivery_schema_name;
+use serde_json::{Map, Value, json};
+use std::sync::Arc;
+
+const LIMIT: usize = 100;
+const LIMIT_MAX: usize = 1000;
+/// A question that is put on our own behalf may be answered by a visit.
+const API_VERSION: &str = "2022-06-15";
+const STATES: [&str; 5] = ["asking", "awaiting", "failed", "succeeded", "cancelled"];
+
+/// Answers a request for what lies under `handshakes`; its sender is known to be a client.
+pub(crate) async fn answer(server: &Server, call: &mut Call, path: &[&str]) -> Result<Answer, Problem> {
+    let query = call.uri.query().unwrap_or("").to_owned();
+    if !path.is_empty() {
+        read_query(&query, &[])?;
+    }
+    match (path, &call.method) {
+        ([], &Method::GET) => Ok(written(call, StatusCode::OK, &list(server, &query)?)),
+        ([], &Method::POST) => {
+            let members = read_object(call).await?;
+            ask(server, call, &members).await
+        }
+        ([], _) => Err(Problem::method("GET, POST")),
+        ([operation], &Method::GET) => {
+            let seen = find(server, operation)?;
+            let mut shown = summary(server, &seen);
+            let transcript = seen.handshake.transcript.iter().map(exchange);
+            shown["transcript"] = transcript.collect();
+            Ok(written(call, StatusCode::OK, &shown))
+        }
+        ([_], _) => Err(Problem::method("GET")),
+        ([operation, "repeat"], &Method::POST) => repeat(server, call, operation).await,
+        ([_, "repeat"], _) => Err(Problem::method("POST")),
+        _ => Err(nothing_here(call)),
+    }
+}
+
+fn written(call: &Call, status: StatusCode, body: &Value) -> Answer {
+    json(status, body.to_string(), &call.id)
+}
+
+fn find(server: &Server, operation: &str) -> Result<Seen, Problem> {
+    let operation = decoded(operation);
+    let seen = server.engine.handshakes.seen(&operation);
+    seen.ok_or_else(|| {
+        Problem::new(
+            404,
+            format!("handshake {operation:?} does not exist, or was long ago"),
+        )
+    })
+}
+
+fn list(server: &Server, query: &str) -> Result<Value, Problem> {
+    let (mut state, mut subscription, mut limit) = (None, None, LIMIT);
+    for (name, value) in read_query(query, &["state", "subscription", "limit"])? {
+        match name {
+            "state" => {
+                if !STATES.contains(&value.as_str()) {
+                    let known = STATES.join(", ");
+                    return Err(Problem::field(
+                        "state",
+                        format!("{value:?} is not one of {known}"),
+                    ));
+                }
+                state = Some(value);
+            }
+            "subscription" => subscription = Some(value),
+            _ => {
+                let number = value.parse().ok().filter(|n| (1..=LIMIT_MAX).contains(n));
+                let reason = format!("must be a number from 1 to {LIMIT_MAX}");
+                limit = number.ok_or_else(|| Problem::field("limit", reason))?;
+            }
+        }
+    }
+    let wanted = |seen: &Seen| {
+        let named = subscription.as_deref().is_none_or(|wanted| {
+            let handshake = &seen.handshake;
+            handshake.subscription.name.eq_ignore_ascii_case(wanted)
+                || resource_id(server, &handshake.subscription)
+                    .is_some_and(|id| id.eq_ignore_ascii_case(wanted.trim_end_matches('/')))
+        });
+        state.as_deref().is_none_or(|wanted| state_of(seen) == wanted) && named
+    };
+    let mut found = server.engine.handshakes.all();
+    found.retain(wanted);
+    let all = found.len();
+    let value: Vec<Value> = found
+        .iter()
+        .take(limit)
+        .map(|seen| summary(server, seen))
+        .collect();
+    Ok(json!({"value": value, "count": all}))
+}
+
+fn state_of(seen: &Seen) -> &'static str {
+    match (seen.ended, &seen.handshake.state) {
+        (Some((_, Ended::Granted)), _) => "succeeded",
+        (Some((_, Ended::Cancelled)), _) => "cancelled",
+        (None, HandshakeState::Asking) => "asking",
+        (None, HandshakeState::Awaiting { .. }) => "awaiting",
+        (None, HandshakeState::Failed { .. }) => "failed",
+    }
+}
+
+fn summary(server: &Server, seen: &Seen) -> Value {
+    let handshake = &seen.handshake;
+    let subscription = &handshake.subscription;
+    let topic = server.engine.directory.topic_by_id(subscription.topic);
+    let mut shown = json!({
+        "operation": handshake.operation,
+        "subscription": resource_id(server, subscription),
+        "name": subscription.name,
+        "topic": topic.map(|entry| entry.topic.name.clone()),
+        "endpoint": endpoint(subscription),
+        "deliverySchema": delivery_schema_name(subscription.delivery_schema),
+        "state": state_of(seen),
+        "replaces": handshake.replaces,
+        "trial": handshake.trial,
+        "begun": handshake.begun.to_string(),
+        "asked": handshake.transcript.len(),
+    });
+    if let Some((at, _)) = seen.ended {
+        shown["ended"] = json!(at.to_string());
+        return shown;
+    }
+    match &handshake.state {
+        HandshakeState::Asking => {}
+        HandshakeState::Awaiting { until } => shown["until"] = json!(until.to_string()),
+        HandshakeState::Failed { at, message } => {
+            shown["ended"] = json!(at.to_string());
+            shown["message"] = json!(message);
+        }
+    }
+    shown
+}
+
+fn exchange(one: &Exchange) -> Value {
+    let headers = |all: &[(String, String)]| -> Value {
+        all.iter()
+            .map(|(name, value)| json!({"name": name, "value": value}))
+            .collect()
+    };
+    let mut shown = json!({
+        "at": one.at.to_string(),
+        "method": one.method,
+        "url": one.url,
+        "headers": headers(&one.headers),
+        "verdict": one.verdict,
+    });
+    match &one.received {
+        Received::Nothing(why) => shown["failure"] = json!(why),
+        Received::Answer {
+            status,
+            headers: theirs,
+            body,
+        } => shown["answer"] = json!({"status": status, "headers": headers(theirs), "body": body}),
+    }
+    shown
+}
+
+/// The URL of a webhook without its query, which is a secret.
+fn endpoint(subscription: &Subscription) -> Option<String> {
+    match &subscription.destination {
+        Destination::WebHook(hook) => {
+            let url = hook.url.expose();
+            Some(url.split(['?', '#']).next().unwrap_or(url).to_owned())
+        }
+        _ => None,
+    }
+}
+
+/// None if its topic is gone.
+fn resource_id(server: &Server, subscription: &Subscription) -> Option<String> {
+    let entry = server.engine.directory.topic_by_id(subscription.topic)?;
+    let name = &subscription.name;
+    if let TopicKind::System { .. } = entry.topic.kind {
+        let id = topic_id(&server.config.account, &entry.topic);
+        return Some(format!("{id}/eventSubscriptions/{name}"));
+    }
+    let inside = subscription.domain_topic.as_ref();
+    let inside = inside.map_or(String::new(), |name| format!("/topics/{name}"));
+    let id = &entry.full_id;
+    Some(format!(
+        "{id}{inside}/providers/Microsoft.EventGrid/eventSubscriptions/{name}"
+    ))
+}
+
+/// The same key under which the management API changes the subscription.
+fn lock_key(entry: &TopicEntry, subscription: &Subscription) -> String {
+    let name = &subscription.name;
+    match &entry.topic.kind {
+        TopicKind::Scope { source, .. } => format!("subscription/{source}/{name}").to_lowercase(),
+        _ => locks::subscription(entry.topic.id, subscription.domain_topic.as_deref(), name),
+    }
+}
+
+/// Begins a handshake that has failed anew, as if the same change were asked for again.
+async fn repeat(server: &Server, call: &Call, operation: &str) -> Result<Answer, Problem> {
+    let seen = find(server, operation)?;
+    let handshake = &seen.handshake;
+    if state_of(&seen) != "failed" {
+        let detail = format!(
+            "only a failed handshake can be repeated, and this one is {}",
+            state_of(&seen)
+        );
+        return Err(Problem::new(409, detail));
+    }
+    let engine = &server.engine;
+    let topic = engine.directory.topic_by_id(handshake.subscription.topic);
+    let topic = topic.ok_or_else(|| trouble(&Error::Gone))?;
+    let _one_at_a_time = server
+        .declaring
+        .hold(lock_key(&topic, &handshake.subscription))
+        .await;
+    let mut subscription = handshake.subscription.clone();
+    let known = in_force(server, &subscription);
+    let base = azure::base_url(server, call);
+    let begun = match (handshake.trial, known) {
+        (true, Some(known)) => engine.ask_again(&known, &base, API_VERSION).await,
+        (true, None) => return Err(Problem::new(409, "the subscription does not exist any more")),
+        (false, known) => {
+            if known.is_none() {
+                // The number that it had may have been in force and deleted since.
+                let id = engine.next_id().await.map_err(|e| trouble(&e))?;
+                subscription.id = SubscriptionId(id);
+            }
+            engine.ask(subscription, &base, API_VERSION).await
+        }
+    };
+    begun_answer(server, call, begun)
+}
+
+/// `{"subscription": resource id}`: asks the webhook of a subscription that is in force.
+async fn ask(server: &Server, call: &Call, members: &Map<String, Value>) -> Result<Answer, Problem> {
+    if let Some(other) = members.keys().find(|key| *key != "subscription") {
+        return Err(unknown(other, &["subscription"]));
+    }
+    let Some(id) = members.get("subscription").and_then(Value::as_str) else {
+        return Err(Problem::field(
+            "subscription",
+            "must be the resource id of a subscription",
+        ));
+    };
+    let known = by_resource_id(server, id).ok_or_else(|| Problem {
+        field: Some("subscription"),
+        ..Problem::new(404, format!("subscription: {id:?} does not exist"))
+    })?;
+    if !matches!(known.destination, Destination::WebHook(_)) {
+        return Err(Problem::field(
+            "subscription",
+            "has no webhook that could be asked",
+        ));
+    }
+    let base = azure::base_url(server, call);
+    let begun = server.engine.ask_again(&known, &base, API_VERSION).await;
+    begun_answer(server, call, begun)
+}
+
+fn begun_answer(
+    server: &Server,
+    call: &Call,
+    begun: Result<Arc<postrider_store::Handshake>, Error>,
+) -> Result<Answer, Problem> {
+    let handshake = begun.map_err(|e| trouble(&e))?;
+    let seen = Seen {
+        handshake,
+        ended: None,
+    };
+    Ok(written(call, StatusCode::ACCEPTED, &summary(server, &seen)))
+}
+
+fn trouble(error: &Error) -> Problem {
+    let status = match error {
+        Error::Gone | Error::DomainTopicMissing { .. } => 409,
+        Error::Store(_) | Error::Stopping => 503,
+    };
+    Problem::new(status, error.to_string())
+}
+
+fn in_force(server: &Server, like: &Subscription) -> Option<Arc<Subscription>> {
+    let directory = &server.engine.directory;
+    directory.subscription(like.topic, like.domain_topic.as_deref(), &like.name)
+}
+
+fn by_resource_id(server: &Server, id: &str) -> Option<Arc<Subscription>> {
+    let segments: Vec<String> = id
+        .split('/')
+        .filter(|part| !part.is_empty())
+        .map(str::to_owned)
+        .collect();
+    let Ok(Found::EventSubscriptions {
+        scope,
+        name: Some(name),
+        action: None,
+        ..
+    }) = parse_path(&segments, &server.config.account)
+    else {
+        return None;
+    };
+    let directory = &server.engine.directory;
+    let account = format!("/subscriptions/{}", server.config.account);
+    let (entry, inside) = match scope {
+        Scope::Topic(id) => (directory.topic(&id.name), None),
+        Scope::Domain(id) => (directory.domain(&id.name), None),
+        Scope::DomainTopic { domain, name } => (directory.domain(&domain.name), Some(name)),
+        Scope::SystemTopic(id) => (directory.system_topic(&id.group, &id.name), None),
+        Scope::Account => (directory.scope_by_source(&account), None),
+        Scope::Group(group) => {
+            let source = format!("{account}/resourceGroups/{group}");
+            (directory.scope_by_source(&source), None)
+        }
+        Scope::Resource(source) => (directory.scope_by_source(&source), None),
+    };
+    directory.subscription(entry?.topic.id, inside.as_deref(), &name)
+}

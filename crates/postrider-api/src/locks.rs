@@ -1,0 +1,161 @@
+//! One at a time for each key: whoever reads a resource, decides and writes it again holds its key meanwhile.
+//!
+//! Keys are `topic/<name>`, `domain/<name>`, `systemtopic/<group>/<name>` and
+//! `subscription/<topic id>/<domain topic>/<name>`, all in lower case.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex};
+use tokio::sync::OwnedMutexGuard;
+
+/// Holders of different keys do not wait for each other; holders of the same one take turns, first come, first
+/// served. A key takes memory only while somebody holds it or waits for it.
+#[derive(Clone, Default)]
+pub struct Locks {
+    entries: Arc<Mutex<HashMap<String, Entry>>>,
+}
+
+#[derive(Default)]
+struct Entry {
+    lock: Arc<tokio::sync::Mutex<()>>,
+    /// Those who hold it or wait for it.
+    users: usize,
+}
+
+impl Locks {
+    /// Waits until nobody else holds the key. Cancelling gives up the place in the queue.
+    pub async fn hold(&self, key: String) -> Guard {
+        let lock = {
+            let mut entries = self.entries.lock().expect("no panic holds it");
+            let entry = entries.entry(key.clone()).or_default();
+            entry.users += 1;
+            entry.lock.clone()
+        };
+        let place = Place {
+            locks: self.clone(),
+            key,
+        };
+        Guard {
+            _turn: lock.lock_owned().await,
+            _place: place,
+        }
+    }
+
+    #[cfg(test)]
+    fn keys(&self) -> usize {
+        self.entries.lock().expect("no panic holds it").len()
+    }
+}
+
+/// The key is held until this is dropped.
+#[must_use]
+pub struct Guard {
+    // Fields are dropped in this order: the turn passes on before the entry may go.
+    _turn: OwnedMutexGuard<()>,
+    _place: Place,
+}
+
+/// A holder's or waiter's share in the entry.
+struct Place {
+    locks: Locks,
+    key: String,
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let mut entries = self.locks.entries.lock().expect("no panic holds it");
+        let Some(entry) = entries.get_mut(&self.key) else {
+            return;
+        };
+        entry.users -= 1;
+        if entry.users == 0 {
+            entries.remove(&self.key);
+        }
+    }
+}
+
+/// Names compare without case, so their keys are in lower case.
+pub fn topic(name: &str) -> String {
+    format!("topic/{}", name.to_lowercase())
+}
+
+pub fn domain(name: &str) -> String {
+    format!("domain/{}", name.to_lowercase())
+}
+
+pub fn system_topic(group: &str, name: &str) -> String {
+    format!("systemtopic/{}/{}", group.to_lowercase(), name.to_lowercase())
+}
+
+pub fn subscription(topic: postrider_core::ids::TopicId, domain_topic: Option<&str>, name: &str) -> String {
+    let domain_topic = domain_topic.unwrap_or_default().to_lowercase();
+    format!("subscription/{}/{domain_topic}/{}", topic.0, name.to_lowercase())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::future::Future;
+    use std::pin::pin;
+    use std::task::{Context, Waker};
+
+    fn is_ready<T>(future: std::pin::Pin<&mut impl Future<Output = T>>) -> Option<T> {
+        match future.poll(&mut Context::from_waker(Waker::noop())) {
+            std::task::Poll::Ready(value) => Some(value),
+            std::task::Poll::Pending => None,
+        }
+    }
+
+    #[tokio::test]
+    async fn holders_of_one_key_take_turns_and_others_do_not_wait() {
+        let locks = Locks::default();
+        let first = locks.hold("a".into()).await;
+        let mut second = pin!(locks.hold("a".into()));
+        assert!(is_ready(second.as_mut()).is_none());
+        let other = locks.hold("b".into()).await;
+        let mut third = pin!(locks.hold("a".into()));
+        assert!(is_ready(third.as_mut()).is_none());
+        drop(first);
+        assert!(is_ready(third.as_mut()).is_none(), "the second came before");
+        let second = is_ready(second.as_mut()).expect("its turn");
+        assert!(is_ready(third.as_mut()).is_none());
+        drop(second);
+        let third = is_ready(third.as_mut()).expect("its turn");
+        assert_eq!(locks.keys(), 2);
+        drop(other);
+        drop(third);
+        assert_eq!(locks.keys(), 0, "nobody uses them any more");
+    }
+
+    #[tokio::test]
+    async fn one_who_gives_up_leaves_nothing_behind() {
+        let locks = Locks::default();
+        let first = locks.hold("a".into()).await;
+        {
+            let mut second = pin!(locks.hold("a".into()));
+            assert!(is_ready(second.as_mut()).is_none());
+        }
+        let mut third = Box::pin(locks.hold("a".into()));
+        assert!(is_ready(third.as_mut()).is_none());
+        drop(first);
+        drop(is_ready(third.as_mut()).expect("the second does not stand in its way"));
+        assert_eq!(locks.keys(), 0);
+        // Given up after its turn had come, before it knew.
+        let first = locks.hold("a".into()).await;
+        let mut second = Box::pin(locks.hold("a".into()));
+        assert!(is_ready(second.as_mut()).is_none());
+        drop(first);
+        drop(second);
+        assert_eq!(locks.keys(), 0);
+        drop(locks.hold("a".into()).await);
+    }
+
+    #[test]
+    fn keys_compare_without_case_and_tell_kinds_apart() {
+        let id = postrider_core::ids::TopicId(7);
+        assert_eq!(topic("Orders"), topic("orders"));
+        assert_ne!(topic("orders"), domain("orders"));
+        assert_eq!(system_topic("Rg", "T"), system_topic("rG", "t"));
+        assert_eq!(subscription(id, None, "A"), "subscription/7//a");
+        assert_eq!(subscription(id, Some("East"), "A"), "subscription/7/east/a");
+    }
+}

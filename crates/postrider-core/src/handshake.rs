@@ -1,0 +1,481 @@
+//! Whether a webhook wants the events of a subscription: what its answer to the question means.
+//!
+//! The schema of delivery chooses the question. Event Grid and custom delivery send an event with a code that the
+//! answer must repeat; CloudEvents delivery asks with OPTIONS whether the origin is allowed.
+
+use crate::event::Schema;
+use crate::json::Raw;
+use crate::time::Timestamp;
+use std::time::Duration;
+
+/// The first API version whose validation event carries a URL to be visited.
+pub const MANUAL_SINCE: &str = "2018-05-01-preview";
+
+/// One question, as far as the answer depends on it.
+#[derive(Clone, Copy, Debug)]
+pub struct Question<'a> {
+    pub delivery: Schema,
+    /// What the answer to an event must say.
+    pub code: &'a str,
+    /// Who asks, in an OPTIONS request.
+    pub origin: &'a str,
+    /// A URL went with it that may be visited instead of answering.
+    pub manual: bool,
+    /// How many times it has been put, this time included.
+    pub tries: u32,
+}
+
+/// How often the question is put, and when again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Patience {
+    pub tries: u32,
+    pub pause: Duration,
+}
+
+/// What came back.
+#[derive(Clone, Copy, Debug)]
+pub enum Heard<'a> {
+    Answer {
+        status: u16,
+        allowed_origin: Option<&'a str>,
+        allowed_rate: Option<&'a str>,
+        body: &'a [u8],
+    },
+    /// The time for an answer is over.
+    TimedOut,
+    /// There was no connection, or it broke; why, for people.
+    Failed(&'a str),
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// `rate`: the most requests a minute that the webhook wants; none: as many as there are.
+    Granted { rate: Option<u32> },
+    /// The question was heard; the answer may come by a visit.
+    Manual,
+    /// To be put again, then.
+    TryAgain(Timestamp),
+    /// `reason`: a clause in the service's own words, where it has any.
+    Refused { reason: String },
+}
+
+impl Question<'_> {
+    pub fn verdict(&self, heard: Heard<'_>, patience: Patience, now: Timestamp) -> Verdict {
+        let request = method(self.delivery);
+        match heard {
+            Heard::TimedOut if self.tries < patience.tries => Verdict::TryAgain(now + patience.pause),
+            Heard::TimedOut => Verdict::Refused {
+                reason: format!(
+                    "Http {request} request failed with response code Unknown (no answer in time)"
+                ),
+            },
+            Heard::Failed(why) => Verdict::Refused {
+                reason: format!("Http {request} request failed with response code Unknown ({why})"),
+            },
+            Heard::Answer {
+                status,
+                allowed_origin,
+                allowed_rate,
+                body,
+            } => match self.delivery {
+                Schema::CloudEvent => self.permission(status, allowed_origin, allowed_rate),
+                Schema::EventGrid | Schema::Custom => self.echo(status, body),
+            },
+        }
+    }
+
+    /// The answer to an event: exactly 200, with the code.
+    fn echo(&self, status: u16, body: &[u8]) -> Verdict {
+        if status != 200 {
+            return refused_status("POST", status);
+        }
+        if validation_response(body).as_deref() == Some(self.code) {
+            return Verdict::Granted { rate: None };
+        }
+        self.unanswered("POST", status)
+    }
+
+    /// The answer to OPTIONS: any success, and a header that names the origin.
+    fn permission(&self, status: u16, origin: Option<&str>, rate: Option<&str>) -> Verdict {
+        if !(200..300).contains(&status) {
+            return refused_status("OPTIONS", status);
+        }
+        let Some(allowed) = origin else {
+            return self.unanswered("OPTIONS", status);
+        };
+        let ours = |one: &str| one == "*" || one.eq_ignore_ascii_case(self.origin);
+        if !allowed.split(',').map(str::trim).any(ours) {
+            return Verdict::Refused {
+                reason: format!(
+                    "Http OPTIONS request was answered with a WebHook-Allowed-Origin that is neither {} nor *",
+                    self.origin
+                ),
+            };
+        }
+        // What is not a number, and a zero, limit nothing: the webhook would never hear of its events.
+        let rate = rate.and_then(|text| text.trim().parse().ok()).filter(|n| *n > 0);
+        Verdict::Granted { rate }
+    }
+
+    fn unanswered(&self, request: &str, status: u16) -> Verdict {
+        if self.manual {
+            return Verdict::Manual;
+        }
+        Verdict::Refused {
+            reason: format!(
+                "Http {request} request retuned 2XX response with response code {} but without a validation",
+                status_name(status)
+            ),
+        }
+    }
+}
+
+/// The request that puts the question.
+pub fn method(delivery: Schema) -> &'static str {
+    match delivery {
+        Schema::CloudEvent => "OPTIONS",
+        Schema::EventGrid | Schema::Custom => "POST",
+    }
+}
+
+fn refused_status(request: &str, status: u16) -> Verdict {
+    Verdict::Refused {
+        reason: format!(
+            "Http {request} request failed with response code {}",
+            status_name(status)
+        ),
+    }
+}
+
+/// Why nobody answered: the window is over.
+pub fn expired(delivery: Schema, window: Duration) -> String {
+    format!(
+        "Http {} request retuned 2XX response with response code OK. When a validation request is accepted without \
+         validation code in the response body, Http GET is expected on the validation url included in the \
+         validation event(within {} minutes)",
+        method(delivery),
+        window.as_secs().div_ceil(60)
+    )
+}
+
+/// What the caller is told, misspelling included. `endpoint` is without its query.
+pub fn message(delivery: Schema, endpoint: &str, reason: &str, activity: &str, at: Timestamp) -> String {
+    let page = match delivery {
+        Schema::CloudEvent => "https://aka.ms/esvalidationcloudevent",
+        Schema::EventGrid | Schema::Custom => "https://aka.ms/esvalidation",
+    };
+    let c = at.civil();
+    let half = if c.hour < 12 { "AM" } else { "PM" };
+    let hour = (c.hour + 11) % 12 + 1;
+    format!(
+        "Webhook validation handshake failed for {endpoint}. {reason}. For troublehooting, visit {page}. \
+         Activity id:{activity}, timestamp: {}/{}/{} {hour}:{:02}:{:02} {half} (UTC).",
+        c.month, c.day, c.year, c.minute, c.second
+    )
+}
+
+/// Whether a manual answer was known to this API version: dates compare as text, a preview precedes its release.
+pub fn manual_in(api_version: &str) -> bool {
+    let day = |version: &str| version.get(..10).map(str::to_owned);
+    day(api_version) >= day(MANUAL_SINCE)
+}
+
+/// The text of `validationResponse`, whatever its case.
+fn validation_response(body: &[u8]) -> Option<String> {
+    let text = std::str::from_utf8(body).ok()?;
+    let text = text.trim_start_matches('\u{feff}').trim();
+    let found = Raw::parse(text).ok()?.get_any_case("validationResponse")?;
+    Some(found.as_str()?.into_owned())
+}
+
+/// A status as .NET names it; one without a name is its number.
+pub fn status_name(status: u16) -> String {
+    let name = match status {
+        100 => "Continue",
+        101 => "SwitchingProtocols",
+        200 => "OK",
+        201 => "Created",
+        202 => "Accepted",
+        203 => "NonAuthoritativeInformation",
+        204 => "NoContent",
+        205 => "ResetContent",
+        206 => "PartialContent",
+        300 => "MultipleChoices",
+        301 => "MovedPermanently",
+        302 => "Found",
+        303 => "SeeOther",
+        304 => "NotModified",
+        305 => "UseProxy",
+        307 => "TemporaryRedirect",
+        308 => "PermanentRedirect",
+        400 => "BadRequest",
+        401 => "Unauthorized",
+        402 => "PaymentRequired",
+        403 => "Forbidden",
+        404 => "NotFound",
+        405 => "MethodNotAllowed",
+        406 => "NotAcceptable",
+        407 => "ProxyAuthenticationRequired",
+        408 => "RequestTimeout",
+        409 => "Conflict",
+        410 => "Gone",
+        411 => "LengthRequired",
+        412 => "PreconditionFailed",
+        413 => "RequestEntityTooLarge",
+        414 => "RequestUriTooLong",
+        415 => "UnsupportedMediaType",
+        416 => "RequestedRangeNotSatisfiable",
+        417 => "ExpectationFailed",
+        421 => "MisdirectedRequest",
+        422 => "UnprocessableEntity",
+        423 => "Locked",
+        424 => "FailedDependency",
+        426 => "UpgradeRequired",
+        428 => "PreconditionRequired",
+        429 => "TooManyRequests",
+        431 => "RequestHeaderFieldsTooLarge",
+        451 => "UnavailableForLegalReasons",
+        500 => "InternalServerError",
+        501 => "NotImplemented",
+        502 => "BadGateway",
+        503 => "ServiceUnavailable",
+        504 => "GatewayTimeout",
+        505 => "HttpVersionNotSupported",
+        507 => "InsufficientStorage",
+        511 => "NetworkAuthenticationRequired",
+        other => return other.to_string(),
+    };
+    name.to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PATIENCE: Patience = Patience {
+        tries: 3,
+        pause: Duration::from_secs(5),
+    };
+
+    fn now() -> Timestamp {
+        Timestamp::parse("2024-01-21T20:37:25Z").unwrap()
+    }
+
+    fn question(delivery: Schema) -> Question<'static> {
+        Question {
+            delivery,
+            code: "4D8DEF5B",
+            origin: "eventgrid.azure.net",
+            manual: true,
+            tries: 1,
+        }
+    }
+
+    fn refused(reason: &str) -> Verdict {
+        Verdict::Refused {
+            reason: reason.into(),
+        }
+    }
+
+    const GRANTED: Verdict = Verdict::Granted { rate: None };
+
+    #[test]
+    fn an_event_is_answered_by_exactly_200_and_the_code() {
+        let check = |status: u16, body: &str, expected: Verdict| {
+            let heard = Heard::Answer {
+                status,
+                allowed_origin: Some("*"),
+                allowed_rate: Some("7"),
+                body: body.as_bytes(),
+            };
+            for schema in [Schema::EventGrid, Schema::Custom] {
+                let verdict = question(schema).verdict(heard, PATIENCE, now());
+                assert_eq!(verdict, expected, "{status} {body:?}");
+            }
+        };
+        let good = r#"{"validationResponse":"4D8DEF5B"}"#;
+        check(200, good, GRANTED);
+        check(
+            200,
+            r#" { "ValidationResponse" : "4D8DEF5B", "more": 1 } "#,
+            GRANTED,
+        );
+        check(200, "\u{feff}{\"VALIDATIONRESPONSE\":\"4D8DEF5B\"}", GRANTED);
+        check(200, r#"{"validationResponse":"4D8D\u0045F5B"}"#, GRANTED);
+        // A wrong code, the code in another case, something else, nothing: someone may still visit the URL.
+        for other in [
+            "",
+            "ok",
+            "4D8DEF5B",
+            r#"{"validationResponse":"4d8def5b"}"#,
+            r#"{"validationResponse":""}"#,
+            r#"{"validationResponse":null}"#,
+            r#"{"validationResponse":"4D8DEF5B""#,
+            r#"[{"validationResponse":"4D8DEF5B"}]"#,
+            "\u{0}",
+        ] {
+            check(200, other, Verdict::Manual);
+        }
+        check(
+            201,
+            good,
+            refused("Http POST request failed with response code Created"),
+        );
+        check(
+            202,
+            good,
+            refused("Http POST request failed with response code Accepted"),
+        );
+        check(
+            204,
+            "",
+            refused("Http POST request failed with response code NoContent"),
+        );
+        check(
+            302,
+            good,
+            refused("Http POST request failed with response code Found"),
+        );
+        check(
+            404,
+            good,
+            refused("Http POST request failed with response code NotFound"),
+        );
+        check(
+            429,
+            "",
+            refused("Http POST request failed with response code TooManyRequests"),
+        );
+        check(
+            500,
+            "",
+            refused("Http POST request failed with response code InternalServerError"),
+        );
+        check(
+            299,
+            "",
+            refused("Http POST request failed with response code 299"),
+        );
+    }
+
+    #[test]
+    fn options_is_answered_by_success_and_the_origin() {
+        let check = |status: u16, origin: Option<&str>, rate: Option<&str>, expected: Verdict| {
+            let heard = Heard::Answer {
+                status,
+                allowed_origin: origin,
+                allowed_rate: rate,
+                body: br#"{"validationResponse":"4D8DEF5B"}"#,
+            };
+            let verdict = question(Schema::CloudEvent).verdict(heard, PATIENCE, now());
+            assert_eq!(verdict, expected, "{status} {origin:?} {rate:?}");
+        };
+        let rated = |rate| Verdict::Granted { rate };
+        for status in [200, 201, 202, 204] {
+            check(status, Some("eventgrid.azure.net"), None, GRANTED);
+            check(status, Some("*"), Some("*"), GRANTED);
+            check(status, None, Some("120"), Verdict::Manual);
+        }
+        check(200, Some("EventGrid.azure.net"), Some("120"), rated(Some(120)));
+        check(
+            200,
+            Some("a.example, eventgrid.azure.net"),
+            Some(" 1 "),
+            rated(Some(1)),
+        );
+        for nothing in ["0", "-1", "often", "", "99999999999"] {
+            check(200, Some("*"), Some(nothing), GRANTED);
+        }
+        let other = "Http OPTIONS request was answered with a WebHook-Allowed-Origin that is neither \
+                     eventgrid.azure.net nor *";
+        check(200, Some("a.example"), None, refused(other));
+        check(200, Some(""), None, refused(other));
+        let failed = |name: &str| refused(&format!("Http OPTIONS request failed with response code {name}"));
+        check(404, Some("*"), None, failed("NotFound"));
+        check(301, Some("*"), None, failed("MovedPermanently"));
+        check(405, None, None, failed("MethodNotAllowed"));
+        check(503, None, None, failed("ServiceUnavailable"));
+    }
+
+    #[test]
+    fn silence_is_asked_again_and_a_broken_connection_is_not() {
+        let check = |tries: u32, heard: Heard<'_>, expected: Verdict| {
+            let question = Question {
+                tries,
+                ..question(Schema::EventGrid)
+            };
+            assert_eq!(
+                question.verdict(heard, PATIENCE, now()),
+                expected,
+                "{tries} {heard:?}"
+            );
+        };
+        let again = Verdict::TryAgain(now() + Duration::from_secs(5));
+        check(1, Heard::TimedOut, again.clone());
+        check(2, Heard::TimedOut, again);
+        let late = "Http POST request failed with response code Unknown (no answer in time)";
+        check(3, Heard::TimedOut, refused(late));
+        let broken = "Http POST request failed with response code Unknown (no such host)";
+        check(1, Heard::Failed("no such host"), refused(broken));
+    }
+
+    #[test]
+    fn without_a_url_to_visit_there_is_no_second_way() {
+        let silent = Heard::Answer {
+            status: 200,
+            allowed_origin: None,
+            allowed_rate: None,
+            body: b"",
+        };
+        for schema in [Schema::EventGrid, Schema::Custom, Schema::CloudEvent] {
+            let question = Question {
+                manual: false,
+                ..question(schema)
+            };
+            let verdict = question.verdict(silent, PATIENCE, now());
+            assert!(
+                matches!(verdict, Verdict::Refused { .. }),
+                "{schema:?} {verdict:?}"
+            );
+        }
+        for (version, manual) in [
+            ("2018-01-01", false),
+            ("2018-04-30-preview", false),
+            ("2018-05-01-preview", true),
+            ("2018-09-15-preview", true),
+            ("2019-06-01", true),
+            ("2025-02-15", true),
+            ("2017-09-15-preview", false),
+        ] {
+            assert_eq!(manual_in(version), manual, "{version}");
+        }
+    }
+
+    #[test]
+    fn failures_are_told_in_the_services_own_words() {
+        let check = |delivery: Schema, at: &str, expected: &str| {
+            let at = Timestamp::parse(at).unwrap();
+            let reason = format!(
+                "Http {} request failed with response code NotFound",
+                method(delivery)
+            );
+            assert_eq!(message(delivery, "https://a/b", &reason, "a1", at), expected);
+        };
+        check(
+            Schema::CloudEvent,
+            "2024-01-21T20:37:25Z",
+            "Webhook validation handshake failed for https://a/b. Http OPTIONS request failed with response code \
+             NotFound. For troublehooting, visit https://aka.ms/esvalidationcloudevent. Activity id:a1, timestamp: \
+             1/21/2024 8:37:25 PM (UTC).",
+        );
+        check(
+            Schema::EventGrid,
+            "2024-11-02T00:07:05Z",
+            "Webhook validation handshake failed for https://a/b. Http POST request failed with response code \
+             NotFound. For troublehooting, visit https://aka.ms/esvalidation. Activity id:a1, timestamp: \
+             11/2/2024 12:07:05 AM (UTC).",
+        );
+        let ten = expired(Schema::EventGrid, Duration::from_secs(600));
+        assert!(ten.ends_with("validation event(within 10 minutes)"), "{ten}");
+    }
+}

@@ -1,0 +1,515 @@
+//! Where destinations are that subscriptions only name: queues of storage accounts, functions, brokers.
+
+use crate::attempt::{Way, broker, queue, sign};
+use broker::{Access, Broker, Kind};
+use http::Uri;
+use http::header::HeaderValue;
+use postrider_core::connection::part;
+use postrider_core::ids::Secret;
+use postrider_core::profile::EndpointKind;
+use postrider_core::subscription::{Broker as Entity, DeliveryAttribute, Destination};
+use queue::Queue;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// What is known about destinations. A value: it does not change while the server runs.
+#[derive(Clone, Debug, Default)]
+pub struct Destinations {
+    /// By name.
+    accounts: BTreeMap<String, QueueAccount>,
+    /// By resource id in lower case.
+    resources: BTreeMap<String, Resource>,
+}
+
+/// A storage account that has queues.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct QueueAccount {
+    pub name: String,
+    /// That of its queues.
+    pub endpoint: String,
+    /// Base64.
+    pub key: Secret,
+    /// A queue that is missing is made.
+    pub create_queues: bool,
+}
+
+/// A function, an event hub, a queue or topic of a service bus, a hybrid connection.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Resource {
+    pub id: String,
+    /// Of a function its query too, which may hold a key.
+    pub url: Secret,
+    pub key_name: Option<String>,
+    pub key: Option<Secret>,
+}
+
+/// How a destination is reached.
+pub struct Reach {
+    pub url: Arc<Uri>,
+    pub kind: EndpointKind,
+    pub(crate) way: Way,
+    /// Sent with every request to a function.
+    pub function_key: Option<HeaderValue>,
+}
+
+/// Why a destination cannot be reached.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Unreachable {
+    /// Whose fault that is, beginning from the destination: `properties.resourceId`.
+    pub field: &'static str,
+    pub reason: String,
+}
+
+const RESOURCE_ID: &str = "properties.resourceId";
+const CONNECTION_STRING: &str = "properties.connectionString";
+
+/// What Azurite answers to, known to everyone.
+const DEVELOPMENT: [&str; 3] = [
+    "devstoreaccount1",
+    "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw==",
+    "http://127.0.0.1:10001/devstoreaccount1",
+];
+
+impl Destinations {
+    pub fn new(accounts: Vec<QueueAccount>, resources: Vec<Resource>) -> Destinations {
+        Destinations {
+            accounts: accounts.into_iter().map(|one| (one.name.clone(), one)).collect(),
+            resources: resources
+                .into_iter()
+                .map(|one| (one.id.to_lowercase(), one))
+                .collect(),
+        }
+    }
+
+    pub fn reach(&self, destination: &Destination) -> Result<Reach, Unreachable> {
+        match destination {
+            Destination::WebHook(hook) => {
+                let url = parse(hook.url.expose()).ok_or_else(|| no_url("properties.endpointUrl"))?;
+                Ok(Reach::plain(url, EndpointKind::WebHook))
+            }
+            Destination::EventGrid { url, .. } => {
+                let url = parse(url).ok_or_else(|| no_url("properties.endpointUrl"))?;
+                Ok(Reach::plain(url, EndpointKind::AzureResource))
+            }
+            Destination::EdgeHub { .. } => Err(Unreachable {
+                field: "endpointType",
+                reason: "EdgeHub is not supported by this server: it is no module of an IoT Edge device"
+                    .into(),
+            }),
+            Destination::AzureFunction { resource, .. } => {
+                let known = self.resource(resource, "/microsoft.web/")?;
+                let url = parse(known.url.expose()).ok_or_else(|| no_url(RESOURCE_ID))?;
+                let key = known.key.as_ref().map(|key| HeaderValue::try_from(key.expose()));
+                let mut function_key = key.transpose().map_err(|_| no_header(RESOURCE_ID))?;
+                if let Some(key) = &mut function_key {
+                    key.set_sensitive(true);
+                }
+                Ok(Reach {
+                    function_key,
+                    ..Reach::plain(url, EndpointKind::AzureResource)
+                })
+            }
+            Destination::StorageQueue {
+                resource,
+                queue,
+                message_ttl_secs,
+            } => {
+                let time_to_live = message_ttl_secs.unwrap_or(queue::TIME_TO_LIVE_SECS);
+                let queue = if resource.contains('=') {
+                    queue_by_connection(resource, queue, time_to_live)?
+                } else {
+                    self.queue(resource, queue, time_to_live)?
+                };
+                let url = queue.url().clone();
+                Ok(Reach::resource(url, Way::Queue(Arc::new(queue))))
+            }
+            Destination::EventHub { resource, attributes } => {
+                self.broker(Kind::EventHub, resource, "/microsoft.eventhub/", attributes)
+            }
+            Destination::ServiceBusQueue { resource, attributes } => {
+                self.broker(Kind::ServiceBus, resource, "/microsoft.servicebus/", attributes)
+            }
+            Destination::ServiceBusTopic { resource, attributes } => {
+                self.broker(Kind::ServiceBus, resource, "/microsoft.servicebus/", attributes)
+            }
+            Destination::HybridConnection { resource, .. } => {
+                let (field, url, access) = self.entity(resource, "/microsoft.relay/")?;
+                let parsed = parse(&url).ok_or_else(|| no_url(field))?;
+                Ok(Reach::resource(parsed, Way::Relay { url, access }))
+            }
+        }
+    }
+
+    fn resource(&self, id: &str, provider: &str) -> Result<&Resource, Unreachable> {
+        if let Some(known) = self.resources.get(&id.to_lowercase()) {
+            return Ok(known);
+        }
+        let alike = self.resources.iter().filter(|(id, _)| id.contains(provider));
+        let alike: Vec<&str> = alike.map(|(_, known)| known.id.as_str()).collect();
+        let configured = match alike.as_slice() {
+            [] => "none of its kind is".to_owned(),
+            some => format!("configured are {}", some.join(", ")),
+        };
+        Err(Unreachable {
+            field: RESOURCE_ID,
+            reason: format!(
+                "names {id:?}, for which the server's configuration has no [[destination]]; {configured}"
+            ),
+        })
+    }
+
+    fn broker(
+        &self,
+        kind: Kind,
+        entity: &Entity,
+        provider: &str,
+        attributes: &[DeliveryAttribute],
+    ) -> Result<Reach, Unreachable> {
+        let (field, url, access) = self.entity(entity, provider)?;
+        let broker = Broker::new(kind, &url, access, attributes).ok_or_else(|| no_url(field))?;
+        Ok(Reach::resource(broker.url().clone(), Way::Broker(broker)))
+    }
+
+    /// The field that names an entity, its URL without a slash at the end, and who may send there.
+    fn entity(&self, entity: &Entity, provider: &str) -> Result<(&'static str, String, Access), Unreachable> {
+        match entity {
+            Entity::Connection(connection) => {
+                let (url, access) = entity_by_connection(connection.expose())?;
+                Ok((CONNECTION_STRING, url, access))
+            }
+            Entity::Resource(id) => {
+                let known = self.resource(id, provider)?;
+                let access = match (&known.key_name, &known.key) {
+                    (Some(name), Some(key)) => Access::Key(sign::NamedKey::new(name, key.expose())),
+                    _ => Access::Open,
+                };
+                let url = known.url.expose().trim_end_matches('/').to_owned();
+                Ok((RESOURCE_ID, url, access))
+            }
+        }
+    }
+
+    fn queue(&self, account: &str, queue: &str, time_to_live: i64) -> Result<Queue, Unreachable> {
+        let name = account.rsplit('/').next().unwrap_or(account).to_lowercase();
+        let Some(known) = self.accounts.get(&name) else {
+            let configured = match self.accounts.keys().map(String::as_str).collect::<Vec<_>>() {
+                some if some.is_empty() => "none is".to_owned(),
+                some => format!("configured are {}", some.join(", ")),
+            };
+            return Err(Unreachable {
+                field: RESOURCE_ID,
+                reason: format!(
+                    "names storage account {name:?}, which is not configured as one with queues \
+                     ([[storage_account]] of kind \"azure\"); {configured}"
+                ),
+            });
+        };
+        let key = sign::AccountKey::new(&known.name, known.key.expose());
+        let key = key.ok_or_else(|| Unreachable {
+            field: RESOURCE_ID,
+            reason: format!("names storage account {name:?}, whose key is not base64"),
+        })?;
+        let endpoint = known.endpoint.trim_end_matches('/');
+        let access = queue::Access::Key(key);
+        Queue::new(endpoint, queue, time_to_live, access, "", known.create_queues)
+            .ok_or_else(|| no_url(RESOURCE_ID))
+    }
+}
+
+impl Reach {
+    fn plain(url: Arc<Uri>, kind: EndpointKind) -> Reach {
+        Reach {
+            url,
+            kind,
+            way: Way::Plain,
+            function_key: None,
+        }
+    }
+
+    fn resource(url: Arc<Uri>, way: Way) -> Reach {
+        Reach {
+            way,
+            ..Reach::plain(url, EndpointKind::AzureResource)
+        }
+    }
+
+    /// A destination that was known once. Attempts fail, and what follows from that is as for any other failure:
+    /// its events do not pile up.
+    pub(crate) fn nowhere(why: &Unreachable) -> Reach {
+        let url = Arc::new(Uri::from_static("http://not-configured.invalid/"));
+        Reach::resource(url, Way::Nowhere(format!("{} {}", why.field, why.reason)))
+    }
+}
+
+fn no_url(field: &'static str) -> Unreachable {
+    Unreachable {
+        field,
+        reason: "leads to no URL that requests can be sent to".into(),
+    }
+}
+
+fn no_header(field: &'static str) -> Unreachable {
+    Unreachable {
+        field,
+        reason: "has a key that cannot be sent in a header".into(),
+    }
+}
+
+fn parse(text: &str) -> Option<Arc<Uri>> {
+    let url: Uri = text.parse().ok()?;
+    let known = matches!(url.scheme_str(), Some("http" | "https")) && url.host().is_some();
+    known.then(|| Arc::new(url))
+}
+
+fn connection_lacks(what: &str) -> Unreachable {
+    Unreachable {
+        field: CONNECTION_STRING,
+        reason: format!("must be a connection string with {what}"),
+    }
+}
+
+/// `Endpoint=sb://…;SharedAccessKeyName=…;SharedAccessKey=…;EntityPath=…`
+fn entity_by_connection(connection: &str) -> Result<(String, Access), Unreachable> {
+    let need = |name| part(connection, name).ok_or_else(|| connection_lacks(name));
+    let endpoint = need("Endpoint")?.trim_end_matches('/');
+    // That is what they are called for AMQP.
+    let endpoint = match endpoint.split_once("://") {
+        Some((scheme, rest)) if scheme.eq_ignore_ascii_case("sb") => format!("https://{rest}"),
+        Some(_) => endpoint.to_owned(),
+        None => format!("https://{endpoint}"),
+    };
+    let url = format!("{endpoint}/{}", need("EntityPath")?.trim_matches('/'));
+    let plain = parse(&url).is_some_and(|parsed| parsed.query().is_none());
+    if !plain || url.contains('#') {
+        return Err(no_url(CONNECTION_STRING));
+    }
+    if let Some(token) = part(connection, "SharedAccessSignature") {
+        let token = HeaderValue::try_from(token).map_err(|_| no_header(CONNECTION_STRING))?;
+        return Ok((url, Access::Token(token)));
+    }
+    let key = sign::NamedKey::new(need("SharedAccessKeyName")?, need("SharedAccessKey")?);
+    Ok((url, Access::Key(key)))
+}
+
+/// `DefaultEndpointsProtocol=https;AccountName=…;AccountKey=…;EndpointSuffix=core.windows.net`
+fn queue_by_connection(connection: &str, queue: &str, time_to_live: i64) -> Result<Queue, Unreachable> {
+    let given = |name| part(connection, name);
+    let development = given("UseDevelopmentStorage").is_some_and(|said| said.eq_ignore_ascii_case("true"));
+    let otherwise = |index: usize| development.then_some(DEVELOPMENT[index]);
+    let account = given("AccountName").or(otherwise(0));
+    if account.is_some_and(|name| !name.bytes().all(|b| b.is_ascii_alphanumeric())) {
+        return Err(connection_lacks("an AccountName of letters and digits"));
+    }
+    let endpoint = given("QueueEndpoint").or(otherwise(2)).map(str::to_owned);
+    let endpoint = match (endpoint, account) {
+        (Some(endpoint), _) => endpoint,
+        (None, Some(account)) => {
+            let scheme = given("DefaultEndpointsProtocol").unwrap_or("https");
+            let suffix = given("EndpointSuffix").unwrap_or("core.windows.net");
+            format!("{scheme}://{account}.queue.{suffix}")
+        }
+        (None, None) => return Err(connection_lacks("AccountName or QueueEndpoint")),
+    };
+    let endpoint = endpoint.trim_end_matches('/');
+    let plain = parse(endpoint).is_some_and(|parsed| parsed.query().is_none());
+    if !plain || endpoint.contains('#') {
+        return Err(no_url(CONNECTION_STRING));
+    }
+    let (access, signature) = match (
+        given("AccountKey").or(otherwise(1)),
+        given("SharedAccessSignature"),
+    ) {
+        (Some(key), _) => {
+            let account = account.ok_or_else(|| connection_lacks("AccountName"))?;
+            let key = sign::AccountKey::new(account, key)
+                .ok_or_else(|| connection_lacks("an AccountKey in base64"))?;
+            (queue::Access::Key(key), "")
+        }
+        (None, Some(signature)) => (queue::Access::Signature, signature.trim_start_matches('?')),
+        (None, None) => return Err(connection_lacks("AccountKey or SharedAccessSignature")),
+    };
+    Queue::new(endpoint, queue, time_to_live, access, signature, false)
+        .ok_or_else(|| no_url(CONNECTION_STRING))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GROUP: &str = "/subscriptions/s/resourceGroups/g/providers";
+
+    fn known() -> Destinations {
+        let resource = |id: &str, url: &str| Resource {
+            id: format!("{GROUP}/{id}"),
+            url: Secret::new(url),
+            key_name: Some("send".into()),
+            key: Some(Secret::new("k")),
+        };
+        let account = QueueAccount {
+            name: "devstoreaccount1".into(),
+            endpoint: "http://127.0.0.1:10001/devstoreaccount1/".into(),
+            key: Secret::new("a2V5"),
+            create_queues: true,
+        };
+        let function = Resource {
+            key_name: None,
+            ..resource(
+                "Microsoft.Web/sites/app/functions/fn",
+                "http://127.0.0.1:7071/api/fn?code=c",
+            )
+        };
+        let hub = "Microsoft.EventHub/namespaces/ns/eventhubs/hub";
+        let relay = "Microsoft.Relay/namespaces/ns/hybridConnections/hc";
+        Destinations::new(
+            vec![account],
+            vec![
+                function,
+                resource(hub, "https://ns.example/hub/"),
+                resource(relay, "https://ns.example/hc"),
+            ],
+        )
+    }
+
+    /// The URL that requests go to, or the field that keeps them from it and why.
+    fn check(destination: &Destination, expected: &str) {
+        let told = match known().reach(destination) {
+            Ok(reach) => {
+                assert_eq!(reach.kind, EndpointKind::AzureResource);
+                reach.url.to_string()
+            }
+            Err(why) => format!("{}: {}", why.field, why.reason),
+        };
+        assert_eq!(told.replace(GROUP, "…"), expected);
+    }
+
+    fn hub(resource: Entity) -> Destination {
+        Destination::EventHub {
+            resource,
+            attributes: Vec::new(),
+        }
+    }
+
+    fn queue(resource: &str, message_ttl_secs: Option<i64>) -> Destination {
+        Destination::StorageQueue {
+            resource: resource.into(),
+            queue: "orders".into(),
+            message_ttl_secs,
+        }
+    }
+
+    #[test]
+    fn resources_are_found_whatever_their_case() {
+        let id = format!("{GROUP}/microsoft.eventhub/Namespaces/NS/eventhubs/Hub");
+        check(
+            &hub(Entity::Resource(id)),
+            "https://ns.example/hub/messages?api-version=2014-01",
+        );
+        check(
+            &Destination::AzureFunction {
+                resource: format!("{GROUP}/Microsoft.Web/sites/APP/functions/fn"),
+                batching: Default::default(),
+                attributes: Vec::new(),
+            },
+            "http://127.0.0.1:7071/api/fn?code=c",
+        );
+        check(
+            &Destination::HybridConnection {
+                resource: Entity::Resource(format!(
+                    "{GROUP}/Microsoft.Relay/namespaces/ns/hybridConnections/hc"
+                )),
+                attributes: Vec::new(),
+            },
+            "https://ns.example/hc",
+        );
+        check(
+            &hub(Entity::Resource("/other".into())),
+            "properties.resourceId: names \"/other\", for which the server's configuration has no [[destination]]; \
+             configured are …/Microsoft.EventHub/namespaces/ns/eventhubs/hub",
+        );
+        check(
+            &Destination::ServiceBusQueue {
+                resource: Entity::Resource("/other".into()),
+                attributes: Vec::new(),
+            },
+            "properties.resourceId: names \"/other\", for which the server's configuration has no [[destination]]; \
+             none of its kind is",
+        );
+        check(
+            &Destination::EdgeHub { output: "o".into() },
+            "endpointType: EdgeHub is not supported by this server: it is no module of an IoT Edge device",
+        );
+    }
+
+    #[test]
+    fn queues_are_those_of_accounts_that_are_configured() {
+        let url = "http://127.0.0.1:10001/devstoreaccount1/orders/messages?messagettl";
+        check(&queue("devstoreaccount1", None), &format!("{url}=604800"));
+        let id = format!("{GROUP}/Microsoft.Storage/storageAccounts/DevStoreAccount1");
+        check(&queue(&id, Some(-1)), &format!("{url}=-1"));
+        check(
+            &queue("other", Some(60)),
+            "properties.resourceId: names storage account \"other\", which is not configured as one with queues \
+             ([[storage_account]] of kind \"azure\"); configured are devstoreaccount1",
+        );
+    }
+
+    #[test]
+    fn connection_strings_say_everything_themselves() {
+        let hub = |connection: &str, expected: &str| {
+            check(&hub(Entity::Connection(Secret::new(connection))), expected);
+        };
+        let good = "Endpoint=sb://ns.servicebus.windows.net/;EntityPath=hub;";
+        let url = "https://ns.servicebus.windows.net/hub/messages?api-version=2014-01";
+        hub(&format!("{good}SharedAccessKeyName=n;SharedAccessKey=k="), url);
+        hub(
+            &format!("{good}SharedAccessSignature=SharedAccessSignature sr=a&sig=b"),
+            url,
+        );
+        hub(
+            "Endpoint=http://127.0.0.1:9;EntityPath=/a/b/;SharedAccessKeyName=n;SharedAccessKey=k",
+            "http://127.0.0.1:9/a/b/messages?api-version=2014-01",
+        );
+        let lacks =
+            |what: &str| format!("properties.connectionString: must be a connection string with {what}");
+        hub(&format!("{good}SharedAccessKeyName=n"), &lacks("SharedAccessKey"));
+        hub(good, &lacks("SharedAccessKeyName"));
+        let nothing = "properties.connectionString: leads to no URL that requests can be sent to";
+        hub("Endpoint=sb://a b/;EntityPath=h", nothing);
+        hub("Endpoint=ftp://a/;EntityPath=h", nothing);
+        hub("Endpoint=sb://a/;EntityPath=h?x", nothing);
+
+        let queue = |connection: &str, expected: &str| check(&queue(connection, Some(5)), expected);
+        queue(
+            "AccountName=acc;AccountKey=a2V5",
+            "https://acc.queue.core.windows.net/orders/messages?messagettl=5",
+        );
+        queue(
+            "UseDevelopmentStorage=true",
+            "http://127.0.0.1:10001/devstoreaccount1/orders/messages?messagettl=5",
+        );
+        queue(
+            "DefaultEndpointsProtocol=http;AccountName=acc;AccountKey=a2V5;EndpointSuffix=example",
+            "http://acc.queue.example/orders/messages?messagettl=5",
+        );
+        queue(
+            "QueueEndpoint=https://q.example/;SharedAccessSignature=sv=1&sig=s",
+            "https://q.example/orders/messages?messagettl=5&sv=1&sig=s",
+        );
+        queue("AccountName=acc", &lacks("AccountKey or SharedAccessSignature"));
+        queue("AccountName=acc;AccountKey=?", &lacks("an AccountKey in base64"));
+        queue(
+            "AccountName=a/b;AccountKey=a2V5",
+            &lacks("an AccountName of letters and digits"),
+        );
+        queue(
+            "QueueEndpoint=https://q.example/;AccountKey=a2V5",
+            &lacks("AccountName"),
+        );
+    }
+
+    #[test]
+    fn a_key_shows_nothing() {
+        let shown = format!("{:?}", known());
+        assert!(!shown.contains("code=c") && !shown.contains("a2V5"), "{shown}");
+    }
+}

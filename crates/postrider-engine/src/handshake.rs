@@ -1,0 +1,612 @@
+//! Asking webhooks whether they want the events of a subscription, before it is in force.
+//!
+//! Each question is a task of its own, and only that task ends it: a visit to the callback, a cancellation and a newer
+//! question for the same subscription are said to it, and whoever said so waits until it has seen to it.
+
+mod notice;
+mod question;
+mod run;
+
+use crate::deliver::Transport;
+use crate::{Engine, Error};
+use postrider_core::handshake::{Patience, manual_in};
+use postrider_core::ids::{Secret, TopicId};
+use postrider_core::subscription::{Destination, Origin, Subscription};
+use postrider_core::time::Timestamp;
+use postrider_store::{Change, Handshake, HandshakeState};
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::atomic::Ordering::{Acquire, Release};
+use std::sync::atomic::{AtomicBool, AtomicUsize};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
+use tokio::sync::{Notify, Semaphore};
+use tokio_util::sync::CancellationToken;
+use uuid::Uuid;
+
+/// Questions that are put at the same time; the others wait.
+const ASKING_MAX: usize = 64;
+/// Handshakes under way, those that wait for a visit included. Beyond it no more are begun.
+const UNDER_WAY_MAX: usize = 20_000;
+/// Failed handshakes that are kept, and for how long.
+const FAILED_MAX: usize = 1_000;
+const FAILED_FOR: Duration = Duration::from_secs(7 * 24 * 3600);
+/// Handshakes that ended well or were cancelled and are remembered until a restart.
+const ENDED_MAX: usize = 1_000;
+/// A visit may overtake the answer of the webhook that made it by this much, in real time.
+const OVERTAKING: Duration = Duration::from_secs(1);
+/// So long, in real time, whoever visits waits for the subscription to be in force.
+const IN_FORCE_WITHIN: Duration = Duration::from_secs(20);
+
+/// How webhooks are asked.
+#[derive(Clone)]
+pub struct Rules {
+    /// Without it subscriptions are in force at once, and nobody is told of their deletion.
+    pub enabled: bool,
+    /// Who asks.
+    pub origin: String,
+    /// How many requests a minute are asked for.
+    pub rate: u32,
+    pub patience: Patience,
+    pub response_timeout: Duration,
+    /// Where codes, tokens and ids come from. Nobody may be able to guess them.
+    pub guids: Arc<dyn Fn() -> Uuid + Send + Sync>,
+    /// Where the names of operations come from: guids in lower case.
+    pub operations: Arc<dyn Fn() -> String + Send + Sync>,
+}
+
+impl Default for Rules {
+    fn default() -> Rules {
+        Rules {
+            enabled: true,
+            origin: "eventgrid.azure.net".into(),
+            rate: 60_000,
+            patience: Patience {
+                tries: 3,
+                pause: Duration::from_secs(5),
+            },
+            response_timeout: Duration::from_secs(30),
+            guids: Arc::new(Uuid::new_v4),
+            operations: Arc::new(|| Uuid::new_v4().to_string()),
+        }
+    }
+}
+
+impl Rules {
+    fn guid(&self) -> String {
+        (self.guids)().to_string()
+    }
+}
+
+/// How an operation stands that makes or changes a subscription.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum OperationState {
+    InProgress,
+    Succeeded,
+    Failed { code: &'static str, message: String },
+    Canceled,
+}
+
+/// A handshake and how it stands, for whoever looks.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Seen {
+    pub handshake: Arc<Handshake>,
+    /// How it ended, if it did and not by failing.
+    pub ended: Option<(Timestamp, Ended)>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ended {
+    Granted,
+    Cancelled,
+}
+
+/// Why a visit to the callback changed nothing.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum NotConfirmed {
+    /// Nothing is said to someone who does not know the token.
+    #[error("there is no such validation, or the token is not the one that was sent")]
+    Unknown,
+    #[error("the endpoint has not answered the validation request yet: answer it first, then visit this URL")]
+    TooEarly,
+    #[error("the subscription has been validated already")]
+    Already,
+    #[error("this validation was cancelled: the subscription was changed or deleted meanwhile")]
+    Cancelled,
+    #[error("this validation has failed: {0}")]
+    Failed(String),
+    #[error("the server cannot put the subscription in force now, try again shortly")]
+    Unavailable,
+}
+
+/// What a subscription is known by: its topic, its domain topic and its name, in lower case.
+type Key = (TopicId, Option<String>, String);
+
+fn key(topic: TopicId, domain_topic: Option<&str>, name: &str) -> Key {
+    (topic, domain_topic.map(str::to_lowercase), name.to_lowercase())
+}
+
+fn key_of(subscription: &Subscription) -> Key {
+    key(
+        subscription.topic,
+        subscription.domain_topic.as_deref(),
+        &subscription.name,
+    )
+}
+
+/// What is said to the task of a handshake.
+#[derive(Default)]
+struct Said {
+    cancelled: CancellationToken,
+    /// Another question for the same subscription follows at once.
+    superseded: AtomicBool,
+    /// Whoever knows the token has visited the callback.
+    confirmed: CancellationToken,
+    /// The question was answered, or put again.
+    moved: Notify,
+    /// The task has ended.
+    over: CancellationToken,
+}
+
+#[derive(Default)]
+struct Book {
+    /// Under way, by operation.
+    under_way: BTreeMap<String, (Arc<Handshake>, Arc<Said>)>,
+    /// The operation that is to put a subscription in force; trials are not among them.
+    current: BTreeMap<Key, String>,
+    /// By the time of failure and the operation.
+    failed: BTreeMap<(Timestamp, String), Arc<Handshake>>,
+    /// The latest at the end.
+    ended: VecDeque<Seen>,
+}
+
+impl Book {
+    fn find(&self, operation: &str) -> Option<Seen> {
+        let seen = |handshake: &Arc<Handshake>| Seen {
+            handshake: handshake.clone(),
+            ended: None,
+        };
+        let is = |handshake: &Handshake| handshake.operation == operation;
+        let under_way = self.under_way.get(operation).map(|(one, _)| seen(one));
+        under_way
+            .or_else(|| self.failed.values().rev().find(|one| is(one)).map(seen))
+            .or_else(|| self.ended.iter().rev().find(|one| is(&one.handshake)).cloned())
+    }
+
+    fn begin(&mut self, handshake: Arc<Handshake>, said: Arc<Said>) {
+        let operation = handshake.operation.clone();
+        if !handshake.trial {
+            self.current
+                .insert(key_of(&handshake.subscription), operation.clone());
+        }
+        self.under_way.insert(operation, (handshake, said));
+    }
+
+    fn end(&mut self, handshake: &Handshake) {
+        self.under_way.remove(&handshake.operation);
+        let key = key_of(&handshake.subscription);
+        if self.current.get(&key) == Some(&handshake.operation) {
+            self.current.remove(&key);
+        }
+    }
+
+    fn remember(&mut self, seen: Seen) {
+        self.ended.push_back(seen);
+        while self.ended.len() > ENDED_MAX {
+            self.ended.pop_front();
+        }
+    }
+
+    fn failed(&mut self, handshake: Handshake) {
+        if let HandshakeState::Failed { at, .. } = handshake.state {
+            let key = (at, handshake.operation.clone());
+            self.failed.insert(key, Arc::new(handshake));
+        }
+    }
+
+    /// Takes out the failed ones that are too old or too many.
+    fn prune(&mut self, now: Timestamp) -> Vec<Change> {
+        let mut changes = Vec::new();
+        while let Some(((at, operation), _)) = self.failed.first_key_value() {
+            if now.since(*at) < FAILED_FOR && self.failed.len() < FAILED_MAX {
+                break;
+            }
+            changes.push(Change::DeleteHandshake(operation.clone()));
+            self.failed.pop_first();
+        }
+        changes
+    }
+}
+
+/// All handshakes that are known.
+pub struct Handshakes {
+    rules: Rules,
+    transport: Arc<dyn Transport>,
+    book: Mutex<Book>,
+    room: Semaphore,
+    notices: notice::Notices,
+    /// Tasks that do something other than wait.
+    busy: AtomicUsize,
+    /// Handshakes that are going to ask.
+    asking: AtomicUsize,
+}
+
+impl Handshakes {
+    pub(crate) fn new(rules: Rules, transport: Arc<dyn Transport>) -> Handshakes {
+        Handshakes {
+            rules,
+            transport,
+            book: Mutex::default(),
+            room: Semaphore::new(ASKING_MAX),
+            notices: notice::Notices::default(),
+            busy: AtomicUsize::new(0),
+            asking: AtomicUsize::new(0),
+        }
+    }
+
+    fn book(&self) -> MutexGuard<'_, Book> {
+        self.book.lock().expect("no panic holds it")
+    }
+
+    /// The handshake under way that is to put this subscription in force.
+    pub fn pending(&self, topic: TopicId, domain_topic: Option<&str>, name: &str) -> Option<Arc<Handshake>> {
+        let book = self.book();
+        let operation = book.current.get(&key(topic, domain_topic, name))?;
+        book.under_way.get(operation).map(|(one, _)| one.clone())
+    }
+
+    /// The handshakes under way that are to put subscriptions of a topic in force, by domain topic and name.
+    pub fn pending_of(&self, topic: TopicId) -> Vec<Arc<Handshake>> {
+        let book = self.book();
+        let of_topic = book.current.range((topic, None, String::new())..);
+        let of_topic = of_topic.take_while(|(key, _)| key.0 == topic);
+        let found = of_topic.filter_map(|(_, operation)| book.under_way.get(operation));
+        found.map(|(one, _)| one.clone()).collect()
+    }
+
+    /// Every handshake under way that is to put a subscription in force.
+    pub fn all_pending(&self) -> Vec<Arc<Handshake>> {
+        let book = self.book();
+        let found = book.current.values();
+        let found = found.filter_map(|operation| book.under_way.get(operation));
+        found.map(|(one, _)| one.clone()).collect()
+    }
+
+    pub fn operation(&self, operation: &str) -> Option<OperationState> {
+        let seen = self.seen(operation)?;
+        Some(match (&seen.handshake.state, seen.ended) {
+            (_, Some((_, Ended::Granted))) => OperationState::Succeeded,
+            (_, Some((_, Ended::Cancelled))) => OperationState::Canceled,
+            (HandshakeState::Failed { message, .. }, None) => OperationState::Failed {
+                code: "Url validation",
+                message: message.clone(),
+            },
+            (HandshakeState::Asking | HandshakeState::Awaiting { .. }, None) => OperationState::InProgress,
+        })
+    }
+
+    pub fn seen(&self, operation: &str) -> Option<Seen> {
+        self.book().find(&operation.to_lowercase())
+    }
+
+    /// Everything that is known, the latest first.
+    pub fn all(&self) -> Vec<Seen> {
+        let book = self.book();
+        let under_way = book.under_way.values().map(|(one, _)| one);
+        let seen = |one: &Arc<Handshake>| Seen {
+            handshake: one.clone(),
+            ended: None,
+        };
+        let mut all: Vec<Seen> = under_way.chain(book.failed.values()).map(seen).collect();
+        all.extend(book.ended.iter().cloned());
+        drop(book);
+        all.sort_by(|a, b| {
+            let order = |seen: &Seen| (seen.handshake.begun, seen.handshake.operation.clone());
+            order(b).cmp(&order(a))
+        });
+        all
+    }
+
+    /// Cancels the handshake that is to put this subscription in force. On return it has ended, one way or the other:
+    /// look then whether the subscription is in force.
+    pub async fn cancel(&self, topic: TopicId, domain_topic: Option<&str>, name: &str) -> Result<(), Error> {
+        self.cancel_key(&key(topic, domain_topic, name), false).await
+    }
+
+    async fn cancel_key(&self, key: &Key, superseded: bool) -> Result<(), Error> {
+        let said = {
+            let book = self.book();
+            let operation = book.current.get(key);
+            operation.and_then(|one| book.under_way.get(one)).cloned()
+        };
+        match said {
+            Some((handshake, said)) => {
+                said.superseded.store(superseded, Release);
+                self.cancel_one(&handshake, &said).await
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// Cancels all handshakes of a topic, or of one topic inside a domain. On return they have ended.
+    pub(crate) async fn cancel_of(&self, topic: TopicId, inside: Option<&str>) -> Result<(), Error> {
+        let of_topic = |one: &Handshake| {
+            let of = &one.subscription;
+            let here = |name: &str| {
+                of.domain_topic
+                    .as_deref()
+                    .is_some_and(|of| of.eq_ignore_ascii_case(name))
+            };
+            of.topic == topic && inside.is_none_or(here)
+        };
+        let under_way: Vec<_> = {
+            let book = self.book();
+            let all = book.under_way.values();
+            all.filter(|(one, _)| of_topic(one)).cloned().collect()
+        };
+        for (_, said) in &under_way {
+            said.cancelled.cancel();
+        }
+        for (handshake, said) in under_way {
+            self.cancel_one(&handshake, &said).await?;
+        }
+        Ok(())
+    }
+
+    /// Forgets the failed handshakes of a topic that goes; what makes that durable.
+    pub(crate) fn forget(&self, topic: TopicId) -> Vec<Change> {
+        let mut changes = Vec::new();
+        self.book().failed.retain(|_, one| {
+            let stays = one.subscription.topic != topic;
+            if !stays {
+                changes.push(Change::DeleteHandshake(one.operation.clone()));
+            }
+            stays
+        });
+        changes
+    }
+
+    async fn cancel_one(&self, handshake: &Handshake, said: &Said) -> Result<(), Error> {
+        said.cancelled.cancel();
+        said.over.cancelled().await;
+        if self.book().under_way.contains_key(&handshake.operation) {
+            return Err(Error::Stopping);
+        }
+        Ok(())
+    }
+
+    /// Whether a task does something other than wait for an answer, a visit or the time.
+    pub(crate) fn is_busy(&self) -> bool {
+        self.busy.load(Acquire) > 0
+    }
+
+    /// Whether a question is still to be put, or put again.
+    pub(crate) fn asks(&self) -> bool {
+        self.asking.load(Acquire) > 0
+    }
+
+    /// How many are under way, trials among them.
+    pub fn under_way(&self) -> usize {
+        self.book().under_way.len()
+    }
+
+    /// Deletion notices that were not delivered.
+    pub fn notices_failed(&self) -> u64 {
+        self.notices.failed()
+    }
+}
+
+impl Engine {
+    /// Whether a webhook has to be asked before this subscription is in force.
+    pub fn needs_handshake(&self, subscription: &Subscription) -> bool {
+        self.handshakes.rules.enabled
+            && subscription.origin == Origin::Azure
+            && matches!(subscription.destination, Destination::WebHook(_))
+    }
+
+    /// What a subscription is to become is settled otherwise.
+    pub(crate) async fn supersede_handshake(&self, subscription: &Subscription) -> Result<(), Error> {
+        self.handshakes.cancel_key(&key_of(subscription), true).await
+    }
+
+    /// Begins to ask the webhook of a subscription, which is in force once that has ended well. Durable on return; a
+    /// handshake under way for the same subscription is cancelled. Whoever calls makes sure that nobody else does for the same
+    /// subscription. `callback_base` is what the URL to be visited begins with.
+    pub async fn ask(
+        self: &Arc<Self>,
+        subscription: Subscription,
+        callback_base: &str,
+        api_version: &str,
+    ) -> Result<Arc<Handshake>, Error> {
+        self.supersede_handshake(&subscription).await?;
+        let question = self.question(subscription, false, callback_base, api_version)?;
+        self.begin(question).await
+    }
+
+    /// Asks the webhook of a subscription that is in force once more, without changing anything.
+    pub async fn ask_again(
+        self: &Arc<Self>,
+        subscription: &Subscription,
+        callback_base: &str,
+        api_version: &str,
+    ) -> Result<Arc<Handshake>, Error> {
+        let question = self.question(subscription.clone(), true, callback_base, api_version)?;
+        self.begin(question).await
+    }
+
+    fn question(
+        &self,
+        mut subscription: Subscription,
+        trial: bool,
+        callback_base: &str,
+        api_version: &str,
+    ) -> Result<Handshake, Error> {
+        if self.is_stopping() {
+            return Err(Error::Stopping);
+        }
+        if self.directory.topic_by_id(subscription.topic).is_none() {
+            return Err(Error::Gone);
+        }
+        let (topic, domain_topic, name) = key_of(&subscription);
+        let known = self.directory.subscription(topic, domain_topic.as_deref(), &name);
+        if let Some(known) = &known {
+            // One that came in force while this was being put together stays the same one.
+            subscription.id = known.id;
+            subscription.created = known.created;
+        }
+        let rules = &self.handshakes.rules;
+        let begun = self.clock.now();
+        let operation = (rules.operations)();
+        let token = format!("{}{}", (rules.guids)().simple(), (rules.guids)().simple());
+        let callback = manual_in(api_version).then(|| {
+            question::callback(
+                callback_base,
+                &subscription.name,
+                &operation,
+                begun,
+                api_version,
+                &token,
+            )
+        });
+        Ok(Handshake {
+            operation,
+            subscription,
+            replaces: known.is_some(),
+            trial,
+            code: rules.guid().to_uppercase(),
+            token: Secret::new(token),
+            callback: callback.map(Secret::new),
+            begun,
+            state: HandshakeState::Asking,
+            transcript: Vec::new(),
+        })
+    }
+
+    async fn begin(self: &Arc<Self>, handshake: Handshake) -> Result<Arc<Handshake>, Error> {
+        if self.handshakes.book().under_way.len() >= UNDER_WAY_MAX {
+            let full = format!("{UNDER_WAY_MAX} handshakes are under way");
+            return Err(Error::Store(postrider_store::Error::Busy(full)));
+        }
+        self.catalog
+            .commit(vec![Change::PutHandshake(handshake.clone())])
+            .await?;
+        Ok(self.take_up_handshake(handshake))
+    }
+
+    fn take_up_handshake(self: &Arc<Self>, handshake: Handshake) -> Arc<Handshake> {
+        let handshake = Arc::new(handshake);
+        let said = Arc::new(Said::default());
+        self.handshakes.book().begin(handshake.clone(), said.clone());
+        let running = run::Running::new(self.clone(), handshake.clone(), said);
+        self.dispatcher.tasks.spawn(running.run());
+        handshake
+    }
+
+    /// Takes up what was under way when the life before ended.
+    pub(crate) async fn restore_handshakes(self: &Arc<Self>, loaded: Vec<Handshake>) -> Result<(), Error> {
+        let mut changes = Vec::new();
+        for handshake in loaded {
+            let topic = self.directory.topic_by_id(handshake.subscription.topic);
+            if topic.is_none() {
+                // Its topic went while the power did.
+                changes.push(Change::DeleteHandshake(handshake.operation));
+            } else if matches!(handshake.state, HandshakeState::Failed { .. }) {
+                self.handshakes.book().failed(handshake);
+            } else {
+                self.take_up_handshake(handshake);
+            }
+        }
+        changes.extend(self.handshakes.book().prune(self.clock.now()));
+        if !changes.is_empty() {
+            self.catalog.commit(changes).await?;
+        }
+        Ok(())
+    }
+
+    /// Someone has visited the callback of a handshake. `Ok` when its subscription is in force.
+    pub async fn confirm(
+        &self,
+        name: &str,
+        operation: &str,
+        token: &str,
+    ) -> Result<Arc<Handshake>, NotConfirmed> {
+        let operation = operation.to_lowercase();
+        let said = self.handshakes.book().under_way.get(&operation).cloned();
+        let seen = self.handshakes.seen(&operation).ok_or(NotConfirmed::Unknown)?;
+        let named = seen.handshake.subscription.name.eq_ignore_ascii_case(name);
+        if !named || !same(seen.handshake.token.expose(), token) || seen.handshake.callback.is_none() {
+            return Err(NotConfirmed::Unknown);
+        }
+        if let Some((_, said)) = said {
+            if !self
+                .handshakes
+                .may_be_visited(&operation, &said, &*self.wall)
+                .await
+            {
+                return Err(NotConfirmed::TooEarly);
+            }
+            said.confirmed.cancel();
+            tokio::select! {
+                biased;
+                () = said.over.cancelled() => {}
+                () = self.wall.sleep_until(self.wall.now() + IN_FORCE_WITHIN) => return Err(NotConfirmed::Unavailable),
+            }
+            let seen = self.handshakes.seen(&operation);
+            return match seen.as_ref().map(outcome) {
+                Some(Err(NotConfirmed::Already)) => Ok(seen.expect("just looked at").handshake),
+                Some(Err(other)) => Err(other),
+                Some(Ok(())) | None => Err(NotConfirmed::Unavailable),
+            };
+        }
+        match outcome(&seen) {
+            Err(why) => Err(why),
+            // It ended between the two looks; the next one will know how.
+            Ok(()) => Err(NotConfirmed::Unavailable),
+        }
+    }
+}
+
+/// How a handshake has ended, if it has.
+fn outcome(seen: &Seen) -> Result<(), NotConfirmed> {
+    match (&seen.handshake.state, seen.ended) {
+        (_, Some((_, Ended::Granted))) => Err(NotConfirmed::Already),
+        (_, Some((_, Ended::Cancelled))) => Err(NotConfirmed::Cancelled),
+        (HandshakeState::Failed { message, .. }, None) => Err(NotConfirmed::Failed(message.clone())),
+        _ => Ok(()),
+    }
+}
+
+impl Handshakes {
+    /// CloudEvents webhooks answer first and visit then: one that visits while it is being asked is refused, unless
+    /// its answer is only just on the way.
+    async fn may_be_visited(
+        &self,
+        operation: &str,
+        said: &Said,
+        wall: &dyn postrider_core::time::Clock,
+    ) -> bool {
+        let early = || {
+            let book = self.book();
+            let asked = book.under_way.get(operation);
+            asked.is_some_and(|(one, _)| one.state == HandshakeState::Asking && question::is_options(one))
+        };
+        let mut patience = wall.sleep_until(wall.now() + OVERTAKING);
+        loop {
+            let moved = said.moved.notified();
+            if !early() {
+                return true;
+            }
+            tokio::select! {
+                biased;
+                () = moved => {}
+                () = said.over.cancelled() => return true,
+                () = &mut patience => return !early(),
+            }
+        }
+    }
+}
+
+/// Takes the same time wherever the two differ.
+fn same(one: &str, other: &str) -> bool {
+    let differ = one.bytes().zip(other.bytes()).fold(0, |d, (a, b)| d | (a ^ b));
+    one.len() == other.len() && differ == 0
+}

@@ -1,0 +1,128 @@
+//! Telling webhooks that their subscription was deleted: once, as well as it goes.
+
+use super::question;
+use crate::Engine;
+use crate::attempt::fixed_headers;
+use crate::counters::add;
+use crate::deliver::{Reply, Request};
+use crate::directory::TopicEntry;
+use bytes::Bytes;
+use http::Method;
+use http::header::HeaderValue;
+use postrider_core::event::Schema;
+use postrider_core::subscription::{Subscription, TopicKind};
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::Relaxed;
+use tokio::sync::Semaphore;
+
+/// Notices under way. Beyond it nobody is told: a topic with a thousand subscriptions may be deleted.
+const NOTICES_MAX: usize = 1_000;
+
+pub(super) struct Notices {
+    room: Arc<Semaphore>,
+    failed: AtomicU64,
+}
+
+impl Default for Notices {
+    fn default() -> Notices {
+        Notices {
+            room: Arc::new(Semaphore::new(NOTICES_MAX)),
+            failed: AtomicU64::new(0),
+        }
+    }
+}
+
+impl Notices {
+    pub(super) fn failed(&self) -> u64 {
+        self.failed.load(Relaxed)
+    }
+}
+
+impl Engine {
+    /// Tells the webhook of a subscription that was deleted. Returns at once; nothing waits for it, and nothing comes of
+    /// its failure.
+    pub(crate) fn tell_deleted(&self, subscription: &Subscription, topic: Option<&TopicEntry>) {
+        let Some(topic) = topic else {
+            return;
+        };
+        if !self.needs_handshake(subscription) || self.is_stopping() {
+            return;
+        }
+        let notices = &self.handshakes.notices;
+        let Some(request) = self.notice(subscription, topic) else {
+            return;
+        };
+        let Ok(room) = notices.room.clone().try_acquire_owned() else {
+            add(&notices.failed, 1);
+            tracing::debug!(subscription = %subscription.name, "too many deletion notices under way");
+            return;
+        };
+        let name = subscription.name.clone();
+        let handshakes = self.handshakes.clone();
+        let (clock, stop) = (self.clock.clone(), self.dispatcher.stop.clone());
+        self.dispatcher.tasks.spawn(async move {
+            let _room = room;
+            let deadline = clock.now() + handshakes.rules.response_timeout;
+            let why = tokio::select! {
+                biased;
+                () = stop.cancelled() => "the server is shutting down".to_owned(),
+                reply = handshakes.transport.clone().send(request) => match reply {
+                    Reply::Answered(answer) if (200..300).contains(&answer.status) => return,
+                    Reply::Answered(answer) => format!("status {}", answer.status),
+                    Reply::Failed(failure) => failure.detail,
+                },
+                () = clock.sleep_until(deadline) => "no answer in time".to_owned(),
+            };
+            add(&handshakes.notices.failed, 1);
+            tracing::debug!(subscription = %name, why, "deletion notice not delivered");
+        });
+    }
+
+    fn notice(&self, subscription: &Subscription, topic: &TopicEntry) -> Option<Request> {
+        let url = question::web_hook_url(subscription)?;
+        let cloud = subscription.delivery_schema == Schema::CloudEvent;
+        let (mut headers, _) = fixed_headers(subscription, subscription.delivery_schema, !cloud);
+        headers.insert(
+            question::EVENT_TYPE,
+            HeaderValue::from_static("SubscriptionDeletion"),
+        );
+        headers.insert(question::DELIVERY_COUNT, HeaderValue::from_static("0"));
+        let id = self.handshakes.rules.guid();
+        let of = resource_id(subscription, topic, self.directory.prefix());
+        let data = [("eventSubscriptionId", of.as_str())];
+        let kind = "Microsoft.EventGrid.SubscriptionDeletedEvent";
+        let now = self.clock.now();
+        let body = if cloud {
+            question::cloud_event(&id, &topic.full_id, kind, now, &data)
+        } else {
+            headers.insert(question::DATA_VERSION, HeaderValue::from_static("1"));
+            question::event_grid_event(&id, &topic.full_id, kind, now, &data)
+        };
+        Some(Request {
+            method: Method::POST,
+            url,
+            headers: Arc::new(headers),
+            more: Vec::new(),
+            body: Bytes::from(body),
+        })
+    }
+}
+
+/// The resource id of a subscription, as far as events tell of it.
+fn resource_id(subscription: &Subscription, topic: &TopicEntry, prefix: &str) -> String {
+    let name = &subscription.name;
+    if let TopicKind::System { .. } = topic.topic.kind {
+        let (group, of) = (&topic.topic.resource_group, &topic.topic.name);
+        let provider = "providers/Microsoft.EventGrid";
+        return format!(
+            "{prefix}/resourceGroups/{group}/{provider}/systemTopics/{of}/eventSubscriptions/{name}"
+        );
+    }
+    let inside = subscription.domain_topic.as_ref();
+    let inside = inside.map_or(String::new(), |name| format!("/topics/{name}"));
+    format!(
+        "{}{inside}/providers/Microsoft.EventGrid/eventSubscriptions/{name}",
+        topic.full_id
+    )
+}

@@ -1,0 +1,367 @@
+//! The task of one handshake: asks, waits for a visit, and ends it.
+
+use super::{Ended, Said, Seen, question};
+use crate::deliver::{Reply, Request};
+use crate::{Engine, Error};
+use postrider_core::handshake::{Verdict, expired, message, method};
+use postrider_core::subscription::Destination;
+use postrider_core::time::Timestamp;
+use postrider_store::{Change, Exchange, Handshake, HandshakeState};
+use std::convert::Infallible;
+use std::future::Future;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::{AcqRel, Acquire};
+use std::time::Duration;
+
+/// When the catalogue cannot be written, it is tried again this much later.
+const TROUBLE_PAUSE: Duration = Duration::from_secs(5);
+
+pub(super) struct Running {
+    engine: Arc<Engine>,
+    handshake: Arc<Handshake>,
+    said: Arc<Said>,
+    asking: bool,
+}
+
+/// How it ends.
+enum End {
+    Granted {
+        rate: Option<u32>,
+    },
+    Failed {
+        reason: String,
+    },
+    Cancelled,
+    /// The engine stops; the next life takes it up.
+    Left,
+}
+
+/// What waiting for something came to.
+enum Waited<T> {
+    Done(T),
+    Confirmed,
+    Cancelled,
+    Stopped,
+}
+
+impl<T> Waited<T> {
+    fn or_end(self) -> Result<T, End> {
+        match self {
+            Waited::Done(value) => Ok(value),
+            Waited::Confirmed => Err(End::Granted { rate: None }),
+            Waited::Cancelled => Err(End::Cancelled),
+            Waited::Stopped => Err(End::Left),
+        }
+    }
+}
+
+impl Running {
+    /// Counts as busy from now on.
+    pub(super) fn new(engine: Arc<Engine>, handshake: Arc<Handshake>, said: Arc<Said>) -> Running {
+        engine.handshakes.busy.fetch_add(1, AcqRel);
+        let mut running = Running {
+            engine,
+            handshake,
+            said,
+            asking: false,
+        };
+        running.set_asking(running.handshake.state == HandshakeState::Asking);
+        running
+    }
+
+    pub(super) async fn run(mut self) {
+        let end = match self.play().await {
+            Ok(never) => match never {},
+            Err(end) => end,
+        };
+        self.finish(end).await;
+    }
+
+    async fn play(&mut self) -> Result<Infallible, End> {
+        if self.handshake.state == HandshakeState::Asking {
+            self.ask().await?;
+        }
+        let HandshakeState::Awaiting { until } = self.handshake.state else {
+            return Err(End::Left);
+        };
+        let engine = self.engine.clone();
+        let mut time = engine.clock.sleep_until(until);
+        self.wait(&mut time).await.or_end()?;
+        Err(End::Failed {
+            reason: expired(self.handshake.subscription.delivery_schema, self.window()),
+        })
+    }
+
+    /// Puts the question until it is heard. `Ok` when a visit is awaited.
+    async fn ask(&mut self) -> Result<(), End> {
+        let engine = self.engine.clone();
+        let rules = &engine.handshakes.rules;
+        let mut tries = 0;
+        loop {
+            tries += 1;
+            let request = self.request().ok_or_else(|| End::Failed {
+                reason: "The topic of the subscription does not exist any more".into(),
+            })?;
+            let verdict = {
+                let room = engine.handshakes.room.acquire();
+                let mut room = std::pin::pin!(room);
+                let _room = self.wait(&mut room).await.or_end()?;
+                let sent = engine.clock.now();
+                let reply = self.exchange(request.clone()).await?;
+                let now = engine.clock.now();
+                let asked = question::asked(&self.handshake, rules, tries);
+                let verdict = asked.verdict(question::heard(reply.as_ref()), rules.patience, now);
+                self.write_down(&request, sent, reply.as_ref(), &verdict);
+                verdict
+            };
+            match verdict {
+                Verdict::Granted { rate } => return Err(End::Granted { rate }),
+                Verdict::Refused { reason } => return Err(End::Failed { reason }),
+                Verdict::TryAgain(at) => {
+                    let mut time = engine.clock.sleep_until(at);
+                    self.wait(&mut time).await.or_end()?;
+                }
+                Verdict::Manual => return self.await_visit().await,
+            }
+        }
+    }
+
+    fn request(&self) -> Option<Request> {
+        let engine = &self.engine;
+        let topic = engine.directory.topic_by_id(self.handshake.subscription.topic)?;
+        let rules = &engine.handshakes.rules;
+        question::request(&self.handshake, &topic, rules, &rules.guid(), engine.clock.now())
+    }
+
+    /// One request; none when no answer came in time.
+    async fn exchange(&self, request: Request) -> Result<Option<Reply>, End> {
+        let engine = &self.engine;
+        let mut sending = engine.handshakes.transport.clone().send(request);
+        let timeout = engine.handshakes.rules.response_timeout;
+        let mut deadline = engine.clock.sleep_until(engine.clock.now() + timeout);
+        let answered = async {
+            tokio::select! {
+                biased;
+                reply = &mut sending => Some(reply),
+                () = &mut deadline => None,
+            }
+        };
+        let mut answered = std::pin::pin!(answered);
+        self.wait(&mut answered).await.or_end()
+    }
+
+    /// Waits for something, or until the task is told otherwise. While it waits it is not busy.
+    async fn wait<F: Future + Unpin>(&self, what: F) -> Waited<F::Output> {
+        self.engine.handshakes.busy.fetch_sub(1, AcqRel);
+        let waited = tokio::select! {
+            biased;
+            () = self.engine.dispatcher.stop.cancelled() => Waited::Stopped,
+            () = self.said.cancelled.cancelled() => Waited::Cancelled,
+            () = self.said.confirmed.cancelled() => Waited::Confirmed,
+            value = what => Waited::Done(value),
+        };
+        self.engine.handshakes.busy.fetch_add(1, AcqRel);
+        waited
+    }
+
+    fn write_down(&mut self, request: &Request, sent: Timestamp, reply: Option<&Reply>, verdict: &Verdict) {
+        let exchange = Exchange {
+            at: sent,
+            method: request.method.to_string(),
+            url: question::without_query(&self.handshake.subscription),
+            headers: question::shown_headers(request),
+            received: question::received(reply, self.handshake.token.expose()),
+            verdict: told(verdict),
+        };
+        self.change(|handshake| handshake.transcript.push(exchange));
+    }
+
+    /// Changes the handshake for all who look.
+    fn change(&mut self, how: impl FnOnce(&mut Handshake)) {
+        how(Arc::make_mut(&mut self.handshake));
+        let mut book = self.engine.handshakes.book();
+        if let Some((shown, _)) = book.under_way.get_mut(&self.handshake.operation) {
+            *shown = self.handshake.clone();
+        }
+        drop(book);
+        self.said.moved.notify_waiters();
+    }
+
+    fn set_asking(&mut self, asking: bool) {
+        if asking != self.asking {
+            self.asking = asking;
+            let counter = &self.engine.handshakes.asking;
+            match asking {
+                true => counter.fetch_add(1, AcqRel),
+                false => counter.fetch_sub(1, AcqRel),
+            };
+        }
+    }
+
+    fn window(&self) -> Duration {
+        let subscription = &self.handshake.subscription;
+        let topic = self.engine.directory.topic_by_id(subscription.topic);
+        self.engine
+            .profile(subscription, topic.as_deref())
+            .validation_window
+    }
+
+    async fn await_visit(&mut self) -> Result<(), End> {
+        let until = self.engine.clock.now() + self.window();
+        // Seen before it is durable: the visit may be on its way. After a crash in between the question is put again.
+        self.change(|handshake| handshake.state = HandshakeState::Awaiting { until });
+        self.set_asking(false);
+        self.commit(vec![Change::PutHandshake((*self.handshake).clone())])
+            .await
+    }
+
+    /// Makes changes durable, however long that takes.
+    async fn commit(&self, changes: Vec<Change>) -> Result<(), End> {
+        loop {
+            match self.engine.catalog.commit(changes.clone()).await {
+                Ok(()) => return Ok(()),
+                Err(e) => self.pause(&e).await?,
+            }
+        }
+    }
+
+    async fn pause(&self, trouble: &(dyn std::fmt::Display + Sync)) -> Result<(), End> {
+        tracing::error!(error = %trouble, "cannot keep a handshake");
+        let clock = &self.engine.clock;
+        let mut time = clock.sleep_until(clock.now() + TROUBLE_PAUSE);
+        self.engine.handshakes.busy.fetch_sub(1, AcqRel);
+        let stopped = tokio::select! {
+            biased;
+            () = self.engine.dispatcher.stop.cancelled() => true,
+            () = &mut time => false,
+        };
+        self.engine.handshakes.busy.fetch_add(1, AcqRel);
+        if stopped { Err(End::Left) } else { Ok(()) }
+    }
+
+    async fn finish(&mut self, end: End) {
+        let ended = match end {
+            End::Granted { rate } => self.grant(rate).await,
+            End::Failed { reason } => self.fail(reason).await,
+            End::Cancelled => self.cancel().await,
+            End::Left => Err(End::Left),
+        };
+        if ended.is_ok() {
+            tracing::debug!(operation = %self.handshake.operation, "handshake ended");
+        }
+    }
+
+    /// Puts the subscription in force, in the same commit in which the handshake goes.
+    async fn grant(&mut self, rate: Option<u32>) -> Result<(), End> {
+        let done = Change::DeleteHandshake(self.handshake.operation.clone());
+        if self.handshake.trial {
+            self.commit(vec![done]).await?;
+            self.over(Ended::Granted);
+            return Ok(());
+        }
+        self.change(|handshake| {
+            if let Destination::WebHook(hook) = &mut handshake.subscription.destination {
+                hook.rate_max = rate;
+            }
+        });
+        loop {
+            let mut subscription = self.handshake.subscription.clone();
+            let domain_topic = subscription.domain_topic.as_deref();
+            let directory = &self.engine.directory;
+            // One that another road put in force meanwhile stays the same one.
+            if let Some(known) = directory.subscription(subscription.topic, domain_topic, &subscription.name)
+            {
+                subscription.id = known.id;
+                subscription.created = known.created;
+            }
+            let putting = self.engine.put_subscription_and(subscription, vec![done.clone()]);
+            match putting.await {
+                Ok(_) => break,
+                Err(e @ Error::Store(_)) => self.pause(&e).await?,
+                Err(Error::Stopping) => return Err(End::Left),
+                Err(gone) => {
+                    let reason = format!("The endpoint was validated, but {gone}");
+                    return Box::pin(self.fail(reason)).await;
+                }
+            }
+        }
+        let subscription = &self.handshake.subscription;
+        tracing::info!(subscription = %subscription.name, "webhook validated");
+        self.over(Ended::Granted);
+        Ok(())
+    }
+
+    async fn cancel(&mut self) -> Result<(), End> {
+        let gone = Change::DeleteHandshake(self.handshake.operation.clone());
+        self.commit(vec![gone]).await?;
+        self.over(Ended::Cancelled);
+        if !self.said.superseded.load(Acquire) {
+            self.release_scope().await;
+        }
+        Ok(())
+    }
+
+    async fn fail(&mut self, reason: String) -> Result<(), End> {
+        let now = self.engine.clock.now();
+        let subscription = &self.handshake.subscription;
+        let endpoint = question::without_query(subscription);
+        let activity = self.engine.handshakes.rules.guid();
+        let delivery = subscription.delivery_schema;
+        let message = message(delivery, &endpoint, &reason, &activity, now);
+        tracing::warn!(
+            subscription = %subscription.name,
+            endpoint,
+            request = method(delivery),
+            reason,
+            "webhook not validated"
+        );
+        let mut failed = (*self.handshake).clone();
+        failed.state = HandshakeState::Failed { at: now, message };
+        let mut changes = vec![Change::PutHandshake(failed.clone())];
+        changes.extend(self.engine.handshakes.book().prune(now));
+        self.commit(changes).await?;
+        {
+            let mut book = self.engine.handshakes.book();
+            book.end(&failed);
+            book.failed(failed);
+        }
+        self.release_scope().await;
+        Ok(())
+    }
+
+    /// The unseen topic of a resource goes with the last that hung on it.
+    async fn release_scope(&self) {
+        let topic = self.handshake.subscription.topic;
+        if let Err(e) = self.engine.release_scope(topic).await {
+            tracing::warn!(error = %e, "cannot delete the topic of a resource that nothing hangs on");
+        }
+    }
+
+    fn over(&self, how: Ended) {
+        let mut book = self.engine.handshakes.book();
+        book.end(&self.handshake);
+        book.remember(Seen {
+            handshake: self.handshake.clone(),
+            ended: Some((self.engine.clock.now(), how)),
+        });
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.set_asking(false);
+        self.said.over.cancel();
+        self.engine.handshakes.busy.fetch_sub(1, AcqRel);
+    }
+}
+
+/// A verdict, for people.
+fn told(verdict: &Verdict) -> String {
+    match verdict {
+        Verdict::Granted { rate: None } => "granted".into(),
+        Verdict::Granted { rate: Some(rate) } => format!("granted, at most {rate} requests a minute"),
+        Verdict::Manual => "heard; a visit to the validation URL is awaited".into(),
+        Verdict::TryAgain(at) => format!("no answer in time; asked again at {at}"),
+        Verdict::Refused { reason } => format!("refused: {reason}"),
+    }
+}

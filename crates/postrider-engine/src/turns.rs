@@ -1,0 +1,140 @@
+//! Who may change what: changes to the same thing take turns, others do not wait for each other.
+
+use postrider_core::ids::{SubscriptionId, TopicId};
+use rustc_hash::FxHashMap;
+use std::sync::{Arc, Mutex};
+use tokio::sync::{OwnedRwLockReadGuard, OwnedRwLockWriteGuard, RwLock};
+
+/// What a turn is about. Whoever takes several takes them in this order.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Key {
+    /// By its source, in lower case.
+    Scope(String),
+    Topic(TopicId),
+    /// The name is in lower case.
+    DomainTopic(TopicId, String),
+    Subscription(SubscriptionId),
+}
+
+/// A key takes memory only while someone has a turn at it or waits for one.
+#[derive(Clone, Default)]
+pub(crate) struct Turns {
+    entries: Arc<Mutex<FxHashMap<Key, Entry>>>,
+}
+
+#[derive(Default)]
+struct Entry {
+    lock: Arc<RwLock<()>>,
+    /// Those who have a turn or wait for one.
+    users: usize,
+}
+
+impl Turns {
+    /// Waits until nobody else has a turn at it.
+    pub async fn alone(&self, key: Key) -> Turn {
+        let (lock, place) = self.place(key);
+        Turn {
+            _held: Held::Alone {
+                _guard: lock.write_owned().await,
+            },
+            _place: place,
+        }
+    }
+
+    /// Waits until nobody has it alone.
+    pub async fn together(&self, key: Key) -> Turn {
+        let (lock, place) = self.place(key);
+        Turn {
+            _held: Held::Together {
+                _guard: lock.read_owned().await,
+            },
+            _place: place,
+        }
+    }
+
+    fn place(&self, key: Key) -> (Arc<RwLock<()>>, Place) {
+        let mut entries = self.entries.lock().expect("no panic holds it");
+        let entry = entries.entry(key.clone()).or_default();
+        entry.users += 1;
+        let place = Place {
+            turns: self.clone(),
+            key,
+        };
+        (entry.lock.clone(), place)
+    }
+
+    #[cfg(test)]
+    fn keys(&self) -> usize {
+        self.entries.lock().expect("no panic holds it").len()
+    }
+}
+
+/// It lasts until this is dropped.
+#[must_use]
+pub(crate) struct Turn {
+    // Dropped in this order: the turn passes on before the entry may go.
+    _held: Held,
+    _place: Place,
+}
+
+enum Held {
+    Alone { _guard: OwnedRwLockWriteGuard<()> },
+    Together { _guard: OwnedRwLockReadGuard<()> },
+}
+
+struct Place {
+    turns: Turns,
+    key: Key,
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let mut entries = self.turns.entries.lock().expect("no panic holds it");
+        if let Some(entry) = entries.get_mut(&self.key) {
+            entry.users -= 1;
+            if entry.users == 0 {
+                entries.remove(&self.key);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::pin::pin;
+    use std::task::{Context, Poll, Waker};
+
+    fn is_ready(future: std::pin::Pin<&mut impl Future<Output = Turn>>) -> Option<Turn> {
+        match future.poll(&mut Context::from_waker(Waker::noop())) {
+            Poll::Ready(turn) => Some(turn),
+            Poll::Pending => None,
+        }
+    }
+
+    #[tokio::test]
+    async fn some_share_a_turn_and_one_has_it_alone() {
+        let turns = Turns::default();
+        let key = || Key::Topic(TopicId(1));
+        let one = turns.together(key()).await;
+        let two = turns.together(key()).await;
+        let mut alone = pin!(turns.alone(key()));
+        assert!(is_ready(alone.as_mut()).is_none());
+        let mut late = pin!(turns.together(key()));
+        assert!(
+            is_ready(late.as_mut()).is_none(),
+            "the one who came before goes first"
+        );
+        let other = turns.alone(Key::Topic(TopicId(2))).await;
+        drop(one);
+        assert!(is_ready(alone.as_mut()).is_none());
+        drop(two);
+        let alone = is_ready(alone.as_mut()).expect("its turn");
+        assert!(is_ready(late.as_mut()).is_none());
+        drop(alone);
+        let late = is_ready(late.as_mut()).expect("its turn");
+        assert_eq!(turns.keys(), 2);
+        drop((late, other));
+        assert_eq!(turns.keys(), 0, "nobody uses them any more");
+    }
+}

@@ -1,0 +1,548 @@
+//! The engine's catalogue: what comes and goes with what, side by side and across restarts.
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use postrider_core::envelope::Envelope;
+use postrider_core::event::{Batch, EventRef, Schema, Span};
+use postrider_core::filter::Filter;
+use postrider_core::ids::{Secret, SubscriptionId, TopicId};
+use postrider_core::json::Raw;
+use postrider_core::profile::Profiles;
+use postrider_core::subscription::{
+    Batching, Destination, DomainTopic, Origin, RetryChoice, Subscription, Topic, TopicKind, WebHook,
+};
+use postrider_core::time::{Clock, Timestamp};
+use postrider_engine::dead_letters::DeadLetters;
+use postrider_engine::deliver::{Answer, Reply, Request, Transport};
+use postrider_engine::directory::Router;
+use postrider_engine::{Engine, Error, Parts, dispatch, handshake};
+use postrider_sim::blobs::MemoryBlobs;
+use postrider_sim::clock::SimClock;
+use postrider_store::memory::{MemoryArchive, MemoryCatalog, MemoryLog};
+use postrider_store::{Catalog, Change, Loaded};
+use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::Ordering::SeqCst;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+use tokio::sync::Notify;
+
+/// Writes down what it is sent.
+#[derive(Default)]
+struct Receiver {
+    got: Mutex<Vec<String>>,
+    came: Notify,
+}
+
+#[async_trait]
+impl Transport for Receiver {
+    async fn send(self: Arc<Self>, request: Request) -> Reply {
+        self.got.lock().unwrap().push(request.url.to_string());
+        self.came.notify_one();
+        Reply::Answered(Answer {
+            status: 200,
+            ..Answer::default()
+        })
+    }
+}
+
+/// A catalogue whose commits are held up until they are let through.
+#[derive(Default)]
+struct SlowCatalog {
+    inner: MemoryCatalog,
+    held: std::sync::atomic::AtomicBool,
+    waiting: AtomicUsize,
+    arrived: Notify,
+    go: Notify,
+}
+
+impl SlowCatalog {
+    async fn wait_for(&self, count: usize) {
+        while self.waiting.load(SeqCst) < count {
+            self.arrived.notified().await;
+        }
+    }
+
+    fn hold(&self) {
+        self.held.store(true, SeqCst);
+    }
+
+    fn let_go(&self) {
+        self.held.store(false, SeqCst);
+        self.go.notify_waiters();
+    }
+}
+
+#[async_trait]
+impl Catalog for SlowCatalog {
+    async fn load(&self) -> Result<Loaded, postrider_store::Error> {
+        self.inner.load().await
+    }
+
+    async fn commit(&self, changes: Vec<Change>) -> Result<(), postrider_store::Error> {
+        let go = self.go.notified();
+        if self.held.load(SeqCst) {
+            self.waiting.fetch_add(1, SeqCst);
+            self.arrived.notify_one();
+            go.await;
+            self.waiting.fetch_sub(1, SeqCst);
+        }
+        self.inner.commit(changes).await
+    }
+
+    async fn next_id(&self) -> Result<u64, postrider_store::Error> {
+        self.inner.next_id().await
+    }
+}
+
+struct World {
+    clock: Arc<SimClock>,
+    catalog: Arc<SlowCatalog>,
+    receiver: Arc<Receiver>,
+    engine: Arc<Engine>,
+}
+
+impl World {
+    async fn new() -> World {
+        World::with(Arc::default(), MemoryLog::new(7)).await
+    }
+
+    async fn with(catalog: Arc<SlowCatalog>, log: MemoryLog) -> World {
+        let clock = Arc::new(SimClock::start());
+        let receiver = Arc::new(Receiver::default());
+        let parts = Parts {
+            log: Arc::new(log),
+            catalog: catalog.clone(),
+            transport: receiver.clone(),
+            clock: clock.clone(),
+            wall: clock.clone(),
+            profiles: Profiles::default(),
+            id_prefix: "/subscriptions/x".into(),
+            dispatch: dispatch::Config::default(),
+            dead_letters: DeadLetters::new(
+                Arc::new(MemoryBlobs::default()),
+                Arc::new(MemoryArchive::default()),
+                None,
+            ),
+            handshake: handshake::Rules::default(),
+        };
+        let engine = Engine::start(parts).await.unwrap();
+        World {
+            clock,
+            catalog,
+            receiver,
+            engine,
+        }
+    }
+
+    /// The next life, with the same catalogue and a log that knows nothing.
+    async fn restart(self) -> World {
+        self.engine.stop(async {}).await.unwrap();
+        World::with(self.catalog, MemoryLog::new(7)).await
+    }
+
+    async fn domain(&self, id: u64, auto_create: bool, auto_delete: bool) -> TopicId {
+        let kind = TopicKind::Domain {
+            auto_create,
+            auto_delete,
+        };
+        let topic = topic(id, "d", kind);
+        self.engine.put_topic(topic).await.unwrap().topic.id
+    }
+
+    async fn stored(&self) -> Loaded {
+        self.catalog.load().await.unwrap()
+    }
+
+    /// Publishes one event and says to whom it goes.
+    async fn publish(&self, topic: TopicId, inside: Option<&str>) -> Vec<SubscriptionId> {
+        let entry = self.engine.directory.topic_by_id(topic).expect("it is there");
+        let text = r#"{"id":"1","subject":"s","eventType":"t","eventTime":"2026-01-01T00:00:00Z","dataVersion":"1","data":{}}"#;
+        let mut router = Router::new(&entry, self.clock.now());
+        let event = Envelope::read(Schema::EventGrid, Raw::parse(text).unwrap(), None);
+        let matched = router.route(&event, inside);
+        let unmatched = router.unmatched;
+        let sets = router.into_sets();
+        let found = sets[matched as usize].to_vec();
+        let events = vec![EventRef {
+            object: Span::new(0, text.len()),
+            matched,
+            ..EventRef::default()
+        }];
+        let batch = Batch {
+            topic,
+            schema: Schema::EventGrid,
+            received: self.clock.now(),
+            publisher: "test".into(),
+            trace: None,
+            replay: 0,
+            body: Bytes::from_static(text.as_bytes()),
+            events,
+            matched: sets,
+        };
+        self.engine.accept(&entry, batch, unmatched).await.unwrap();
+        found
+    }
+}
+
+fn topic(id: u64, name: &str, kind: TopicKind) -> Topic {
+    Topic {
+        id: TopicId(id),
+        name: name.into(),
+        kind,
+        resource_group: "rg1".into(),
+        location: "here".into(),
+        tags: Default::default(),
+        input_schema: Schema::EventGrid,
+        mapping: None,
+        keys: [Secret::new("a"), Secret::new("b")],
+        local_auth_disabled: false,
+        public_network: true,
+        inbound_ip_rules: Vec::new(),
+        profile: None,
+        created: Timestamp::MIN,
+        extras: None,
+    }
+}
+
+fn subscription(id: u64, topic: TopicId, inside: Option<&str>) -> Subscription {
+    Subscription {
+        id: SubscriptionId(id),
+        name: format!("s{id}"),
+        topic,
+        domain_topic: inside.map(str::to_owned),
+        destination: Destination::WebHook(WebHook {
+            url: Secret::new(format!("https://hook.example/{id}")),
+            batching: Batching::default(),
+            attributes: Vec::new(),
+            aad_tenant: None,
+            aad_application: None,
+            rate_max: None,
+        }),
+        identity: None,
+        filter: Filter::default(),
+        labels: Vec::new(),
+        expires: None,
+        delivery_schema: Schema::EventGrid,
+        retry: RetryChoice::default(),
+        dead_letter: None,
+        dead_letter_identity: None,
+        profile: None,
+        created: Timestamp::MIN,
+        origin: Origin::Config,
+        extras: None,
+    }
+}
+
+fn names(domain_topics: &[DomainTopic]) -> Vec<(&str, bool)> {
+    domain_topics
+        .iter()
+        .map(|t| (t.name.as_str(), t.automatic))
+        .collect()
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_domain_topic_comes_with_the_first_subscription_and_goes_with_the_last() {
+    let world = World::new().await;
+    let engine = &world.engine;
+    let domain = world.domain(1, true, true).await;
+    engine
+        .put_subscription(subscription(11, domain, Some("East")))
+        .await
+        .unwrap();
+    engine
+        .put_subscription(subscription(12, domain, Some("EAST")))
+        .await
+        .unwrap();
+    engine
+        .put_subscription(subscription(13, domain, None))
+        .await
+        .unwrap();
+    assert_eq!(names(&engine.directory.domain_topics(domain)), [("East", true)]);
+    assert_eq!(names(&world.stored().await.domain_topics), [("East", true)]);
+    engine.delete_subscription(SubscriptionId(11)).await.unwrap();
+    assert_eq!(names(&engine.directory.domain_topics(domain)), [("East", true)]);
+    engine.delete_subscription(SubscriptionId(12)).await.unwrap();
+    assert!(engine.directory.domain_topics(domain).is_empty());
+    assert!(world.stored().await.domain_topics.is_empty());
+    assert_eq!(world.stored().await.subscriptions.len(), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_domain_topic_that_someone_wished_for_stays() {
+    let world = World::new().await;
+    let engine = &world.engine;
+    let domain = world.domain(1, true, true).await;
+    let made = engine.put_domain_topic(domain, "wished").await.unwrap();
+    engine
+        .put_subscription(subscription(11, domain, Some("wished")))
+        .await
+        .unwrap();
+    engine.delete_subscription(SubscriptionId(11)).await.unwrap();
+    assert_eq!(engine.directory.domain_topic(domain, "WISHED"), Some(made));
+    // One that came by itself stays too, once someone has asked for it.
+    engine
+        .put_subscription(subscription(12, domain, Some("auto")))
+        .await
+        .unwrap();
+    engine.put_domain_topic(domain, "Auto").await.unwrap();
+    engine.delete_subscription(SubscriptionId(12)).await.unwrap();
+    let stored = world.stored().await.domain_topics;
+    assert_eq!(names(&stored), [("auto", false), ("wished", false)]);
+    // And where the domain does not delete, nothing goes.
+    let other = topic(
+        2,
+        "keeps",
+        TopicKind::Domain {
+            auto_create: true,
+            auto_delete: false,
+        },
+    );
+    let other = engine.put_topic(other).await.unwrap().topic.id;
+    engine
+        .put_subscription(subscription(13, other, Some("x")))
+        .await
+        .unwrap();
+    engine.delete_subscription(SubscriptionId(13)).await.unwrap();
+    assert_eq!(names(&engine.directory.domain_topics(other)), [("x", true)]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_domain_that_makes_no_topics_says_which_one_is_missing() {
+    let world = World::new().await;
+    let engine = &world.engine;
+    let domain = world.domain(1, false, true).await;
+    let refused = engine.put_subscription(subscription(11, domain, Some("x"))).await;
+    let error = refused.unwrap_err();
+    assert!(
+        matches!(&error, Error::DomainTopicMissing { name, .. } if name == "x"),
+        "{error}"
+    );
+    assert!(
+        world.stored().await.subscriptions.is_empty(),
+        "nothing has changed"
+    );
+    engine.put_domain_topic(domain, "x").await.unwrap();
+    engine
+        .put_subscription(subscription(11, domain, Some("X")))
+        .await
+        .unwrap();
+    assert!(matches!(
+        engine.put_domain_topic(TopicId(99), "x").await,
+        Err(Error::Gone)
+    ));
+}
+
+#[tokio::test(start_paused = true)]
+async fn deleting_a_domain_topic_takes_its_subscriptions_and_nothing_else() {
+    let world = World::new().await;
+    let engine = &world.engine;
+    let domain = world.domain(1, true, true).await;
+    for (id, inside) in [(11, Some("a")), (12, Some("a")), (13, Some("b")), (14, None)] {
+        engine
+            .put_subscription(subscription(id, domain, inside))
+            .await
+            .unwrap();
+    }
+    assert_eq!(world.publish(domain, Some("A")).await.len(), 3);
+    assert!(engine.delete_domain_topic(domain, "A").await.unwrap());
+    assert!(!engine.delete_domain_topic(domain, "A").await.unwrap());
+    let stored = world.stored().await;
+    let ids: Vec<u64> = stored.subscriptions.iter().map(|s| s.id.0).collect();
+    assert_eq!(
+        (ids, names(&stored.domain_topics)),
+        (vec![13, 14], vec![("b", true)])
+    );
+    assert_eq!(world.publish(domain, Some("a")).await, [SubscriptionId(14)]);
+    assert_eq!(
+        world.publish(domain, Some("b")).await,
+        [13, 14].map(SubscriptionId)
+    );
+    engine.delete_topic(domain).await.unwrap();
+    assert_eq!(world.stored().await, Loaded::default());
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_unseen_topic_of_a_resource_is_found_again_and_goes_with_its_last_subscription() {
+    let world = World::new().await;
+    let engine = &world.engine;
+    let account = "/subscriptions/X/resourceGroups/g/providers/Microsoft.Storage/storageAccounts/Acct";
+    let kind = "Microsoft.Storage.StorageAccounts";
+    let made = engine.scope(account, kind, "here").await.unwrap();
+    let again = engine
+        .scope(&account.to_uppercase(), kind, "there")
+        .await
+        .unwrap();
+    assert_eq!(made.topic.id, again.topic.id);
+    assert_eq!(&*made.full_id, account, "in the casing of its creation");
+    assert!(engine.directory.topics().is_empty() && engine.directory.system_topics().is_empty());
+    assert_eq!(engine.directory.storage_topics("acct").len(), 1);
+    let id = made.topic.id;
+    engine.put_subscription(subscription(11, id, None)).await.unwrap();
+    engine.put_subscription(subscription(12, id, None)).await.unwrap();
+    assert!(!engine.release_scope(id).await.unwrap(), "it is used");
+    engine.delete_subscription(SubscriptionId(11)).await.unwrap();
+
+    let world = world.restart().await;
+    let engine = &world.engine;
+    assert_eq!(engine.directory.scope_by_source(account).unwrap().topic.id, id);
+    engine.delete_subscription(SubscriptionId(12)).await.unwrap();
+    assert!(engine.directory.scope_by_source(account).is_none());
+    assert_eq!(world.stored().await, Loaded::default());
+    let late = engine.put_subscription(subscription(13, id, None)).await;
+    assert!(matches!(late, Err(Error::Gone)));
+    let fresh = engine.scope(account, kind, "here").await.unwrap();
+    assert_ne!(fresh.topic.id, id);
+    assert!(engine.release_scope(fresh.topic.id).await.unwrap());
+    assert!(engine.directory.scope_by_source(account).is_none());
+}
+
+#[tokio::test(start_paused = true)]
+async fn domain_topics_that_an_older_program_did_not_record_are_there_after_a_start() {
+    let world = World::new().await;
+    let domain = world.domain(1, false, true).await;
+    let old = [
+        Change::PutSubscription(subscription(11, domain, Some("a"))),
+        Change::PutSubscription(subscription(12, domain, Some("A"))),
+    ];
+    world.catalog.commit(old.to_vec()).await.unwrap();
+    let world = world.restart().await;
+    assert_eq!(
+        names(&world.engine.directory.domain_topics(domain)),
+        [("a", true)]
+    );
+    assert_eq!(names(&world.stored().await.domain_topics), [("a", true)]);
+    assert_eq!(world.publish(domain, Some("a")).await.len(), 2);
+}
+
+// Commits are held up; changes to different things must be waiting for them together, changes to one thing in turn.
+#[tokio::test(start_paused = true)]
+async fn changes_to_different_things_do_not_wait_for_each_other() {
+    let world = World::new().await;
+    let engine = &world.engine;
+    let first = engine.put_topic(topic(1, "a", TopicKind::Custom)).await.unwrap();
+    world.catalog.hold();
+    let topic_id = first.topic.id;
+    let changes = async {
+        let (a, b, c, d) = tokio::join!(
+            engine.put_subscription(subscription(11, topic_id, None)),
+            engine.put_subscription(subscription(12, topic_id, None)),
+            engine.put_topic(topic(2, "b", TopicKind::Custom)),
+            engine.put_topic(topic(3, "c", TopicKind::Custom)),
+        );
+        a.unwrap();
+        b.unwrap();
+        c.unwrap();
+        d.unwrap();
+    };
+    let watch = async {
+        world.catalog.wait_for(4).await;
+        // Publishing is not held up, and sees nothing that is not durable yet.
+        assert!(world.publish(topic_id, None).await.is_empty());
+        world.catalog.let_go();
+    };
+    tokio::join!(changes, watch);
+    assert_eq!(world.publish(topic_id, None).await, [11, 12].map(SubscriptionId));
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_is_seen_last_is_what_was_stored_last() {
+    let world = World::new().await;
+    let engine = &world.engine;
+    engine.put_topic(topic(1, "a", TopicKind::Custom)).await.unwrap();
+    let labelled = |label: usize| Subscription {
+        labels: vec![label.to_string()],
+        ..subscription(11, TopicId(1), None)
+    };
+    world.catalog.hold();
+    let mut puts: Vec<_> = (0..20)
+        .map(|n| Box::pin(engine.put_subscription(labelled(n))))
+        .collect();
+    let all = async {
+        for put in &mut puts {
+            put.await.unwrap();
+        }
+    };
+    let watch = async {
+        world.catalog.wait_for(1).await;
+        assert_eq!(
+            world.catalog.waiting.load(SeqCst),
+            1,
+            "the others wait for their turn"
+        );
+        world.catalog.let_go();
+    };
+    tokio::join!(all, watch);
+    let stored = world.stored().await.subscriptions.remove(0);
+    let seen = engine.directory.subscription_by_id(SubscriptionId(11)).unwrap();
+    assert_eq!(*seen, stored);
+}
+
+// Whoever asked goes away while the change is being made durable: it becomes visible all the same.
+#[tokio::test(start_paused = true)]
+async fn a_change_is_seen_through_without_whoever_asked_for_it() {
+    let world = World::new().await;
+    let engine = &world.engine;
+    engine.put_topic(topic(1, "a", TopicKind::Custom)).await.unwrap();
+    world.catalog.hold();
+    {
+        let mut putting = std::pin::pin!(engine.put_subscription(subscription(11, TopicId(1), None)));
+        tokio::select! {
+            biased;
+            _ = &mut putting => panic!("it is held up"),
+            () = world.catalog.wait_for(1) => {}
+        }
+    }
+    world.catalog.let_go();
+    // Its turn is over when this one's comes.
+    engine
+        .put_subscription(subscription(11, TopicId(1), None))
+        .await
+        .unwrap();
+    engine
+        .put_subscription(subscription(12, TopicId(1), None))
+        .await
+        .unwrap();
+    assert_eq!(
+        world.publish(TopicId(1), None).await,
+        [11, 12].map(SubscriptionId)
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn very_many_expire_at_once() {
+    let world = World::new().await;
+    let engine = &world.engine;
+    let domain = world.domain(1, true, true).await;
+    let over = world.clock.now() + Duration::from_secs(60);
+    for id in 0..600 {
+        let one = Subscription {
+            expires: Some(over + Duration::from_secs(id % 2)),
+            ..subscription(100 + id, domain, Some(&format!("t{}", id % 7)))
+        };
+        engine.put_subscription(one).await.unwrap();
+    }
+    engine
+        .put_subscription(subscription(99, domain, None))
+        .await
+        .unwrap();
+    world.clock.pass(Duration::from_secs(59)).await;
+    assert_eq!(engine.directory.all_subscriptions().len(), 601);
+    world.clock.pass(Duration::from_secs(5)).await;
+    assert_eq!(engine.directory.all_subscriptions().len(), 1);
+    let stored = world.stored().await;
+    assert_eq!((stored.subscriptions.len(), stored.domain_topics.len()), (1, 0));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_new_subscription_gets_the_next_event() {
+    let world = World::new().await;
+    let engine = &world.engine;
+    engine.put_topic(topic(1, "a", TopicKind::Custom)).await.unwrap();
+    engine
+        .put_subscription(subscription(11, TopicId(1), None))
+        .await
+        .unwrap();
+    world.publish(TopicId(1), None).await;
+    world.receiver.came.notified().await;
+    assert_eq!(*world.receiver.got.lock().unwrap(), ["https://hook.example/11"]);
+}

@@ -1,0 +1,70 @@
+//! The management plane (Azure Resource Manager) on the wire: ids, resource bodies, lists, errors.
+
+mod filter;
+mod ids;
+mod network;
+mod operation;
+mod topic;
+mod topic_types;
+mod subscription;
+mod version;
+
+pub use filter::NameFilter;
+pub use ids::{Found, GridId, IdError, Scope, lower_provider, parse_path, parse_scope};
+pub use network::ip_allowed;
+pub use operation::{fresh_operation, is_operation, stable_guid};
+pub use subscription::{ProvisioningState, Sent, SubscriptionView, delivery_attributes, full_url};
+pub use topic::{View, domain_topic_body, domain_topic_id, generic_body, topic_body, topic_id, type_of};
+pub use topic_types::{EventType, TOPIC_TYPES, TopicType, event_type_body, topic_type};
+pub use version::ApiVersion;
+
+use crate::resources::FieldError;
+use serde_json::json;
+
+/// Why a management request is refused.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{status} {code}: {message}")]
+pub struct ArmError {
+    pub status: u16,
+    pub code: &'static str,
+    pub message: String,
+    /// The member of the body or the parameter that is wrong.
+    pub target: Option<String>,
+}
+
+impl ArmError {
+    pub fn new(status: u16, code: &'static str, message: impl Into<String>) -> ArmError {
+        ArmError {
+            status,
+            code,
+            message: message.into(),
+            target: None,
+        }
+    }
+
+    pub fn at(mut self, target: impl Into<String>) -> ArmError {
+        self.target = Some(target.into());
+        self
+    }
+
+    /// `ResourceNotFound` in ARM's own words.
+    pub fn not_found(kind: &str, name: &str, group: &str) -> ArmError {
+        let message = format!("The Resource '{kind}/{name}' under resource group '{group}' was not found.");
+        ArmError::new(404, "ResourceNotFound", message)
+    }
+
+    /// The body that clients parse: az prints `(code) message`.
+    pub fn body(&self) -> Vec<u8> {
+        let mut error = json!({"code": self.code, "message": self.message});
+        if let Some(target) = &self.target {
+            error["target"] = json!(target);
+        }
+        json!({ "error": error }).to_string().into_bytes()
+    }
+}
+
+impl From<FieldError> for ArmError {
+    fn from(error: FieldError) -> ArmError {
+        ArmError::new(400, error.code, error.to_string()).at(error.path)
+    }
+}

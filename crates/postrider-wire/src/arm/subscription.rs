@@ -1,0 +1,328 @@
+//! Event subscriptions as the management API shows them.
+//!
+//! The URL of a webhook is shown without its query, secrets are masked; both have actions of their own. The first
+//! answer to a PUT is different: it has what was sent and no defaults, and the secrets that came with it.
+
+use super::{ApiVersion, Scope, lower_provider};
+use crate::resources::{DestinationBody, delivery_schema_name, show_attribute};
+use postrider_core::decimal::Decimal;
+use postrider_core::filter::{Filter, Test};
+use postrider_core::json::Raw;
+use postrider_core::subscription::{Destination, Identity, RetryChoice, Subscription};
+use postrider_core::time::Timestamp;
+use serde_json::{Map, Number, Value, json};
+
+/// How far a change has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ProvisioningState {
+    Creating,
+    Updating,
+    AwaitingManualAction,
+    Succeeded,
+}
+
+impl ProvisioningState {
+    pub fn name(self) -> &'static str {
+        match self {
+            ProvisioningState::Creating => "Creating",
+            ProvisioningState::Updating => "Updating",
+            ProvisioningState::AwaitingManualAction => "AwaitingManualAction",
+            ProvisioningState::Succeeded => "Succeeded",
+        }
+    }
+}
+
+/// A subscription and how it was asked for.
+#[derive(Clone, Copy, Debug)]
+pub struct SubscriptionView<'a> {
+    pub subscription: &'a Subscription,
+    pub state: ProvisioningState,
+    pub scope: &'a Scope,
+    /// The whole id of what it hangs on, in the casing of its creation.
+    pub scope_id: &'a str,
+    /// Asked for under its resource (`…/topics/t/eventSubscriptions/s`), not as an extension of it.
+    pub nested: bool,
+    pub api_version: &'a ApiVersion,
+    /// What holds where the subscription says nothing: attempts and minutes.
+    pub retry: (u32, u32),
+}
+
+/// What a PUT said, where the model does not tell it from a default.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Sent {
+    pub delivery_schema: bool,
+    pub filter: bool,
+}
+
+impl Sent {
+    /// `body` is that of the PUT.
+    pub fn of(body: Raw<'_>) -> Sent {
+        let properties = body.get_any_case("properties");
+        let has = |name: &str| {
+            let member = properties.and_then(|properties| properties.get_any_case(name));
+            member.is_some_and(|member| !member.is_null())
+        };
+        Sent {
+            delivery_schema: has("eventDeliverySchema"),
+            filter: has("filter"),
+        }
+    }
+}
+
+/// The segment of the type between the provider and `eventSubscriptions`.
+fn nesting(scope: &Scope) -> Option<&'static str> {
+    match scope {
+        Scope::Topic(_) => Some("topics"),
+        Scope::Domain(_) => Some("domains"),
+        Scope::DomainTopic { .. } => Some("domains/topics"),
+        Scope::SystemTopic(_) => Some("systemTopics"),
+        Scope::Account | Scope::Group(_) | Scope::Resource(_) => None,
+    }
+}
+
+impl SubscriptionView<'_> {
+    pub fn id(&self) -> String {
+        let name = &self.subscription.name;
+        match self.nested {
+            true => format!("{}/eventSubscriptions/{name}", self.scope_id),
+            false => format!(
+                "{}/providers/Microsoft.EventGrid/eventSubscriptions/{name}",
+                self.scope_id
+            ),
+        }
+    }
+
+    fn kind(&self) -> String {
+        match nesting(self.scope).filter(|_| self.nested) {
+            Some(nesting) => format!("Microsoft.EventGrid/{nesting}/eventSubscriptions"),
+            None => "Microsoft.EventGrid/eventSubscriptions".into(),
+        }
+    }
+
+    /// As it is read: with its defaults, without its secrets.
+    pub fn body(&self) -> Value {
+        self.show(None)
+    }
+
+    /// The first answer to a PUT.
+    pub fn first_answer(&self, sent: Sent) -> Value {
+        self.show(Some(sent))
+    }
+
+    fn show(&self, sent: Option<Sent>) -> Value {
+        let subscription = self.subscription;
+        let mut properties = Map::new();
+        let mut put = |name: &str, value: Value| properties.insert(name.into(), value);
+        put("topic", lower_provider(self.scope_id).into());
+        put("provisioningState", self.state.name().into());
+        let destination = self.destination(sent.is_some());
+        match &subscription.identity {
+            Some(identity) => {
+                put("destination", Value::Null);
+                let with = json!({"identity": identity_body(identity), "destination": destination});
+                put("deliveryWithResourceIdentity", with);
+            }
+            None => drop(put("destination", destination)),
+        }
+        let filter = filter_body(&subscription.filter, sent.is_none());
+        let filter_empty = filter.as_object().is_some_and(Map::is_empty);
+        if sent.is_none_or(|sent| sent.filter) || !filter_empty {
+            put("filter", filter);
+        }
+        let labels = &subscription.labels;
+        put(
+            "labels",
+            if labels.is_empty() {
+                Value::Null
+            } else {
+                json!(labels)
+            },
+        );
+        if let Some(expires) = subscription.expires {
+            put("expirationTimeUtc", time(expires).into());
+        }
+        if sent.is_none_or(|sent| sent.delivery_schema) {
+            let name = delivery_schema_name(subscription.delivery_schema);
+            put("eventDeliverySchema", name.into());
+        }
+        if let Some(retry) = self.retry_policy(sent.is_none()) {
+            put("retryPolicy", retry);
+        }
+        if let Some(place) = &subscription.dead_letter {
+            let members = json!({"resourceId": place.account, "blobContainerName": place.container});
+            let place = json!({"endpointType": "StorageBlob", "properties": members});
+            match &subscription.dead_letter_identity {
+                Some(identity) => {
+                    let with = json!({"identity": identity_body(identity), "deadLetterDestination": place});
+                    put("deadLetterWithResourceIdentity", with);
+                }
+                None => drop(put("deadLetterDestination", place)),
+            }
+        }
+        if let Some(profile) = &subscription.profile {
+            put("postrider", json!({ "profile": profile }));
+        }
+        json!({
+            "id": self.id(),
+            "name": subscription.name,
+            "type": self.kind(),
+            "systemData": null,
+            "properties": properties,
+        })
+    }
+
+    fn destination(&self, first: bool) -> Value {
+        let destination = &self.subscription.destination;
+        let DestinationBody {
+            endpoint_type,
+            mut properties,
+        } = DestinationBody::of(destination);
+        if let Destination::WebHook(hook) = destination {
+            let url = hook.url.expose();
+            let base = url.split_once('?').map_or(url, |(base, _)| base);
+            properties.insert("endpointUrl".into(), Value::Null);
+            properties.insert("endpointBaseUrl".into(), base.into());
+        }
+        let batched = matches!(
+            destination,
+            Destination::WebHook(_) | Destination::AzureFunction { .. }
+        );
+        if batched && !first {
+            properties.entry("maxEventsPerBatch").or_insert(json!(1));
+            properties
+                .entry("preferredBatchSizeInKilobytes")
+                .or_insert(json!(64));
+        }
+        if first && !destination.attributes().is_empty() {
+            properties.insert("deliveryAttributeMappings".into(), attributes(destination));
+        }
+        let extras = self.subscription.extras.as_deref();
+        let version = "minimumTlsVersionAllowed";
+        let kept = extras.and_then(|text| Raw::parse(text).ok()?.get(version)?.as_str().map(String::from));
+        if let Some(kept) = kept.filter(|_| self.api_version.has_minimum_tls()) {
+            properties.insert(version.into(), kept.into());
+        }
+        json!({"endpointType": endpoint_type, "properties": properties})
+    }
+
+    fn retry_policy(&self, whole: bool) -> Option<Value> {
+        let RetryChoice {
+            attempts_max,
+            time_to_live_minutes,
+        } = self.subscription.retry;
+        let (attempts, minutes) = self.retry;
+        let mut policy = Map::new();
+        if let Some(attempts) = attempts_max.or(whole.then_some(attempts)) {
+            policy.insert("maxDeliveryAttempts".into(), attempts.into());
+        }
+        if let Some(minutes) = time_to_live_minutes.or(whole.then_some(minutes)) {
+            policy.insert("eventTimeToLiveInMinutes".into(), minutes.into());
+        }
+        (!policy.is_empty()).then_some(Value::Object(policy))
+    }
+}
+
+/// The answer to `getDeliveryAttributes`: with all secrets.
+pub fn delivery_attributes(destination: &Destination) -> Value {
+    json!({ "value": attributes(destination) })
+}
+
+fn attributes(destination: &Destination) -> Value {
+    let shown = destination.attributes().iter();
+    shown.map(|attribute| show_attribute(attribute, true)).collect()
+}
+
+/// The answer to `getFullUrl`; none if the destination has no URL of its own.
+pub fn full_url(destination: &Destination) -> Option<Value> {
+    match destination {
+        Destination::WebHook(hook) => Some(json!({"endpointUrl": hook.url.expose()})),
+        Destination::EventGrid { url, .. } => Some(json!({ "endpointUrl": url })),
+        _ => None,
+    }
+}
+
+/// A time as it is written by hand, mostly without parts of a second.
+fn time(at: Timestamp) -> String {
+    let text = at.to_string();
+    text.replace(".0000000Z", "Z")
+}
+
+fn identity_body(identity: &Identity) -> Value {
+    json!({"type": identity.kind, "userAssignedIdentity": identity.user_assigned})
+}
+
+fn filter_body(filter: &Filter, whole: bool) -> Value {
+    let mut body = Map::new();
+    let mut put = |name: &str, value: Value| drop(body.insert(name.into(), value));
+    let subjects = [
+        ("subjectBeginsWith", &filter.subject_begins_with),
+        ("subjectEndsWith", &filter.subject_ends_with),
+    ];
+    for (name, text) in subjects {
+        match text {
+            Some(text) => put(name, text.clone().into()),
+            None if whole => put(name, "".into()),
+            None => {}
+        }
+    }
+    if let Some(types) = &filter.included_event_types {
+        put("includedEventTypes", json!(types));
+    }
+    if filter.subject_case_sensitive {
+        put("isSubjectCaseSensitive", true.into());
+    }
+    if filter.arrays {
+        put("enableAdvancedFilteringOnArrays", true.into());
+    }
+    if !filter.advanced.is_empty() {
+        let advanced = filter.advanced.iter().map(|filter| {
+            let mut entry = json!({"operatorType": filter.test.operator(), "key": filter.key});
+            match operand(&filter.test) {
+                Some(values @ Value::Array(_)) => entry["values"] = values,
+                Some(value) => entry["value"] = value,
+                None => {}
+            }
+            entry
+        });
+        put("advancedFilters", advanced.collect());
+    }
+    Value::Object(body)
+}
+
+fn operand(test: &Test) -> Option<Value> {
+    let strings = |values: &[String]| Some(json!(values));
+    match test {
+        Test::NumberIn(values) | Test::NumberNotIn(values) => Some(values.iter().map(number).collect()),
+        Test::NumberLessThan(value)
+        | Test::NumberGreaterThan(value)
+        | Test::NumberLessThanOrEquals(value)
+        | Test::NumberGreaterThanOrEquals(value) => Some(number(value)),
+        Test::NumberInRange(ranges) | Test::NumberNotInRange(ranges) => {
+            let range = |(from, to): &(Decimal, Decimal)| json!([number(from), number(to)]);
+            Some(ranges.iter().map(range).collect())
+        }
+        Test::BoolEquals(value) => Some(json!(value)),
+        Test::StringIn(values)
+        | Test::StringNotIn(values)
+        | Test::StringBeginsWith(values)
+        | Test::StringEndsWith(values)
+        | Test::StringContains(values)
+        | Test::StringNotBeginsWith(values)
+        | Test::StringNotEndsWith(values)
+        | Test::StringNotContains(values) => strings(values),
+        Test::IsNullOrUndefined | Test::IsNotNull => None,
+    }
+}
+
+/// The cloud shows every number as a float of 64 bits; one that none can hold is shown as the greatest.
+fn number(value: &Decimal) -> Value {
+    let float: f64 = value
+        .to_string()
+        .parse()
+        .expect("decimals are written as numbers");
+    let float = float.clamp(f64::MIN, f64::MAX);
+    Number::from_f64(float).expect("it is finite").into()
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,448 @@
+//! The management API as these commands speak it: resources, lists, operations that take a while.
+
+use super::ids::{Ids, Kind};
+use crate::client::{Answer, Client, encoded};
+use anyhow::{Context, Result, bail};
+use bytes::Bytes;
+use http::Method;
+use postrider_core::time::Clock;
+use postrider_engine::clock::SystemClock;
+use serde::de::DeserializeOwned;
+use serde_json::{Value, json};
+use std::fmt;
+use std::time::Duration;
+
+const VERSION: &str = "2025-02-15";
+/// The version of the lists of subscriptions and groups, which are not Event Grid's.
+const ACCOUNTS_VERSION: &str = "2022-12-01";
+/// How often an operation is looked at: at once at first, then ever more rarely.
+const LOOK_FIRST: Duration = Duration::from_millis(20);
+const LOOK_MAX: Duration = Duration::from_secs(1);
+
+/// What the server says when it refuses.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Refused {
+    pub status: u16,
+    pub code: String,
+    pub message: String,
+}
+
+impl fmt::Display for Refused {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.code.is_empty() {
+            true => f.write_str(&self.message),
+            false => write!(f, "({}) {}", self.code, self.message),
+        }
+    }
+}
+
+impl std::error::Error for Refused {}
+
+impl Refused {
+    pub fn of(answer: &Answer) -> Refused {
+        let body: Value = serde_json::from_slice(&answer.body).unwrap_or_default();
+        let text = |value: &Value, name: &str| value[name].as_str().map(str::to_owned);
+        let error = match body.get("error") {
+            Some(error) if error.is_object() => error,
+            _ => &body,
+        };
+        let message = text(error, "message").or_else(|| text(error, "detail"));
+        Refused {
+            status: answer.status,
+            code: text(error, "code").unwrap_or_default(),
+            message: message.unwrap_or_else(|| format!("the server answers {}", answer.status)),
+        }
+    }
+}
+
+/// Whether a failure is the server's refusal with this status.
+pub fn is_refused(error: &anyhow::Error, status: u16) -> bool {
+    error
+        .downcast_ref::<Refused>()
+        .is_some_and(|refused| refused.status == status)
+}
+
+pub struct Arm {
+    client: Client,
+    pub ids: Ids,
+    /// The group that was named for this one command.
+    group: Option<String>,
+}
+
+/// A resource as it was read.
+pub struct Read {
+    pub body: Value,
+    pub etag: Option<String>,
+}
+
+impl Arm {
+    pub async fn connect(client: Client, group: Option<String>) -> Result<Arm> {
+        let path = format!("/subscriptions?api-version={ACCOUNTS_VERSION}");
+        let accounts = good(client.send(Method::GET, &path, true, &[], Bytes::new()).await?)?;
+        let accounts: Value = json_of(&accounts)?;
+        let Some(account) = accounts["value"][0]["subscriptionId"].as_str() else {
+            bail!("the server names no subscription: is it Postrider?");
+        };
+        Ok(Arm {
+            ids: Ids::new(account),
+            client,
+            group,
+        })
+    }
+
+    pub async fn send(&self, method: Method, target: &str, body: Option<&Value>) -> Result<Answer> {
+        self.send_if(method, target, body, None).await
+    }
+
+    async fn send_if(
+        &self,
+        method: Method,
+        target: &str,
+        body: Option<&Value>,
+        etag: Option<&str>,
+    ) -> Result<Answer> {
+        let mut headers = vec![("content-type", "application/json")];
+        headers.extend(etag.map(|etag| ("if-match", etag)));
+        let body = body.map(|body| Bytes::from(body.to_string())).unwrap_or_default();
+        good(self.client.send(method, target, true, &headers, body).await?)
+    }
+
+    /// A request that is not the management API's, answered well or not.
+    pub async fn raw(
+        &self,
+        target: &str,
+        with_secret: bool,
+        headers: &[(&str, &str)],
+        body: Bytes,
+    ) -> Result<Answer> {
+        self.client
+            .send(Method::POST, target, with_secret, headers, body)
+            .await
+    }
+
+    pub async fn get(&self, id: &str) -> Result<Read> {
+        let answer = self.send(Method::GET, &target(id), None).await?;
+        Ok(Read {
+            etag: answer.header("etag").map(str::to_owned),
+            body: json_of(&answer)?,
+        })
+    }
+
+    /// As `get`, and nothing if there is no such resource.
+    pub async fn find(&self, id: &str) -> Result<Option<Read>> {
+        match self.get(id).await {
+            Ok(read) => Ok(Some(read)),
+            Err(e) if is_refused(&e, 404) => Ok(None),
+            Err(e) => Err(e),
+        }
+    }
+
+    pub async fn post(&self, id: &str, action: &str, body: Option<&Value>) -> Result<Value> {
+        let answer = self
+            .send(Method::POST, &target(&format!("{id}/{action}")), body)
+            .await?;
+        json_of(&answer)
+    }
+
+    /// Every item of a list, however many pages it has.
+    pub async fn list(&self, id: &str) -> Result<Vec<Value>> {
+        self.pages(format!("{}&$top=100", target(id))).await
+    }
+
+    async fn pages(&self, mut path: String) -> Result<Vec<Value>> {
+        let mut all = Vec::new();
+        loop {
+            let answer = self.send(Method::GET, &path, None).await?;
+            let mut page: Value = json_of(&answer)?;
+            if let Value::Array(items) = page["value"].take() {
+                all.extend(items);
+            }
+            match page["nextLink"].as_str() {
+                Some(next) => path = path_and_query(next)?,
+                None => return Ok(all),
+            }
+        }
+    }
+
+    /// Makes or replaces a resource; with an etag, only if it is still as it was read.
+    pub async fn put(&self, id: &str, body: Option<&Value>, etag: Option<&str>, wait: bool) -> Result<Value> {
+        let answer = self.send_if(Method::PUT, &target(id), body, etag).await?;
+        if !wait {
+            return json_of(&answer);
+        }
+        self.settle(&answer, Some(id)).await?;
+        Ok(self.get(id).await?.body)
+    }
+
+    /// Whether there was something to delete.
+    pub async fn delete(&self, id: &str, wait: bool) -> Result<bool> {
+        let answer = self.send(Method::DELETE, &target(id), None).await?;
+        if wait {
+            self.settle(&answer, None).await?;
+        }
+        Ok(answer.status != 204)
+    }
+
+    /// Waits until what a request began has ended.
+    async fn settle(&self, answer: &Answer, id: Option<&str>) -> Result<()> {
+        let Some(operation) = answer.header("azure-asyncoperation") else {
+            return Ok(());
+        };
+        let path = path_and_query(operation)?;
+        let mut pause = LOOK_FIRST;
+        let mut told = false;
+        loop {
+            let state: Value = json_of(&self.send(Method::GET, &path, None).await?)?;
+            if let Some(outcome) = outcome_of(&state) {
+                return outcome.map_err(Into::into);
+            }
+            if let (Some(id), false) = (id, told) {
+                told = self.tell_of_validation(id).await?;
+            }
+            SystemClock.sleep_until(SystemClock.now() + pause).await;
+            pause = (pause * 2).min(LOOK_MAX);
+        }
+    }
+
+    /// Says so if it is for a person now to go on. The URL is told to the endpoint only: whoever opens it speaks for
+    /// the endpoint.
+    async fn tell_of_validation(&self, id: &str) -> Result<bool> {
+        let Some(read) = self.find(id).await? else {
+            return Ok(false);
+        };
+        let waits = read.body["properties"]["provisioningState"] == json!("AwaitingManualAction");
+        if waits {
+            let until = self.validation_end(&read.body).await;
+            let until = until.map(|until| format!(" until {until}")).unwrap_or_default();
+            eprintln!(
+                "the endpoint has not confirmed that it wants these events: open the validationUrl that was sent to \
+                 it{until} (its log may show it). Waiting for that; Ctrl-C ends the waiting only."
+            );
+        }
+        Ok(waits)
+    }
+
+    /// How long a visit to the validation URL counts, if the server tells.
+    async fn validation_end(&self, resource: &Value) -> Option<String> {
+        let name = resource["name"].as_str()?;
+        let path = format!(
+            "/postrider/v1/handshakes?state=awaiting&subscription={}",
+            encoded(name)
+        );
+        let answer = self.send(Method::GET, &path, None).await.ok()?;
+        let found: Value = json_of(&answer).ok()?;
+        let [only] = found["value"].as_array()?.as_slice() else {
+            return None;
+        };
+        only["until"].as_str().map(str::to_owned)
+    }
+
+    /// The profile that holds where none is named; empty if the server does not tell.
+    pub async fn profile(&self) -> Result<String> {
+        let answer = self
+            .client
+            .send(Method::GET, "/healthz", false, &[], Bytes::new())
+            .await?;
+        let health: Value = serde_json::from_slice(&answer.body).unwrap_or_default();
+        Ok(health["profile"].as_str().unwrap_or_default().to_owned())
+    }
+
+    /// The group of a resource that is made: as said, or as it is, or as is usual.
+    pub async fn group_for(&self, kind: Kind, name: &str) -> Result<String> {
+        if let Some(group) = &self.group {
+            return Ok(group.clone());
+        }
+        if kind != Kind::SystemTopic
+            && let [place] = self.places(kind, name).await?.as_slice()
+        {
+            return Ok(place.clone());
+        }
+        self.usual_group().await
+    }
+
+    /// The group that a command is about which named none.
+    pub async fn usual_group(&self) -> Result<String> {
+        if let Some(group) = self.group.as_ref().or(self.client.group.as_ref()) {
+            return Ok(group.clone());
+        }
+        let groups = self.groups().await?;
+        let names: Vec<_> = groups.iter().filter_map(|group| group["name"].as_str()).collect();
+        match names.as_slice() {
+            [only] => Ok((*only).to_owned()),
+            [] => bail!("the server has no resource group: name one with --group"),
+            several => bail!("which resource group? Give --group: {}", several.join(", ")),
+        }
+    }
+
+    async fn groups(&self) -> Result<Vec<Value>> {
+        let path = format!(
+            "{}/resourcegroups?api-version={ACCOUNTS_VERSION}",
+            self.ids.account()
+        );
+        self.pages(path).await
+    }
+
+    /// Where a group is; a new one is where the others are.
+    pub async fn location_of(&self, group: &str) -> Result<String> {
+        let groups = self.groups().await?;
+        let named = |one: &&Value| {
+            one["name"]
+                .as_str()
+                .is_some_and(|name| name.eq_ignore_ascii_case(group))
+        };
+        let found = groups.iter().find(named).or_else(|| groups.first());
+        let location = found.and_then(|group| group["location"].as_str());
+        Ok(location.unwrap_or("westus2").to_owned())
+    }
+
+    /// The groups in which there is a resource of this name.
+    async fn places(&self, kind: Kind, name: &str) -> Result<Vec<String>> {
+        let list = self.ids.all(kind);
+        let filter = format!("name eq '{}'", name.replace('\'', "''"));
+        let found = self
+            .pages(format!("{}&$filter={}", target(&list), encoded(&filter)))
+            .await?;
+        let ours = |one: &&Value| {
+            one["name"]
+                .as_str()
+                .is_some_and(|found| found.eq_ignore_ascii_case(name))
+        };
+        let group = |one: &Value| Some(super::ids::group_of(one["id"].as_str()?)?.to_owned());
+        Ok(found.iter().filter(ours).filter_map(group).collect())
+    }
+
+    /// The id of a resource that is there.
+    pub async fn locate(&self, kind: Kind, name: &str) -> Result<String> {
+        if let Some(group) = &self.group {
+            return Ok(self.ids.resource(group, kind, name));
+        }
+        let places = self.places(kind, name).await?;
+        let usual = self.client.group.as_ref();
+        let group = match places.as_slice() {
+            [] => {
+                return Err(Refused {
+                    status: 404,
+                    code: "ResourceNotFound".into(),
+                    message: format!("{} {name:?} does not exist", kind.noun()),
+                }
+                .into());
+            }
+            [only] => only,
+            several => match several
+                .iter()
+                .find(|group| usual.is_some_and(|usual| usual.eq_ignore_ascii_case(group)))
+            {
+                Some(group) => group,
+                None => bail!(
+                    "there is a {} {name:?} in each of the groups {}: give --group",
+                    kind.noun(),
+                    several.join(", ")
+                ),
+            },
+        };
+        Ok(self.ids.resource(group, kind, name))
+    }
+
+    /// The group that was named for this command only.
+    pub fn named_group(&self) -> Option<&str> {
+        self.group.as_deref()
+    }
+}
+
+/// An id as it is asked for.
+pub fn target(id: &str) -> String {
+    let segments: Vec<_> = id.split('/').map(encoded).collect();
+    format!("{}?api-version={VERSION}", segments.join("/"))
+}
+
+/// What of an absolute URL is asked of the server that we already talk to, which may have another name for itself.
+pub fn path_and_query(url: &str) -> Result<String> {
+    let uri: http::Uri = url
+        .parse()
+        .with_context(|| format!("the server links to {url:?}"))?;
+    let path = uri.path_and_query().map(ToString::to_string);
+    path.with_context(|| format!("the server links to {url:?}"))
+}
+
+fn good(answer: Answer) -> Result<Answer> {
+    match answer.status {
+        200..300 => Ok(answer),
+        _ => Err(Refused::of(&answer).into()),
+    }
+}
+
+fn json_of<T: DeserializeOwned>(answer: &Answer) -> Result<T> {
+    serde_json::from_slice(&answer.body)
+        .context("the server's answer is not understood: is it of another version?")
+}
+
+/// How an operation ended; nothing while it goes on.
+fn outcome_of(state: &Value) -> Option<Result<(), Refused>> {
+    let error = |name: &str| state["error"][name].as_str().map(str::to_owned);
+    let refused = |code: &str, message: &str| Refused {
+        status: 0,
+        code: error("code").unwrap_or_else(|| code.to_owned()),
+        message: error("message").unwrap_or_else(|| message.to_owned()),
+    };
+    match state["status"].as_str() {
+        Some("Succeeded") => Some(Ok(())),
+        Some("Failed") => Some(Err(refused("Failed", "the operation failed"))),
+        Some("Canceled") => Some(Err(refused(
+            "Canceled",
+            "a later change has taken the place of this one",
+        ))),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use http::HeaderMap;
+
+    fn refused(status: u16, body: &'static str) -> String {
+        let answer = Answer {
+            status,
+            headers: HeaderMap::new(),
+            body: Bytes::from_static(body.as_bytes()),
+        };
+        Refused::of(&answer).to_string()
+    }
+
+    #[test]
+    fn refusals_are_told_in_the_servers_words() {
+        assert_eq!(
+            refused(
+                400,
+                r#"{"error":{"code":"InvalidRequest","message":"location is required"}}"#
+            ),
+            "(InvalidRequest) location is required"
+        );
+        assert_eq!(refused(400, r#"{"detail":"rate: no"}"#), "rate: no");
+        assert_eq!(refused(502, "<html>"), "the server answers 502");
+    }
+
+    #[test]
+    fn operations_end_well_badly_or_not_yet() {
+        assert_eq!(outcome_of(&json!({"status": "InProgress"})), None);
+        assert_eq!(outcome_of(&json!({"status": "Succeeded"})), Some(Ok(())));
+        let failed =
+            json!({"status": "Failed", "error": {"code": "Url validation", "message": "it answers 500"}});
+        let text = outcome_of(&failed).unwrap().unwrap_err().to_string();
+        assert_eq!(text, "(Url validation) it answers 500");
+        let canceled = outcome_of(&json!({"status": "Canceled"})).unwrap().unwrap_err();
+        assert!(canceled.to_string().starts_with("(Canceled)"));
+    }
+
+    #[test]
+    fn ids_are_asked_for_without_characters_that_mean_something() {
+        assert_eq!(
+            target("/subscriptions/0/x y"),
+            "/subscriptions/0/x%20y?api-version=2025-02-15"
+        );
+        assert_eq!(
+            path_and_query("https://elsewhere:1/a/b?c=d&$skiptoken=x").unwrap(),
+            "/a/b?c=d&$skiptoken=x"
+        );
+    }
+}

@@ -1,0 +1,310 @@
+//! `postrider event send`: events from the command line.
+
+use super::arm::{Arm, Refused, is_refused, path_and_query};
+use super::ids::Kind;
+use super::keys::OfPublisher;
+use super::words::{Pair, Schema, read_text};
+use super::{GridFlags, Output, Usage};
+use crate::client::{Answer, encoded};
+use crate::config::Secret;
+use crate::terminal::print;
+use anyhow::Result;
+use bytes::Bytes;
+use clap::Args;
+use postrider_core::time::{Clock, Timestamp};
+use postrider_engine::clock::SystemClock;
+use serde_json::{Value, json};
+use std::convert::Infallible;
+
+const VERSION: &str = "2018-01-01";
+/// So many events are sent in one request: what is sent at once is accepted or refused at once.
+const EVENTS_PER_REQUEST: u64 = 100;
+
+#[derive(Clone, Debug, Args)]
+pub struct EventArgs {
+    #[command(subcommand)]
+    command: Command,
+    #[command(flatten)]
+    flags: GridFlags,
+}
+
+#[derive(Clone, Debug, clap::Subcommand)]
+enum Command {
+    /// Send an event made of these flags, or events as they stand in a file
+    Send(SendArgs),
+}
+
+#[derive(Clone, Debug, Args)]
+struct SendArgs {
+    #[command(flatten)]
+    to: OfPublisher,
+    /// The form of the event [default: what the topic takes]
+    #[arg(long, value_name = "SCHEMA", ignore_case = true)]
+    schema: Option<Schema>,
+    /// An event or a list of events as JSON, sent as they are
+    #[arg(long, value_name = "FILE|-", conflicts_with_all = ["data", "kind", "subject", "id", "source", "count", "data_version", "domain_topic"])]
+    body: Option<String>,
+    #[command(flatten)]
+    event: OneEvent,
+    /// Send so many of them, each with an id of its own
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
+    count: u64,
+    /// A header of the request; may be repeated
+    #[arg(long = "header", value_name = "NAME=VALUE")]
+    headers: Vec<Pair>,
+    /// Publish with this key [default: key1, as the server tells it, or else the client's secret]
+    #[arg(long, value_name = "KEY", value_parser = |text: &str| Ok::<_, Infallible>(Secret::new(text)))]
+    key: Option<Secret>,
+}
+
+#[derive(Clone, Debug, Default, Args)]
+struct OneEvent {
+    /// The event's data: JSON, @FILE, or - for the standard input
+    #[arg(long, value_name = "JSON|@FILE|-")]
+    data: Option<String>,
+    /// The event's type [default: Postrider.Test]
+    #[arg(long = "type", value_name = "TYPE")]
+    kind: Option<String>,
+    /// The event's subject [default: postrider]
+    #[arg(long, value_name = "TEXT")]
+    subject: Option<String>,
+    /// The event's id [default: a new one]
+    #[arg(long)]
+    id: Option<String>,
+    /// A CloudEvent's source [default: /postrider/cli]
+    #[arg(long, value_name = "TEXT")]
+    source: Option<String>,
+    /// The version of the data [default: 1.0]
+    #[arg(long, value_name = "TEXT")]
+    data_version: Option<String>,
+    /// The topic of the domain that it is for
+    #[arg(long, value_name = "NAME")]
+    domain_topic: Option<String>,
+}
+
+pub async fn event(args: &EventArgs) -> Result<()> {
+    let Command::Send(send) = &args.command;
+    if send.count > 1 && send.event.id.is_some() {
+        return Err(Usage::new("--id is for one event, not with --count").into());
+    }
+    if send.event.domain_topic.is_some() && send.to.domain.is_none() {
+        return Err(Usage::new("--domain-topic needs --domain").into());
+    }
+    let arm = args.flags.connect().await?;
+    let publisher = Publisher::find(&arm, send).await?;
+    let sent = match &send.body {
+        Some(path) => {
+            let body = read_text(path)?;
+            let events: Value =
+                serde_json::from_str(&body).map_err(|e| Usage::new(format!("{path} is not JSON: {e}")))?;
+            let several = events.is_array();
+            publisher.publish(&arm, several, body.into()).await?;
+            events.as_array().map_or(1, |events| events.len() as u64)
+        }
+        None => {
+            let data = send.event.data()?;
+            let mut left = send.count;
+            while left > 0 {
+                let now = left.min(EVENTS_PER_REQUEST);
+                let events: Vec<Value> = (0..now)
+                    .map(|_| {
+                        let id = uuid::Uuid::new_v4().to_string();
+                        send.event.body(publisher.schema, &data, id, SystemClock.now())
+                    })
+                    .collect();
+                publisher
+                    .publish(&arm, true, json!(events).to_string().into())
+                    .await?;
+                left -= now;
+            }
+            send.count
+        }
+    };
+    let (kind, name) = send.to.named();
+    match args.flags.output {
+        Output::Json => print(json!({ "sent": sent })),
+        Output::Table => print(format!(
+            "sent {sent} event{} to the {} {name}",
+            if sent == 1 { "" } else { "s" },
+            kind.noun()
+        )),
+    }
+}
+
+impl OneEvent {
+    fn data(&self) -> Result<Value> {
+        let Some(given) = &self.data else {
+            return Ok(json!({}));
+        };
+        let text = match given.strip_prefix('@') {
+            Some(path) => read_text(path)?,
+            None if given == "-" => read_text("-")?,
+            None => given.clone(),
+        };
+        serde_json::from_str(&text).map_err(|e| Usage::new(format!("--data is not JSON: {e}")).into())
+    }
+
+    fn body(&self, schema: Schema, data: &Value, id: String, now: Timestamp) -> Value {
+        let or = |given: &Option<String>, otherwise: &str| json!(given.as_deref().unwrap_or(otherwise));
+        let id = self.id.clone().unwrap_or(id);
+        let kind = or(&self.kind, "Postrider.Test");
+        let mut event = match schema {
+            Schema::CloudEvents => json!({
+                "specversion": "1.0", "id": id, "type": kind, "source": or(&self.source, "/postrider/cli"),
+                "time": now.to_string(), "datacontenttype": "application/json", "data": data,
+            }),
+            Schema::EventGrid => json!({
+                "id": id, "eventType": kind, "subject": or(&self.subject, "postrider"),
+                "eventTime": now.to_string(), "dataVersion": or(&self.data_version, "1.0"), "data": data,
+            }),
+            // Nothing is known of its members: the data is the event.
+            Schema::Custom => return data.clone(),
+        };
+        if let (Schema::CloudEvents, Some(subject)) = (schema, &self.subject) {
+            event["subject"] = json!(subject);
+        }
+        if let Some(topic) = &self.domain_topic {
+            let member = match schema {
+                Schema::CloudEvents => "source",
+                _ => "topic",
+            };
+            event[member] = json!(topic);
+        }
+        event
+    }
+}
+
+/// Where events go and what lets them in.
+struct Publisher {
+    path: String,
+    schema: Schema,
+    key: Option<Secret>,
+    headers: Vec<Pair>,
+}
+
+impl Publisher {
+    /// Who may only publish cannot ask what a topic is like: then it is taken to be as usual.
+    async fn find(arm: &Arm, args: &SendArgs) -> Result<Publisher> {
+        let (kind, name) = args.to.named();
+        let segment = match kind {
+            Kind::Domain => "domains",
+            _ => "topics",
+        };
+        let mut publisher = Publisher {
+            path: format!("/{segment}/{}/api/events", encoded(name)),
+            schema: args.schema.unwrap_or(Schema::EventGrid),
+            key: args.key.clone(),
+            headers: args.headers.clone(),
+        };
+        let id = match args.to.id(arm).await {
+            Ok(id) => id,
+            Err(e) if is_refused(&e, 403) => return Ok(publisher),
+            Err(e) => return Err(e),
+        };
+        let properties = arm.get(&id).await?.body["properties"].take();
+        if let Some(endpoint) = properties["endpoint"].as_str() {
+            publisher.path = path_and_query(endpoint)?;
+        }
+        if args.schema.is_none() {
+            let named = properties["inputSchema"].as_str().and_then(Schema::named);
+            publisher.schema = named.unwrap_or(publisher.schema);
+        }
+        let keys_count = properties["disableLocalAuth"] != json!(true);
+        if publisher.key.is_none() && keys_count {
+            publisher.key = match arm.post(&id, "listKeys", None).await {
+                Ok(keys) => keys["key1"].as_str().map(Secret::new),
+                Err(e) if is_refused(&e, 403) => None,
+                Err(e) => return Err(e),
+            };
+        }
+        Ok(publisher)
+    }
+
+    async fn publish(&self, arm: &Arm, several: bool, body: Bytes) -> Result<()> {
+        let content = match (self.schema, several) {
+            (Schema::CloudEvents, true) => "application/cloudevents-batch+json; charset=utf-8",
+            (Schema::CloudEvents, false) => "application/cloudevents+json; charset=utf-8",
+            _ => "application/json; charset=utf-8",
+        };
+        let mut headers = vec![("content-type", content)];
+        headers.extend(self.key.as_ref().map(|key| ("aeg-sas-key", key.expose())));
+        headers.extend(
+            self.headers
+                .iter()
+                .map(|pair| (pair.name.as_str(), pair.value.as_str())),
+        );
+        let joint = if self.path.contains('?') { '&' } else { '?' };
+        let path = format!("{}{joint}api-version={VERSION}", self.path);
+        let answer: Answer = arm.raw(&path, self.key.is_none(), &headers, body).await?;
+        match answer.status {
+            200..300 => Ok(()),
+            _ => Err(Refused::of(&answer).into()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NOW: Timestamp = Timestamp::from_secs(1_900_000_000);
+
+    #[test]
+    fn events_of_each_form() {
+        let plain = OneEvent::default();
+        let body = |event: &OneEvent, schema| event.body(schema, &json!({"a": 1}), "i".into(), NOW);
+        assert_eq!(
+            body(&plain, Schema::EventGrid),
+            json!({"id": "i", "eventType": "Postrider.Test", "subject": "postrider", "dataVersion": "1.0",
+                   "eventTime": "2030-03-17T17:46:40.0000000Z", "data": {"a": 1}})
+        );
+        assert_eq!(
+            body(&plain, Schema::CloudEvents),
+            json!({"specversion": "1.0", "id": "i", "type": "Postrider.Test", "source": "/postrider/cli",
+                   "time": "2030-03-17T17:46:40.0000000Z", "datacontenttype": "application/json", "data": {"a": 1}})
+        );
+        assert_eq!(body(&plain, Schema::Custom), json!({"a": 1}));
+        let given = OneEvent {
+            kind: Some("T".into()),
+            subject: Some("s".into()),
+            id: Some("x".into()),
+            domain_topic: Some("tenant".into()),
+            ..OneEvent::default()
+        };
+        let event = body(&given, Schema::EventGrid);
+        assert_eq!(
+            [
+                &event["id"],
+                &event["eventType"],
+                &event["subject"],
+                &event["topic"]
+            ],
+            ["x", "T", "s", "tenant"]
+        );
+        let event = body(&given, Schema::CloudEvents);
+        assert_eq!([&event["source"], &event["subject"]], ["tenant", "s"]);
+    }
+
+    #[test]
+    fn data_is_json() {
+        let of = |data: &str| OneEvent {
+            data: Some(data.into()),
+            ..OneEvent::default()
+        };
+        assert_eq!(of("[1]").data().unwrap(), json!([1]));
+        assert!(
+            of("blue")
+                .data()
+                .unwrap_err()
+                .to_string()
+                .contains("--data is not JSON")
+        );
+        assert!(
+            of("@/does/not/exist")
+                .data()
+                .unwrap_err()
+                .to_string()
+                .contains("/does/not/exist")
+        );
+    }
+}

@@ -1,0 +1,640 @@
+//! Grid files: topics, domains, system topics and subscriptions in YAML, JSON or TOML, with the properties of the
+//! management API as the configuration file takes them.
+
+use super::Usage;
+use super::ids::{Ids, Kind};
+use super::normal::destination_mut;
+use crate::config::{DeclaredDomain, DeclaredSubscription, DeclaredSystemTopic, DeclaredTopic, nearest};
+use anyhow::Result;
+use serde::Deserialize;
+use serde_json::{Map, Value, json};
+use std::collections::BTreeSet;
+
+/// What files ask for, all of them together.
+#[derive(Debug, Default, PartialEq)]
+pub struct Grid {
+    pub resources: Vec<Resource>,
+    pub subscriptions: Vec<Subscription>,
+    pub warnings: Vec<String>,
+}
+
+/// A topic, domain or system topic.
+#[derive(Debug, PartialEq)]
+pub struct Resource {
+    pub kind: Kind,
+    pub name: String,
+    pub group: Option<String>,
+    /// `location` and `tags` if they are given, and `properties`.
+    pub body: Value,
+    /// The topics of a domain.
+    pub topics: Vec<String>,
+}
+
+#[derive(Debug, PartialEq)]
+pub struct Subscription {
+    pub on: On,
+    pub group: Option<String>,
+    pub name: String,
+    pub properties: Map<String, Value>,
+}
+
+/// What a subscription is on.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum On {
+    Resource(Kind, String),
+    DomainTopic(String, String),
+    Scope(String),
+}
+
+impl On {
+    pub fn text(&self) -> String {
+        match self {
+            On::Resource(_, name) => name.clone(),
+            On::DomainTopic(domain, topic) => format!("{domain}/{topic}"),
+            On::Scope(id) => id.clone(),
+        }
+    }
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Written {
+    #[serde(alias = "resourceGroup", alias = "resource_group")]
+    group: Option<String>,
+    location: Option<String>,
+    #[serde(default, alias = "topic")]
+    topics: Vec<WrittenTopic>,
+    #[serde(default, alias = "domain")]
+    domains: Vec<WrittenDomain>,
+    #[serde(
+        default,
+        alias = "system_topics",
+        alias = "system_topic",
+        alias = "systemTopic"
+    )]
+    #[serde(rename = "systemTopics")]
+    system_topics: Vec<WrittenSystemTopic>,
+    #[serde(
+        default,
+        alias = "subscription",
+        alias = "event_subscriptions",
+        alias = "eventSubscriptions"
+    )]
+    subscriptions: Vec<WrittenSubscription>,
+}
+
+/// Each is judged where it is read, so that what is wrong with it is told with its line.
+#[derive(Deserialize)]
+#[serde(try_from = "DeclaredTopic")]
+struct WrittenTopic(Resource, Vec<Subscription>, bool);
+
+#[derive(Deserialize)]
+#[serde(try_from = "DeclaredDomain")]
+struct WrittenDomain(Resource, Vec<Subscription>, bool);
+
+#[derive(Deserialize)]
+#[serde(try_from = "DeclaredSystemTopic")]
+struct WrittenSystemTopic(Resource, Vec<Subscription>);
+
+#[derive(Deserialize)]
+#[serde(try_from = "DeclaredSubscription")]
+struct WrittenSubscription(Subscription);
+
+const BESIDE: [&str; 6] = ["location", "tags", "sku", "identity", "kind", "extendedLocation"];
+const OF_TOPICS: [&str; 9] = [
+    "inputSchema",
+    "inputSchemaMapping",
+    "publicNetworkAccess",
+    "inboundIpRules",
+    "disableLocalAuth",
+    "dataResidencyBoundary",
+    "minimumTlsVersionAllowed",
+    "eventTypeInfo",
+    "postrider",
+];
+const OF_DOMAINS: [&str; 2] = [
+    "autoCreateTopicWithFirstSubscription",
+    "autoDeleteTopicWithLastSubscription",
+];
+const OF_SUBSCRIPTIONS: [&str; 10] = [
+    "destination",
+    "deliveryWithResourceIdentity",
+    "filter",
+    "labels",
+    "expirationTimeUtc",
+    "eventDeliverySchema",
+    "retryPolicy",
+    "deadLetterDestination",
+    "deadLetterWithResourceIdentity",
+    "postrider",
+];
+
+impl TryFrom<DeclaredTopic> for WrittenTopic {
+    type Error = String;
+    fn try_from(declared: DeclaredTopic) -> Result<WrittenTopic, String> {
+        let keys = declared.key1.is_some() || declared.key2.is_some();
+        let (name, on) = (declared.name.clone(), On::Resource(Kind::Topic, declared.name));
+        let about = |reason| format!("topic {name:?}: {reason}");
+        let resource = resource(Kind::Topic, &name, declared.properties, &[&OF_TOPICS]).map_err(about)?;
+        let subscriptions = subscriptions(&on, &resource.group, declared.subscriptions).map_err(about)?;
+        Ok(WrittenTopic(resource, subscriptions, keys))
+    }
+}
+
+impl TryFrom<DeclaredDomain> for WrittenDomain {
+    type Error = String;
+    fn try_from(declared: DeclaredDomain) -> Result<WrittenDomain, String> {
+        let keys = declared.key1.is_some() || declared.key2.is_some();
+        let name = declared.name;
+        let about = |reason| format!("domain {name:?}: {reason}");
+        let known: [&[&str]; 2] = [&OF_TOPICS, &OF_DOMAINS];
+        let mut resource = resource(Kind::Domain, &name, declared.properties, &known).map_err(about)?;
+        let on = On::Resource(Kind::Domain, name.clone());
+        let mut all = subscriptions(&on, &resource.group, declared.subscriptions).map_err(about)?;
+        for topic in declared.topics {
+            if topic
+                .properties
+                .as_object()
+                .is_some_and(|given| !given.is_empty())
+                || topic.key1.is_some()
+            {
+                return Err(about(format!(
+                    "topic {:?} of a domain has subscriptions and nothing else",
+                    topic.name
+                )));
+            }
+            let on = On::DomainTopic(name.clone(), topic.name.clone());
+            all.extend(subscriptions(&on, &resource.group, topic.subscriptions).map_err(about)?);
+            resource.topics.push(topic.name);
+        }
+        Ok(WrittenDomain(resource, all, keys))
+    }
+}
+
+impl TryFrom<DeclaredSystemTopic> for WrittenSystemTopic {
+    type Error = String;
+    fn try_from(declared: DeclaredSystemTopic) -> Result<WrittenSystemTopic, String> {
+        let name = declared.name;
+        let about = |reason| format!("system topic {name:?}: {reason}");
+        let mut resource =
+            resource(Kind::SystemTopic, &name, declared.properties, &[&["postrider"]]).map_err(about)?;
+        resource.body["properties"]["source"] = json!(declared.source);
+        resource.body["properties"]["topicType"] = json!(declared.topic_type);
+        let on = On::Resource(Kind::SystemTopic, name.clone());
+        let subscriptions = subscriptions(&on, &resource.group, declared.subscriptions).map_err(about)?;
+        Ok(WrittenSystemTopic(resource, subscriptions))
+    }
+}
+
+impl TryFrom<DeclaredSubscription> for WrittenSubscription {
+    type Error = String;
+    fn try_from(mut declared: DeclaredSubscription) -> Result<WrittenSubscription, String> {
+        let about = |reason: String| format!("subscription {:?}: {reason}", declared.name);
+        let given = declared
+            .properties
+            .as_object_mut()
+            .expect("declared properties are an object");
+        let mut take = |name: &str| match given.remove(name) {
+            None | Some(Value::Null) => Ok(None),
+            Some(Value::String(text)) if !text.is_empty() => Ok(Some(text)),
+            Some(_) => Err(format!("{name} must be a name")),
+        };
+        let mut owners = ["topic", "domain", "domainTopic", "systemTopic", "scope"]
+            .map(|name| take(name).map_err(about).transpose());
+        let mut owner = |at: usize| owners[at].take().transpose();
+        let on = match (owner(0)?, owner(1)?, owner(2)?, owner(3)?, owner(4)?) {
+            (Some(topic), None, None, None, None) => On::Resource(Kind::Topic, topic),
+            (None, Some(domain), None, None, None) => On::Resource(Kind::Domain, domain),
+            (None, Some(domain), Some(topic), None, None) => On::DomainTopic(domain, topic),
+            (None, None, None, Some(topic), None) => On::Resource(Kind::SystemTopic, topic),
+            (None, None, None, None, Some(id)) if id.starts_with("/subscriptions/") => {
+                On::Scope(id.trim_end_matches('/').to_owned())
+            }
+            (None, None, None, None, Some(_)) => {
+                return Err(about("scope must be a resource id: /subscriptions/…".into()));
+            }
+            _ => {
+                let reason = "needs one of topic, domain, domain with domainTopic, systemTopic and scope";
+                return Err(about(reason.into()));
+            }
+        };
+        let mut made = subscriptions(&on, &None, vec![declared])?;
+        Ok(WrittenSubscription(made.remove(0)))
+    }
+}
+
+/// Splits what stands together in a file as the API wants it.
+fn resource(kind: Kind, name: &str, declared: Value, known: &[&[&str]]) -> Result<Resource, String> {
+    let Value::Object(mut given) = declared else {
+        unreachable!("declared properties are an object");
+    };
+    let group = take_group(&mut given)?;
+    let mut body = json!({"properties": {}});
+    for (member, value) in given {
+        if BESIDE.contains(&member.as_str()) {
+            body[member] = value;
+            continue;
+        }
+        check_known(
+            &member,
+            known.iter().flat_map(|some| some.iter().copied()).chain(BESIDE),
+        )?;
+        body["properties"][member] = value;
+    }
+    Ok(Resource {
+        kind,
+        name: name.to_owned(),
+        group,
+        body,
+        topics: Vec::new(),
+    })
+}
+
+fn subscriptions(
+    on: &On,
+    group: &Option<String>,
+    declared: Vec<DeclaredSubscription>,
+) -> Result<Vec<Subscription>, String> {
+    let one = |declared: DeclaredSubscription| {
+        let about = |reason| format!("subscription {:?}: {reason}", declared.name);
+        let Value::Object(mut properties) = declared.properties else {
+            unreachable!("declared properties are an object");
+        };
+        let own = take_group(&mut properties).map_err(about)?;
+        for member in properties.keys() {
+            check_known(member, OF_SUBSCRIPTIONS).map_err(about)?;
+        }
+        Ok(Subscription {
+            on: on.clone(),
+            group: own.or_else(|| group.clone()),
+            name: declared.name,
+            properties,
+        })
+    };
+    declared.into_iter().map(one).collect()
+}
+
+fn take_group(given: &mut Map<String, Value>) -> Result<Option<String>, String> {
+    match given.remove("group").or_else(|| given.remove("resourceGroup")) {
+        None | Some(Value::Null) => Ok(None),
+        Some(Value::String(group)) if !group.is_empty() => Ok(Some(group)),
+        Some(_) => Err("group must be a name".into()),
+    }
+}
+
+/// What nobody knows was surely meant to do something.
+fn check_known<'a>(member: &str, known: impl IntoIterator<Item = &'a str>) -> Result<(), String> {
+    let known: Vec<&str> = known.into_iter().collect();
+    if known.contains(&member) {
+        return Ok(());
+    }
+    let hint = nearest(member, known)
+        .map(|near| format!("; did you mean {near}?"))
+        .unwrap_or_default();
+    Err(format!("unknown property {member}{hint}"))
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Format {
+    Yaml,
+    Json,
+    Toml,
+}
+
+impl Format {
+    /// By a file's name. JSON is YAML too, and what has no name is one of both.
+    pub fn of(path: &str) -> Format {
+        let lower = path.to_lowercase();
+        match () {
+            () if lower.ends_with(".toml") => Format::Toml,
+            () if lower.ends_with(".json") => Format::Json,
+            () => Format::Yaml,
+        }
+    }
+}
+
+/// Reads one file. `name` is for messages.
+fn read(text: &str, format: Format, name: &str) -> Result<Written> {
+    let refused = |line: Option<u64>, reason: String| {
+        let line = line.map(|line| format!(" line {line}")).unwrap_or_default();
+        anyhow::Error::from(Usage::new(format!("{name}{line}: {reason}")))
+    };
+    if text.trim().is_empty() {
+        return Err(refused(None, "is empty".into()));
+    }
+    match format {
+        Format::Toml => toml::from_str(text).map_err(|e| {
+            let before = e.span().map(|span| &text[..span.start.min(text.len())]);
+            let line = before.map(|before| before.matches('\n').count() as u64 + 1);
+            refused(line, e.message().to_owned())
+        }),
+        // The parser of YAML tells the line of what is wrong inside, which that of JSON does not.
+        Format::Yaml | Format::Json => {
+            let options = serde_saphyr::options! { with_snippet: false, strict_booleans: true };
+            serde_saphyr::from_str_with_options(text, options).map_err(|e| {
+                let line = e.location().map(|at| at.line());
+                refused(line, without_place(&e.without_snippet().to_string()))
+            })
+        }
+    }
+}
+
+/// The line is told in front.
+fn without_place(message: &str) -> String {
+    let end = message.find(" at line ").unwrap_or(message.len());
+    message[..end].to_owned()
+}
+
+impl Grid {
+    /// Adds a file's content.
+    pub fn add(&mut self, text: &str, format: Format, name: &str) -> Result<()> {
+        let Written {
+            group,
+            location,
+            topics,
+            domains,
+            system_topics,
+            subscriptions,
+        } = read(text, format, name)?;
+        let mut resources = Vec::new();
+        let mut all = Vec::new();
+        let mut with_keys = Vec::new();
+        for WrittenTopic(topic, its, keys) in topics {
+            with_keys.extend(keys.then(|| format!("topic {:?}", topic.name)));
+            resources.push(topic);
+            all.extend(its);
+        }
+        for WrittenDomain(domain, its, keys) in domains {
+            with_keys.extend(keys.then(|| format!("domain {:?}", domain.name)));
+            resources.push(domain);
+            all.extend(its);
+        }
+        for WrittenSystemTopic(topic, its) in system_topics {
+            resources.push(topic);
+            all.extend(its);
+        }
+        all.extend(subscriptions.into_iter().map(|WrittenSubscription(one)| one));
+        for resource in &mut resources {
+            resource.group = resource.group.take().or_else(|| group.clone());
+            if let (None, Some(location)) = (resource.body.get("location"), &location) {
+                resource.body["location"] = json!(location);
+            }
+        }
+        for one in &mut all {
+            one.group = one.group.take().or_else(|| group.clone());
+        }
+        self.resources.extend(resources);
+        self.subscriptions.extend(all);
+        self.warnings.extend(with_keys.into_iter().map(|what| {
+            format!("{name}: the keys of {what} are not applied: the server makes them, or its configuration says them")
+        }));
+        self.check(name)
+    }
+
+    /// Nothing is asked for twice.
+    fn check(&self, name: &str) -> Result<()> {
+        let mut seen = BTreeSet::new();
+        for one in &self.resources {
+            let group = match one.kind {
+                Kind::SystemTopic => one.group.as_deref().map(str::to_lowercase),
+                Kind::Topic | Kind::Domain => None,
+            };
+            if !seen.insert((one.kind, group, one.name.to_lowercase())) {
+                let reason = format!("{name}: {} {:?} is there twice", one.kind.noun(), one.name);
+                return Err(Usage::new(reason).into());
+            }
+        }
+        let mut seen = BTreeSet::new();
+        for one in &self.subscriptions {
+            let on = one.on.text().to_lowercase();
+            if !seen.insert((of_kind(&one.on), on, one.name.to_lowercase())) {
+                let reason = format!(
+                    "{name}: subscription {:?} on {} is there twice",
+                    one.name,
+                    one.on.text()
+                );
+                return Err(Usage::new(reason).into());
+            }
+        }
+        Ok(())
+    }
+}
+
+fn of_kind(on: &On) -> u8 {
+    match on {
+        On::Resource(Kind::Topic, _) => 0,
+        On::Resource(Kind::Domain, _) => 1,
+        On::Resource(Kind::SystemTopic, _) => 2,
+        On::DomainTopic(..) => 3,
+        On::Scope(_) => 4,
+    }
+}
+
+/// Spells out the short names that the configuration takes too.
+pub fn with_whole_ids(properties: &mut Map<String, Value>, ids: &Ids, group: &str) -> Result<()> {
+    let account = |place: &mut Value| {
+        if let Some(Value::String(name)) = place.pointer_mut("/properties/resourceId") {
+            *name = ids.storage_account(name, group);
+        }
+    };
+    if let Some(place) = properties.get_mut("deadLetterDestination") {
+        account(place);
+    }
+    if let Some(place) = properties
+        .get_mut("deadLetterWithResourceIdentity")
+        .and_then(|with| with.get_mut("deadLetterDestination"))
+    {
+        account(place);
+    }
+    let Some(destination) = destination_mut(properties) else {
+        return Ok(());
+    };
+    let kind = destination["endpointType"]
+        .as_str()
+        .unwrap_or_default()
+        .to_ascii_lowercase();
+    let broker = match kind.as_str() {
+        "storagequeue" => {
+            account(destination);
+            return Ok(());
+        }
+        "eventhub" => ("Microsoft.EventHub", "eventhubs"),
+        "servicebusqueue" => ("Microsoft.ServiceBus", "queues"),
+        "servicebustopic" => ("Microsoft.ServiceBus", "topics"),
+        "hybridconnection" => ("Microsoft.Relay", "hybridConnections"),
+        _ => return Ok(()),
+    };
+    if let Some(Value::String(id)) = destination.pointer_mut("/properties/resourceId") {
+        *id = ids.in_namespace(id, group, broker.0, broker.1)?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(text: &str, format: Format) -> Result<Grid> {
+        let mut grid = Grid::default();
+        grid.add(text, format, "grid")?;
+        Ok(grid)
+    }
+
+    const YAML: &str = r#"
+group: rg1
+topics:
+  - name: orders
+    input_schema: EventGridSchema   # as the configuration file has it
+    tags: {cost_center: a_b}
+    subscriptions:
+      - name: billing
+        destination:
+          endpointType: WebHook
+          properties: {endpointUrl: "http://127.0.0.1:9000/?code=1"}
+        retry_policy: {max_delivery_attempts: 5}
+domains:
+  - name: tenants
+    group: rg2
+    properties: {autoCreateTopicWithFirstSubscription: false}
+    topics:
+      - name: t1
+        subscriptions:
+          - {name: s, destination: {endpointType: WebHook, properties: {endpointUrl: "http://x"}}}
+systemTopics:
+  - {name: dead, source: local}
+subscriptions:
+  - topic: orders
+    name: audit
+    labels: [a, "1.0", "true"]
+  - {domain: tenants, domain_topic: t2, name: all}
+  - {scope: /subscriptions/0/resourceGroups/g/, name: scoped}
+"#;
+
+    #[test]
+    fn yaml_says_what_json_and_toml_say() {
+        let grid = read(YAML, Format::Yaml).unwrap();
+        let [orders, tenants, dead] = &grid.resources[..] else {
+            panic!("{grid:#?}")
+        };
+        assert_eq!((orders.kind, orders.group.as_deref()), (Kind::Topic, Some("rg1")));
+        assert_eq!(
+            orders.body,
+            json!({"tags": {"cost_center": "a_b"}, "properties": {"inputSchema": "EventGridSchema"}})
+        );
+        assert_eq!(tenants.group.as_deref(), Some("rg2"));
+        assert_eq!(tenants.topics, ["t1"]);
+        assert_eq!(
+            dead.body["properties"],
+            json!({"source": "local", "topicType": "Microsoft.Storage.StorageAccounts"})
+        );
+        let told: Vec<_> = grid
+            .subscriptions
+            .iter()
+            .map(|one| (one.on.text(), one.name.as_str()))
+            .collect();
+        let told: Vec<_> = told.iter().map(|(on, name)| (on.as_str(), *name)).collect();
+        assert_eq!(
+            told,
+            [
+                ("orders", "billing"),
+                ("tenants/t1", "s"),
+                ("orders", "audit"),
+                ("tenants/t2", "all"),
+                ("/subscriptions/0/resourceGroups/g", "scoped"),
+            ]
+        );
+        assert_eq!(
+            grid.subscriptions[0].properties["retryPolicy"],
+            json!({"maxDeliveryAttempts": 5})
+        );
+        let labels = &grid.subscriptions[2].properties["labels"];
+        assert_eq!(*labels, json!(["a", "1.0", "true"]), "quotes make text");
+
+        let value: Value = serde_saphyr::from_str(YAML).unwrap();
+        assert_eq!(read(&value.to_string(), Format::Json).unwrap(), grid);
+        let toml = toml::to_string(&value).unwrap();
+        assert_eq!(read(&toml, Format::Toml).unwrap(), grid);
+        // What the configuration file calls them.
+        let toml = "[[topic]]\nname = 'a'\nkey1 = 'k'\n[[topic.subscription]]\nname = 's'\n";
+        let grid = read(toml, Format::Toml).unwrap();
+        assert_eq!((grid.resources.len(), grid.subscriptions.len()), (1, 1));
+        assert!(
+            grid.warnings[0].contains("the keys of topic \"a\""),
+            "{:?}",
+            grid.warnings
+        );
+    }
+
+    #[track_caller]
+    fn refused(text: &str, format: Format, expected: &[&str]) {
+        let refused = read(text, format).unwrap_err().to_string();
+        for word in expected {
+            assert!(refused.contains(word), "{word:?} in {refused}");
+        }
+    }
+
+    #[test]
+    fn what_is_wrong_is_told_with_its_line_and_name() {
+        let yaml = |text: &str, expected: &[&str]| refused(text, Format::Yaml, expected);
+        yaml("topics:\n  - name: a\n  - naem: b\n", &["line 3", "name"]);
+        yaml(
+            "topics:\n  - name: abc\n    inputShema: x\n",
+            &[
+                "line 2",
+                "topic \"abc\"",
+                "inputShema",
+                "did you mean inputSchema?",
+            ],
+        );
+        yaml(
+            "topics:\n  - name: abc\n    subscriptions:\n      - name: s\n        destinaton: {}\n",
+            &["line ", "subscription \"s\"", "did you mean destination?"],
+        );
+        yaml("topcs: []\n", &["line 1", "topcs"]);
+        yaml("topics: [\n", &["line "]);
+        yaml("topics:\n  - {name: a, name: b}\n", &["line 2"]);
+        yaml("subscriptions:\n  - name: s\n", &["line 2", "needs one of topic"]);
+        yaml(
+            "subscriptions:\n  - {name: s, scope: x}\n",
+            &["scope must be a resource id"],
+        );
+        yaml(
+            "domains:\n  - {name: d, topics: [{name: t, inputSchema: x}]}\n",
+            &["has subscriptions and nothing else"],
+        );
+        yaml(
+            "topics: [{name: abc}, {name: ABC}]",
+            &["topic \"ABC\" is there twice"],
+        );
+        yaml("", &["is empty"]);
+        refused("{\"topics\": [\n{\"name\": []}]}", Format::Json, &["line 2"]);
+        refused(
+            "[[topic]]\nname = 'a'\n[[topic]]\n",
+            Format::Toml,
+            &["line 3", "name"],
+        );
+    }
+
+    #[test]
+    fn short_names_are_spelled_out() {
+        let ids = Ids::new("0");
+        let expanded = |properties: Value| {
+            let Value::Object(mut properties) = properties else {
+                unreachable!()
+            };
+            with_whole_ids(&mut properties, &ids, "g").map(|()| Value::Object(properties))
+        };
+        let storage = "/subscriptions/0/resourceGroups/g/providers/Microsoft.Storage/storageAccounts/local";
+        let dead = |id: &str| {
+            json!({"deadLetterDestination": {"endpointType": "StorageBlob",
+                   "properties": {"resourceId": id, "blobContainerName": "dead"}}})
+        };
+        assert_eq!(expanded(dead("local")).unwrap(), dead(storage));
+        assert_eq!(expanded(dead(storage)).unwrap(), dead(storage));
+        let hub =
+            |id: &str| json!({"destination": {"endpointType": "EventHub", "properties": {"resourceId": id}}});
+        let id = "/subscriptions/0/resourceGroups/g/providers/Microsoft.EventHub/namespaces/ns/eventhubs/h";
+        assert_eq!(expanded(hub("ns/h")).unwrap(), hub(id));
+        assert!(expanded(hub("h")).is_err());
+    }
+}

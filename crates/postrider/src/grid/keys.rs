@@ -1,0 +1,80 @@
+//! `postrider key`: what publishers sign with.
+
+use super::arm::Arm;
+use super::ids::Kind;
+use super::{GridFlags, text};
+use anyhow::Result;
+use clap::Args;
+use serde_json::json;
+
+#[derive(Clone, Debug, Args)]
+pub struct KeyArgs {
+    #[command(subcommand)]
+    command: Command,
+    #[command(flatten)]
+    flags: GridFlags,
+}
+
+#[derive(Clone, Debug, clap::Subcommand)]
+enum Command {
+    /// Print both keys
+    List(OfPublisher),
+    /// Make one of the keys anew; what used it is refused from now on
+    Regenerate {
+        #[command(flatten)]
+        of: OfPublisher,
+        /// Which one
+        #[arg(long, value_enum, default_value = "key1")]
+        name: KeyName,
+    },
+}
+
+#[derive(Clone, Copy, Debug, clap::ValueEnum)]
+enum KeyName {
+    Key1,
+    Key2,
+}
+
+/// A topic or a domain.
+#[derive(Clone, Debug, Args)]
+#[group(required = true, multiple = false)]
+pub struct OfPublisher {
+    /// The topic
+    #[arg(long, value_name = "NAME")]
+    pub topic: Option<String>,
+    /// The domain
+    #[arg(long, value_name = "NAME")]
+    pub domain: Option<String>,
+}
+
+impl OfPublisher {
+    pub fn named(&self) -> (Kind, &str) {
+        match (&self.topic, &self.domain) {
+            (Some(topic), _) => (Kind::Topic, topic),
+            (None, Some(domain)) => (Kind::Domain, domain),
+            (None, None) => unreachable!("clap wants one of them"),
+        }
+    }
+
+    pub async fn id(&self, arm: &Arm) -> Result<String> {
+        let (kind, name) = self.named();
+        arm.locate(kind, name).await
+    }
+}
+
+pub async fn key(args: &KeyArgs) -> Result<()> {
+    let arm = args.flags.connect().await?;
+    let keys = match &args.command {
+        Command::List(of) => arm.post(&of.id(&arm).await?, "listKeys", None).await?,
+        Command::Regenerate { of, name } => {
+            let name = match name {
+                KeyName::Key1 => "key1",
+                KeyName::Key2 => "key2",
+            };
+            let id = of.id(&arm).await?;
+            arm.post(&id, "regenerateKey", Some(&json!({ "keyName": name })))
+                .await?
+        }
+    };
+    args.flags.show(&keys, text::keys)
+}

@@ -1,0 +1,284 @@
+//! What it takes to make a server be as files say.
+
+use super::normal::{Difference, Normal};
+use crate::terminal::harmless;
+use serde_json::{Value, json};
+
+/// What a file wants of one resource.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Wanted {
+    Topic(Value),
+    /// There is nothing to a topic of a domain but that it is there.
+    DomainTopic,
+    Subscription {
+        properties: Value,
+        /// In which events are delivered unless it says so.
+        schema: String,
+        /// Whether it is tried as often as in the cloud unless it says so; otherwise nobody here knows how often.
+        cloud_retries: bool,
+        /// Whether the source has event types of its own, which the server names where the subscription does not.
+        typed_source: bool,
+    },
+}
+
+impl Wanted {
+    /// What is sent to make it so. A topic that is there stays where it is.
+    fn body(&self) -> Option<Value> {
+        match self {
+            Wanted::Topic(body) => Some(body.clone()),
+            Wanted::DomainTopic => None,
+            Wanted::Subscription { properties, .. } => Some(json!({ "properties": properties })),
+        }
+    }
+
+    fn action(&self, present: Option<&Value>) -> Action {
+        let Some(present) = present else {
+            return Action::Create;
+        };
+        let differences = match self {
+            Wanted::Topic(body) => Normal::of_topic(present).differences(&Normal::of_topic(body)),
+            Wanted::DomainTopic => Vec::new(),
+            Wanted::Subscription {
+                properties,
+                schema,
+                cloud_retries,
+                typed_source,
+            } => {
+                let mut present = Normal::of_subscription(&present["properties"], schema);
+                for limit in ["maxDeliveryAttempts", "eventTimeToLiveInMinutes"] {
+                    if !cloud_retries && properties["retryPolicy"][limit].is_null() {
+                        present.forget(&format!("retryPolicy.{limit}"));
+                    }
+                }
+                if *typed_source && properties["filter"]["includedEventTypes"].is_null() {
+                    present.forget("filter.includedEventTypes");
+                }
+                present.differences(&Normal::of_subscription(properties, schema))
+            }
+        };
+        match differences.is_empty() {
+            true => Action::Keep,
+            false => Action::Change(differences),
+        }
+    }
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub enum Action {
+    Create,
+    Change(Vec<Difference>),
+    Keep,
+    Delete,
+}
+
+impl Action {
+    fn sign(&self) -> char {
+        match self {
+            Action::Create => '+',
+            Action::Change(_) => '~',
+            Action::Keep => '=',
+            Action::Delete => '-',
+        }
+    }
+
+    fn word(&self) -> &'static str {
+        match self {
+            Action::Create => "create",
+            Action::Change(_) => "change",
+            Action::Keep => "keep",
+            Action::Delete => "delete",
+        }
+    }
+
+    /// For what was done.
+    pub fn done(&self) -> &'static str {
+        match self {
+            Action::Create => "created",
+            Action::Change(_) => "changed",
+            Action::Keep => "unchanged",
+            Action::Delete => "deleted",
+        }
+    }
+}
+
+/// One resource and what becomes of it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Step {
+    pub action: Action,
+    /// `topic orders`, for people.
+    pub what: String,
+    pub id: String,
+    pub body: Option<Value>,
+    pub etag: Option<String>,
+}
+
+impl Step {
+    pub fn of(
+        what: String,
+        id: String,
+        wanted: &Wanted,
+        present: Option<&Value>,
+        etag: Option<String>,
+    ) -> Step {
+        Step {
+            action: wanted.action(present),
+            what,
+            id,
+            body: wanted.body(),
+            etag,
+        }
+    }
+
+    pub fn delete(what: String, id: String) -> Step {
+        Step {
+            action: Action::Delete,
+            what,
+            id,
+            body: None,
+            etag: None,
+        }
+    }
+
+    pub fn is_work(&self) -> bool {
+        self.action != Action::Keep
+    }
+
+    fn json(&self) -> Value {
+        let mut step = json!({"action": self.action.word(), "what": self.what, "id": self.id});
+        if let Action::Change(differences) = &self.action {
+            let told = |one: &Difference| json!({"field": one.field, "old": one.old, "new": one.new});
+            step["changes"] = differences.iter().map(told).collect();
+        }
+        step
+    }
+}
+
+/// In the order in which it is done.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Plan(pub Vec<Step>);
+
+impl Plan {
+    pub fn is_work(&self) -> bool {
+        self.0.iter().any(Step::is_work)
+    }
+
+    pub fn deletes(&self) -> usize {
+        self.count(|action| *action == Action::Delete)
+    }
+
+    fn count(&self, which: impl Fn(&Action) -> bool) -> usize {
+        self.0.iter().filter(|step| which(&step.action)).count()
+    }
+
+    pub fn text(&self) -> String {
+        let mut text = String::new();
+        for step in &self.0 {
+            text.push_str(&format!("{} {}\n", step.action.sign(), harmless(&step.what)));
+            if let Action::Change(differences) = &step.action {
+                for Difference { field, old, new } in differences {
+                    let line = format!("{field}: {old} → {new}");
+                    text.push_str(&format!("    {}\n", harmless(&line)));
+                }
+            }
+        }
+        text + &self.summary()
+    }
+
+    pub fn summary(&self) -> String {
+        if !self.is_work() {
+            return format!("nothing to do: {} as wanted", self.0.len());
+        }
+        format!(
+            "{} to create, {} to change, {} to delete, {} as wanted",
+            self.count(|action| *action == Action::Create),
+            self.count(|action| matches!(action, Action::Change(_))),
+            self.deletes(),
+            self.count(|action| *action == Action::Keep),
+        )
+    }
+
+    pub fn json(&self) -> Value {
+        self.0.iter().map(Step::json).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn step(wanted: &Wanted, present: Option<Value>) -> Step {
+        Step::of("x".into(), "/x".into(), wanted, present.as_ref(), None)
+    }
+
+    #[test]
+    fn what_is_there_is_changed_kept_or_created() {
+        let wanted = Wanted::Topic(json!({"properties": {"disableLocalAuth": true}}));
+        assert_eq!(step(&wanted, None).action, Action::Create);
+        let there = |off: bool| {
+            Some(json!({"location": "x", "properties": {"disableLocalAuth": off, "endpoint": "e"}}))
+        };
+        assert_eq!(step(&wanted, there(true)).action, Action::Keep);
+        let Action::Change(differences) = step(&wanted, there(false)).action else {
+            panic!("it differs")
+        };
+        assert_eq!(differences[0].field, "properties.disableLocalAuth");
+        assert_eq!(step(&Wanted::DomainTopic, Some(json!({}))).action, Action::Keep);
+        assert_eq!(step(&Wanted::DomainTopic, None).body, None);
+        let wanted = Wanted::Subscription {
+            properties: json!({"labels": ["a"]}),
+            schema: "CloudEventSchemaV1_0".into(),
+            cloud_retries: true,
+            typed_source: false,
+        };
+        let there = json!({"properties": {"labels": ["a"], "eventDeliverySchema": "CloudEventSchemaV1_0"}});
+        assert_eq!(step(&wanted, Some(there)).action, Action::Keep);
+    }
+
+    #[test]
+    fn what_the_server_knows_better_is_left_to_it() {
+        let wanted = |properties: Value, cloud_retries: bool| Wanted::Subscription {
+            properties,
+            schema: "EventGridSchema".into(),
+            cloud_retries,
+            typed_source: true,
+        };
+        let there = || {
+            Some(json!({"properties": {
+            "retryPolicy": {"eventTimeToLiveInMinutes": 120}, "filter": {"includedEventTypes": ["A"]}}}))
+        };
+        let is_work = |wanted: Wanted| step(&wanted, there()).is_work();
+        assert!(is_work(wanted(json!({}), true)));
+        assert!(!is_work(wanted(json!({}), false)));
+        assert!(is_work(wanted(
+            json!({"retryPolicy": {"eventTimeToLiveInMinutes": 1440}}),
+            false
+        )));
+    }
+
+    #[test]
+    fn a_plan_is_read_before_it_is_done() {
+        let wanted = Wanted::Topic(json!({"properties": {"disableLocalAuth": true}}));
+        let named = |what: &str, present: Option<Value>| Step {
+            what: what.into(),
+            ..step(&wanted, present)
+        };
+        let plan = Plan(vec![
+            named("topic new", None),
+            named("topic old", Some(json!({"properties": {}}))),
+            named(
+                "topic same",
+                Some(json!({"properties": {"disableLocalAuth": true}})),
+            ),
+            Step::delete("topic gone".into(), "/gone".into()),
+        ]);
+        assert_eq!(
+            plan.text(),
+            "+ topic new\n~ topic old\n    properties.disableLocalAuth: false → true\n= topic same\n- topic gone\n\
+             1 to create, 1 to change, 1 to delete, 1 as wanted"
+        );
+        assert_eq!(plan.json()[1]["changes"][0]["new"], "true");
+        let nothing = Plan(vec![plan.0[2].clone()]);
+        assert!(!nothing.is_work());
+        assert_eq!(nothing.text(), "= topic same\nnothing to do: 1 as wanted");
+    }
+}

@@ -1,0 +1,267 @@
+//! `postrider subscription`: who gets which events, where and how.
+
+use super::arm::Arm;
+use super::file::with_whole_ids;
+use super::ids::{Kind, PROVIDER, group_of};
+use super::settings::{Clear, Meaning, SubscriptionSettings, clear};
+use super::words::{object, read_json};
+use super::{GridFlags, Usage, WaitFlags, delete, normal, text};
+use anyhow::Result;
+use clap::Args;
+use postrider_core::time::Clock;
+use postrider_engine::clock::SystemClock;
+use serde_json::{Value, json};
+
+#[derive(Clone, Debug, Args)]
+pub struct SubscriptionArgs {
+    #[command(subcommand)]
+    command: Command,
+    #[command(flatten)]
+    flags: GridFlags,
+}
+
+#[derive(Clone, Debug, clap::Subcommand)]
+enum Command {
+    /// Create a subscription, or replace one that is there
+    Create {
+        name: String,
+        #[command(flatten)]
+        on: On,
+        #[command(flatten)]
+        settings: SubscriptionSettings,
+        /// The whole body as JSON, instead of settings
+        #[arg(long, value_name = "FILE|-")]
+        body: Option<String>,
+        #[command(flatten)]
+        wait: WaitFlags,
+    },
+    /// List the subscriptions of one thing, or all there are
+    List {
+        #[command(flatten)]
+        on: On,
+    },
+    /// Print one subscription
+    Show {
+        name: String,
+        #[command(flatten)]
+        on: On,
+        /// With the whole URL of a webhook, and the values of secret headers
+        #[arg(long, visible_alias = "include-full-endpoint-url")]
+        secrets: bool,
+    },
+    /// Change what is said, leave the rest
+    Update {
+        name: String,
+        #[command(flatten)]
+        on: On,
+        #[command(flatten)]
+        settings: SubscriptionSettings,
+        /// Take this away; may be repeated
+        #[arg(long, value_name = "WHAT", value_enum)]
+        clear: Vec<Clear>,
+        #[command(flatten)]
+        wait: WaitFlags,
+    },
+    /// Delete a subscription
+    Delete {
+        name: String,
+        #[command(flatten)]
+        on: On,
+        /// Do not ask
+        #[arg(long, short = 'y')]
+        yes: bool,
+        #[command(flatten)]
+        wait: WaitFlags,
+    },
+}
+
+/// What a subscription is on.
+#[derive(Clone, Debug, Default, Args)]
+struct On {
+    /// On this topic
+    #[arg(long, value_name = "NAME", group = "on")]
+    topic: Option<String>,
+    /// On this domain
+    #[arg(long, value_name = "NAME", group = "on")]
+    domain: Option<String>,
+    /// On this topic of the domain
+    #[arg(long, value_name = "NAME", requires = "domain")]
+    domain_topic: Option<String>,
+    /// On this system topic
+    #[arg(long, value_name = "NAME", group = "on")]
+    system_topic: Option<String>,
+    /// On this resource, by its whole id
+    #[arg(long, value_name = "ID", visible_alias = "source-resource-id", group = "on")]
+    scope: Option<String>,
+}
+
+impl On {
+    /// The id of all subscriptions on it.
+    async fn subscriptions(&self, arm: &Arm) -> Result<String> {
+        let owner = match (&self.topic, &self.domain, &self.system_topic, &self.scope) {
+            (Some(topic), ..) => arm.locate(Kind::Topic, topic).await?,
+            (_, Some(domain), ..) => {
+                let domain = arm.locate(Kind::Domain, domain).await?;
+                match &self.domain_topic {
+                    Some(topic) => format!("{domain}/topics/{topic}"),
+                    None => domain,
+                }
+            }
+            (_, _, Some(topic), _) => arm.locate(Kind::SystemTopic, topic).await?,
+            (_, _, _, Some(scope)) => {
+                let scope = scope.trim_end_matches('/');
+                if !scope.starts_with("/subscriptions/") {
+                    return Err(Usage::new("--scope: a resource id begins with /subscriptions/").into());
+                }
+                return Ok(format!("{scope}/{PROVIDER}/eventSubscriptions"));
+            }
+            _ => {
+                let reason = "on what? Give --topic, --domain [--domain-topic], --system-topic or --scope";
+                return Err(Usage::new(reason).into());
+            }
+        };
+        Ok(format!("{owner}/eventSubscriptions"))
+    }
+
+    async fn one(&self, arm: &Arm, name: &str) -> Result<String> {
+        Ok(format!("{}/{name}", self.subscriptions(arm).await?))
+    }
+
+    fn is_given(&self) -> bool {
+        self.topic.is_some() || self.domain.is_some() || self.system_topic.is_some() || self.scope.is_some()
+    }
+}
+
+/// A subscription with its whole URL and the values of its secret headers.
+pub async fn get_in_clear(arm: &Arm, id: &str) -> Result<Option<super::arm::Read>> {
+    let Some(mut read) = arm.find(id).await? else {
+        return Ok(None);
+    };
+    let properties = object(&mut read.body, "properties");
+    if let Some(destination) = normal::destination_mut(properties) {
+        if destination["endpointType"] == json!("WebHook") {
+            let url = arm.post(id, "getFullUrl", None).await?;
+            object(destination, "properties").insert("endpointUrl".into(), url["endpointUrl"].clone());
+        }
+        let mappings = &destination["properties"]["deliveryAttributeMappings"];
+        let secret = |one: &Value| one["properties"]["isSecret"] == json!(true);
+        if mappings.as_array().is_some_and(|all| all.iter().any(secret)) {
+            let attributes = arm.post(id, "getDeliveryAttributes", None).await?;
+            object(destination, "properties")
+                .insert("deliveryAttributeMappings".into(), attributes["value"].clone());
+        }
+    }
+    Ok(Some(read))
+}
+
+pub async fn subscription(args: &SubscriptionArgs) -> Result<()> {
+    let flags = &args.flags;
+    let arm = flags.connect().await?;
+    match &args.command {
+        Command::Create {
+            name,
+            on,
+            settings,
+            body,
+            wait,
+        } => {
+            let id = on.one(&arm, name).await?;
+            let body = match body {
+                Some(_) if !settings.is_empty() => {
+                    return Err(Usage::new("give --body or settings, not both").into());
+                }
+                Some(path) => read_json(path)?,
+                None => {
+                    let mut body = json!({});
+                    let group = meant_group(&arm, &id).await?;
+                    settings.put_into(object(&mut body, "properties"), &meaning(&arm, &group))?;
+                    if body["properties"].get("destination").is_none() {
+                        return Err(Usage::new("where do events go? Give --endpoint, or --body").into());
+                    }
+                    body
+                }
+            };
+            let made = arm.put(&id, Some(&body), None, wait.waits()).await?;
+            flags.show(&made, text::show)
+        }
+        Command::List { on } => {
+            let list = match on.is_given() {
+                true => arm.list(&on.subscriptions(&arm).await?).await?,
+                false => all(&arm).await?,
+            };
+            flags.show_list(list, text::subscriptions)
+        }
+        Command::Show { name, on, secrets } => {
+            let id = on.one(&arm, name).await?;
+            let body = match secrets {
+                true => found(get_in_clear(&arm, &id).await?, name)?.body,
+                false => arm.get(&id).await?.body,
+            };
+            flags.show(&body, text::show)
+        }
+        Command::Update {
+            name,
+            on,
+            settings,
+            clear: cleared,
+            wait,
+        } => {
+            if settings.is_empty() && cleared.is_empty() {
+                return Err(Usage::new("nothing is to change: give settings, or --clear").into());
+            }
+            let id = on.one(&arm, name).await?;
+            let read = found(get_in_clear(&arm, &id).await?, name)?;
+            let mut properties = normal::writable_properties(&read.body["properties"]);
+            clear(&mut properties, cleared);
+            let group = meant_group(&arm, &id).await?;
+            // What the configuration declared may name its places shortly, which this API does not take.
+            with_whole_ids(&mut properties, &arm.ids, &group)?;
+            settings.put_into(&mut properties, &meaning(&arm, &group))?;
+            let body = json!({ "properties": properties });
+            let made = arm
+                .put(&id, Some(&body), read.etag.as_deref(), wait.waits())
+                .await?;
+            flags.show(&made, text::show)
+        }
+        Command::Delete { name, on, yes, wait } => {
+            let id = on.one(&arm, name).await?;
+            delete(&arm, &id, &format!("the subscription {name}"), *yes, wait).await
+        }
+    }
+}
+
+fn found(read: Option<super::arm::Read>, name: &str) -> Result<super::arm::Read> {
+    read.ok_or_else(|| {
+        super::arm::Refused {
+            status: 404,
+            code: "ResourceNotFound".into(),
+            message: format!("subscription {name:?} does not exist"),
+        }
+        .into()
+    })
+}
+
+/// Every subscription on anything.
+async fn all(arm: &Arm) -> Result<Vec<Value>> {
+    let scope = match arm.named_group() {
+        Some(group) => arm.ids.group(group),
+        None => arm.ids.account(),
+    };
+    arm.list(&format!("{scope}/{PROVIDER}/eventSubscriptions")).await
+}
+
+/// The group of resources that are named without one: that of what the subscription is on.
+async fn meant_group(arm: &Arm, id: &str) -> Result<String> {
+    match group_of(id) {
+        Some(group) => Ok(group.to_owned()),
+        None => arm.usual_group().await,
+    }
+}
+
+fn meaning<'a>(arm: &'a Arm, group: &'a str) -> Meaning<'a> {
+    Meaning {
+        ids: &arm.ids,
+        group,
+        now: SystemClock.now(),
+    }
+}

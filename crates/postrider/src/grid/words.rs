@@ -1,0 +1,99 @@
+//! Small things that many flags share.
+
+use super::Usage;
+use anyhow::{Context, Result};
+use serde_json::{Map, Value, json};
+use std::io::Read;
+use std::str::FromStr;
+
+/// The forms of events.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum Schema {
+    #[value(name = "eventgrid", alias = "eventgridschema")]
+    EventGrid,
+    #[value(name = "cloudevents", aliases = ["cloudeventschemav1_0", "cloudevent"])]
+    CloudEvents,
+    #[value(name = "custom", aliases = ["customeventschema", "custominputschema"])]
+    Custom,
+}
+
+impl Schema {
+    pub fn input_name(self) -> &'static str {
+        match self {
+            Schema::EventGrid => "EventGridSchema",
+            Schema::CloudEvents => "CloudEventSchemaV1_0",
+            Schema::Custom => "CustomEventSchema",
+        }
+    }
+
+    pub fn delivery_name(self) -> &'static str {
+        match self {
+            Schema::Custom => "CustomInputSchema",
+            other => other.input_name(),
+        }
+    }
+
+    /// As the API names it.
+    pub fn named(name: &str) -> Option<Schema> {
+        use clap::ValueEnum;
+        Schema::from_str(name, true).ok()
+    }
+}
+
+/// `NAME=VALUE`; the value may have further equals signs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Pair {
+    pub name: String,
+    pub value: String,
+}
+
+impl FromStr for Pair {
+    type Err = String;
+    fn from_str(text: &str) -> Result<Pair, String> {
+        match text.split_once('=') {
+            Some((name, value)) if !name.is_empty() => Ok(Pair {
+                name: name.to_owned(),
+                value: value.to_owned(),
+            }),
+            _ => Err("must be NAME=VALUE".to_owned()),
+        }
+    }
+}
+
+pub fn pairs(pairs: &[Pair]) -> Value {
+    let members = pairs.iter().map(|pair| (pair.name.clone(), json!(pair.value)));
+    Value::Object(members.collect())
+}
+
+/// An object inside another, made if it is not there.
+pub fn object<'a>(holder: &'a mut Value, name: &str) -> &'a mut Map<String, Value> {
+    if !holder.is_object() {
+        *holder = json!({});
+    }
+    let inner = &mut holder[name];
+    if !inner.is_object() {
+        *inner = json!({});
+    }
+    inner.as_object_mut().expect("it was just made one")
+}
+
+/// A file, or the standard input for `-`.
+pub fn read_text(path: &str) -> Result<String> {
+    if path == "-" {
+        let mut text = String::new();
+        std::io::stdin()
+            .read_to_string(&mut text)
+            .context("reading the standard input")?;
+        return Ok(text);
+    }
+    std::fs::read_to_string(path).with_context(|| format!("reading {path}"))
+}
+
+/// A body that is sent as it is.
+pub fn read_json(path: &str) -> Result<Value> {
+    let text = read_text(path)?;
+    serde_json::from_str(&text).map_err(|e| {
+        let name = if path == "-" { "the standard input" } else { path };
+        Usage::new(format!("{name} is not JSON: {e}")).into()
+    })
+}

@@ -1,0 +1,794 @@
+//! The commands that do what az does: against a running server, as a stranger types them.
+
+use crate::receiver::Receiver;
+use crate::server::{Server, Setup};
+use serde_json::{Value, json};
+use std::io::{BufRead, BufReader, Write};
+use std::path::PathBuf;
+use std::process::{Command, Output, Stdio};
+
+/// Webhooks are not asked first: what these tests are about is the command line.
+const TRUSTING: &str = "[validation]\nenabled = false\n";
+
+/// Someone at a shell.
+struct Shell<'a> {
+    server: &'a Server,
+    home: tempfile::TempDir,
+}
+
+impl Shell<'_> {
+    fn of(server: &Server) -> Shell<'_> {
+        Shell {
+            server,
+            home: tempfile::tempdir().expect("a temporary directory"),
+        }
+    }
+
+    fn file(&self, name: &str) -> PathBuf {
+        self.home.path().join(name)
+    }
+
+    fn write(&self, name: &str, text: &str) -> String {
+        let path = self.file(name);
+        std::fs::write(&path, text).expect("a temporary directory can be written");
+        path.to_str().expect("text").to_owned()
+    }
+
+    fn command(&self, arguments: &[&str]) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_postrider"));
+        command
+            .env_clear()
+            .env("HOME", self.home.path())
+            .args(arguments)
+            .stdin(Stdio::null());
+        command
+    }
+
+    fn run_in(&self, mut command: Command) -> Told {
+        command
+            .env("POSTRIDER_SERVER", format!("http://{}", self.server.http))
+            .env("POSTRIDER_DATA_DIR", self.server.data_dir());
+        Told::of(&command.output().expect("the program can be run"))
+    }
+
+    fn run(&self, arguments: &[&str]) -> Told {
+        self.run_in(self.command(arguments))
+    }
+
+    /// What a command that goes well prints.
+    #[track_caller]
+    fn ok(&self, arguments: &[&str]) -> String {
+        let told = self.run(arguments);
+        assert_eq!(told.code, 0, "{arguments:?}: {}{}", told.out, told.err);
+        told.out
+    }
+
+    /// The same as JSON.
+    #[track_caller]
+    fn json(&self, arguments: &[&str]) -> Value {
+        let mut all = arguments.to_vec();
+        all.extend(["--output", "json"]);
+        let out = self.ok(&all);
+        serde_json::from_str(&out).unwrap_or_else(|e| panic!("{e} in {out}"))
+    }
+
+    /// What a command that goes badly says.
+    #[track_caller]
+    fn refused(&self, code: i32, arguments: &[&str]) -> String {
+        let told = self.run(arguments);
+        assert_eq!(told.code, code, "{arguments:?}: {}{}", told.out, told.err);
+        assert!(told.err.contains("error: "), "{}", told.err);
+        told.err
+    }
+}
+
+struct Told {
+    code: i32,
+    out: String,
+    err: String,
+}
+
+impl Told {
+    fn of(output: &Output) -> Told {
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        Told {
+            code: output.status.code().expect("it ends by itself"),
+            out: text(&output.stdout),
+            err: text(&output.stderr),
+        }
+    }
+}
+
+fn names(list: &Value) -> Vec<&str> {
+    let all = list.as_array().expect("a list");
+    all.iter()
+        .map(|one| one["name"].as_str().expect("a name"))
+        .collect()
+}
+
+#[test]
+fn a_topic_a_subscription_an_event_and_nothing_else() {
+    let server = Setup::config(TRUSTING).start();
+    let receiver = Receiver::start();
+    let shell = Shell::of(&server);
+
+    let topic = shell.json(&["topic", "create", "orders", "--tag", "a=b"]);
+    assert_eq!(topic["properties"]["provisioningState"], "Succeeded");
+    assert_eq!(topic["tags"], json!({"a": "b"}));
+    let shown = shell.ok(&["topic", "list"]);
+    assert!(
+        shown.contains("orders") && shown.contains("EventGridSchema"),
+        "{shown}"
+    );
+
+    let url = receiver.url("/hook?code=hunter2");
+    let made = shell.ok(&[
+        "subscription",
+        "create",
+        "billing",
+        "--topic",
+        "orders",
+        "--endpoint",
+        &url,
+        "--event-type",
+        "A",
+        "B",
+        "--advanced-filter",
+        "data.n",
+        "NumberInRange",
+        "1,10",
+        "--max-delivery-attempts",
+        "5",
+        "--event-ttl",
+        "2h",
+        "--secret-header",
+        "x-key=s3cret",
+        "--header",
+        "x-from=here",
+        "--label",
+        "l",
+    ]);
+    assert!(!made.contains("hunter2") && !made.contains("s3cret"), "{made}");
+    let shown = shell.json(&[
+        "subscription",
+        "show",
+        "billing",
+        "--topic",
+        "orders",
+        "--secrets",
+    ]);
+    let properties = &shown["properties"];
+    assert_eq!(properties["destination"]["properties"]["endpointUrl"], json!(url));
+    assert_eq!(
+        properties["retryPolicy"],
+        json!({"maxDeliveryAttempts": 5, "eventTimeToLiveInMinutes": 120})
+    );
+    assert!(shown.to_string().contains("s3cret"), "{shown}");
+
+    let sent = shell.ok(&[
+        "event",
+        "send",
+        "--topic",
+        "orders",
+        "--type",
+        "A",
+        "--data",
+        r#"{"n": 3}"#,
+        "--subject",
+        "s",
+        "--id",
+        "i1",
+    ]);
+    assert_eq!(sent.trim(), "sent 1 event to the topic orders");
+    let delivery = receiver.next();
+    assert_eq!(delivery.path, "/hook?code=hunter2");
+    assert_eq!(delivery.ids(), ["i1"]);
+    assert_eq!(delivery.header("x-key"), Some("s3cret"));
+    // Neither the filtered nor the numbered get through.
+    shell.ok(&[
+        "event",
+        "send",
+        "--topic",
+        "orders",
+        "--type",
+        "C",
+        "--data",
+        r#"{"n": 3}"#,
+    ]);
+    shell.ok(&[
+        "event",
+        "send",
+        "--topic",
+        "orders",
+        "--type",
+        "B",
+        "--data",
+        r#"{"n": 11}"#,
+    ]);
+    shell.ok(&[
+        "event",
+        "send",
+        "--topic",
+        "orders",
+        "--type",
+        "B",
+        "--data",
+        r#"{"n": 10}"#,
+        "--count",
+        "3",
+    ]);
+    for _ in 0..3 {
+        assert_eq!(receiver.next().json()[0]["eventType"], "B");
+    }
+
+    // What is not said stays, the secrets too.
+    shell.ok(&[
+        "subscription",
+        "update",
+        "billing",
+        "--topic",
+        "orders",
+        "--max-events-per-batch",
+        "7",
+        "--clear",
+        "advanced-filters",
+        "--clear",
+        "labels",
+    ]);
+    let shown = shell.json(&[
+        "subscription",
+        "show",
+        "billing",
+        "--topic",
+        "orders",
+        "--secrets",
+    ]);
+    let properties = &shown["properties"];
+    assert_eq!(
+        properties["destination"]["properties"]["maxEventsPerBatch"],
+        json!(7)
+    );
+    assert_eq!(properties["destination"]["properties"]["endpointUrl"], json!(url));
+    assert!(shown.to_string().contains("s3cret"), "{shown}");
+    assert_eq!(properties["filter"]["includedEventTypes"], json!(["A", "B"]));
+    assert_eq!(properties["retryPolicy"]["maxDeliveryAttempts"], json!(5));
+    assert!(properties["labels"].is_null(), "{shown}");
+    shell.ok(&[
+        "event",
+        "send",
+        "--topic",
+        "orders",
+        "--type",
+        "B",
+        "--data",
+        r#"{"n": 11}"#,
+    ]);
+    assert_eq!(receiver.next().json()[0]["data"], json!({"n": 11}));
+
+    let all = shell.json(&["subscription", "list"]);
+    assert_eq!(names(&all), ["billing"]);
+    let refusal = shell.refused(2, &["topic", "delete", "orders"]);
+    assert!(refusal.contains("--yes"), "{refusal}");
+    shell.ok(&["subscription", "delete", "billing", "--topic", "orders", "--yes"]);
+    assert_eq!(
+        names(&shell.json(&["subscription", "list", "--topic", "orders"])),
+        [""; 0]
+    );
+    shell.ok(&["topic", "delete", "orders", "--yes"]);
+    let refusal = shell.refused(1, &["topic", "show", "orders"]);
+    assert!(
+        refusal.contains("error: (ResourceNotFound) topic \"orders\" does not exist"),
+        "{refusal}"
+    );
+}
+
+#[test]
+fn domains_system_topics_and_scopes() {
+    let server = Setup::config(TRUSTING).start();
+    let receiver = Receiver::start();
+    let shell = Shell::of(&server);
+    shell.ok(&[
+        "domain",
+        "create",
+        "tenants",
+        "--auto-create-topics",
+        "false",
+        "--input-schema",
+        "cloudevents",
+    ]);
+    shell.ok(&["domain", "topic", "create", "t1", "--domain", "tenants"]);
+    assert_eq!(
+        names(&shell.json(&["domain", "topic", "list", "--domain", "tenants"])),
+        ["t1"]
+    );
+    let on = ["--domain", "tenants", "--domain-topic", "t1"];
+    let url = receiver.url("/t1");
+    let mut create = vec!["subscription", "create", "sub", "--endpoint", &url];
+    create.extend(on);
+    shell.ok(&create);
+    shell.ok(&[
+        "event",
+        "send",
+        "--domain",
+        "tenants",
+        "--domain-topic",
+        "t1",
+        "--id",
+        "x",
+        "--type",
+        "T",
+    ]);
+    let delivery = receiver.next();
+    assert_eq!(delivery.path, "/t1");
+    assert!(delivery.text().contains("\"specversion\""), "{}", delivery.text());
+    let mut delete = vec!["subscription", "delete", "sub", "--yes"];
+    delete.extend(on);
+    shell.ok(&delete);
+    shell.ok(&[
+        "domain",
+        "update",
+        "tenants",
+        "--auto-create-topics",
+        "--tag",
+        "a=b",
+    ]);
+    let domain = shell.json(&["domain", "show", "tenants"]);
+    assert_eq!(
+        domain["properties"]["autoCreateTopicWithFirstSubscription"],
+        json!(true)
+    );
+    assert_eq!(domain["properties"]["inputSchema"], "CloudEventSchemaV1_0");
+    shell.ok(&["domain", "topic", "delete", "t1", "--domain", "tenants", "--yes"]);
+
+    shell.ok(&["system-topic", "create", "dead", "--source", "local"]);
+    let topic = shell.json(&["system-topic", "show", "dead"]);
+    assert_eq!(
+        topic["properties"]["topicType"]
+            .as_str()
+            .map(str::to_lowercase)
+            .as_deref(),
+        Some("microsoft.storage.storageaccounts")
+    );
+    shell.ok(&[
+        "subscription",
+        "create",
+        "sub",
+        "--system-topic",
+        "dead",
+        "--endpoint",
+        &url,
+    ]);
+    let source = topic["properties"]["source"]
+        .as_str()
+        .expect("a source")
+        .to_owned();
+    shell.ok(&[
+        "subscription",
+        "create",
+        "direct",
+        "--scope",
+        &source,
+        "--endpoint",
+        &url,
+    ]);
+    let direct = shell.json(&["subscription", "list", "--scope", &source]);
+    assert!(names(&direct).contains(&"direct"), "{direct}");
+    assert_eq!(names(&shell.json(&["system-topic", "list"])), ["dead"]);
+    shell.ok(&["system-topic", "delete", "dead", "--yes"]);
+}
+
+#[test]
+fn keys_are_listed_and_made_anew() {
+    let server = Server::start_plain();
+    let shell = Shell::of(&server);
+    shell.ok(&["topic", "create", "orders"]);
+    let before = shell.json(&["key", "list", "--topic", "orders"]);
+    let after = shell.json(&["key", "regenerate", "--topic", "orders", "--name", "key2"]);
+    assert_eq!(before["key1"], after["key1"]);
+    assert_ne!(before["key2"], after["key2"]);
+    let send = |key: &Value| {
+        let key = key.as_str().expect("a key");
+        shell.run(&["event", "send", "--topic", "orders", "--key", key])
+    };
+    assert_eq!(send(&after["key2"]).code, 0);
+    let refused = send(&before["key2"]);
+    assert_eq!(refused.code, 1, "{}", refused.err);
+    assert!(refused.err.starts_with("error: "), "{}", refused.err);
+    // Events as they stand in a file.
+    let one = json!({"id": "f", "subject": "s", "eventType": "t", "eventTime": "2030-01-01T00:00:00Z", "data": 1,
+                     "dataVersion": "1"});
+    let file = shell.write("events.json", &json!([one, one]).to_string());
+    let sent = shell.ok(&["event", "send", "--topic", "orders", "--body", &file]);
+    assert_eq!(sent.trim(), "sent 2 events to the topic orders");
+}
+
+#[test]
+fn what_goes_wrong_is_told_and_has_a_code() {
+    let server = Server::start_plain();
+    let shell = Shell::of(&server);
+    let refusal = shell.refused(1, &["topic", "create", "x"]);
+    assert!(
+        refusal.contains("error: (") && refusal.contains("between 3 and 50"),
+        "{refusal}"
+    );
+    let refusal = shell.refused(2, &["subscription", "create", "s", "--endpoint", "http://x"]);
+    assert!(refusal.contains("--topic"), "{refusal}");
+    let refusal = shell.refused(2, &["topic", "update", "x"]);
+    assert!(refusal.contains("nothing is to change"), "{refusal}");
+    shell.refused(2, &["topic", "crate", "x"]);
+    shell.refused(2, &["event", "send", "--topic", "a", "--count", "2", "--id", "x"]);
+    let refusal = shell.refused(1, &["topic", "list", "--secret", "wrong"]);
+    assert!(refusal.contains("error: (AuthenticationFailed)"), "{refusal}");
+    // Nothing listens on a port that was just free.
+    let free = std::net::TcpListener::bind("127.0.0.1:0").expect("a free port");
+    let url = format!("http://{}", free.local_addr().expect("it is bound"));
+    drop(free);
+    let refusal = shell.refused(1, &["topic", "list", "--server", &url]);
+    assert!(refusal.contains("is the server running?"), "{refusal}");
+}
+
+#[test]
+fn a_webhook_that_does_not_answer_is_told_of() {
+    let server = Server::start_plain();
+    let receiver = Receiver::answering(|_| crate::receiver::Reply::Status(404));
+    let shell = Shell::of(&server);
+    shell.ok(&["topic", "create", "orders"]);
+    let url = receiver.url("/");
+    let create = [
+        "subscription",
+        "create",
+        "sub",
+        "--topic",
+        "orders",
+        "--endpoint",
+        &url,
+    ];
+    let refusal = shell.refused(1, &create);
+    assert!(refusal.contains("error: (Url validation)"), "{refusal}");
+    assert_eq!(
+        names(&shell.json(&["subscription", "list", "--topic", "orders"])),
+        [""; 0]
+    );
+    let mut without = create.to_vec();
+    without.push("--no-wait");
+    let begun = shell.json(&without);
+    assert_eq!(begun["properties"]["provisioningState"], "Creating");
+}
+
+#[test]
+fn a_validation_by_hand_is_waited_for() {
+    let server = Server::start_plain();
+    let receiver = Receiver::start();
+    let shell = Shell::of(&server);
+    shell.ok(&["topic", "create", "orders"]);
+    let url = receiver.url("/");
+    let arguments = [
+        "subscription",
+        "create",
+        "sub",
+        "--topic",
+        "orders",
+        "--endpoint",
+        &url,
+    ];
+    let mut command = shell.command(&arguments);
+    command
+        .env("POSTRIDER_SERVER", format!("http://{}", server.http))
+        .env("POSTRIDER_DATA_DIR", server.data_dir())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
+    let mut child = command.spawn().expect("it runs");
+    // It accepts what it was sent without the code in it: now a visit must speak for it.
+    let asked = receiver.next().json();
+    let mut told = String::new();
+    let mut lines = BufReader::new(child.stderr.take().expect("it is piped"));
+    lines.read_line(&mut told).expect("it says something");
+    assert!(
+        told.contains("open the validationUrl") && told.contains(" until 2"),
+        "{told}"
+    );
+    let visit = asked[0]["data"]["validationUrl"].as_str().expect("a URL");
+    let (_, path) = visit.split_once("://").expect("a URL");
+    let path = &path[path.find('/').expect("a path")..];
+    server.send("GET", path, &[], "").expect(200);
+    let output = child.wait_with_output().expect("it ends");
+    assert!(output.status.success());
+    assert!(String::from_utf8_lossy(&output.stdout).contains("Succeeded"));
+}
+
+const GRID: &str = r#"
+topics:
+  - name: orders
+    tags: {team: blue}
+    subscriptions:
+      - name: billing
+        destination:
+          endpointType: WebHook
+          properties:
+            endpointUrl: "URL/billing?code=hunter2"
+            deliveryAttributeMappings:
+              - {name: x-key, type: Static, properties: {value: s3cret, isSecret: true}}
+        filter: {includedEventTypes: [A], advancedFilters: [{operatorType: StringIn, key: data.c, values: [blue]}]}
+        retryPolicy: {maxDeliveryAttempts: 5}
+        deadLetterDestination: {endpointType: StorageBlob, properties: {resourceId: local, blobContainerName: dead}}
+        expirationTimeUtc: "2099-01-01T00:00:00Z"
+  - {name: plain, input_schema: CloudEventSchemaV1_0}
+domains:
+  - name: tenants
+    topics:
+      - name: t1
+        subscriptions:
+          - {name: sub1, destination: {endpointType: webhook, properties: {endpointUrl: "URL/t1"}}}
+system_topics:
+  - name: dead-letters
+    source: local
+    subscriptions:
+      - {name: told, destination: {endpointType: WebHook, properties: {endpointUrl: "URL/told"}}}
+subscriptions:
+  - {topic: plain, name: all, destination: {endpointType: WebHook, properties: {endpointUrl: "URL/all"}}}
+  - {domain: tenants, name: every, destination: {endpointType: WebHook, properties: {endpointUrl: "URL/every"}}}
+"#;
+
+#[test]
+fn a_grid_file_is_planned_applied_and_then_there_is_nothing_to_do() {
+    let server = Setup::config(TRUSTING).start();
+    let receiver = Receiver::start();
+    let shell = Shell::of(&server);
+    let text = GRID.replace("URL", &receiver.url(""));
+    let file = shell.write("grid.yaml", &text);
+
+    let plan = shell.ok(&["apply", "-f", &file, "--dry-run"]);
+    assert!(
+        plan.contains("+ topic orders") && plan.contains("10 to create"),
+        "{plan}"
+    );
+    assert_eq!(
+        names(&shell.json(&["topic", "list"])),
+        [""; 0],
+        "a dry run does nothing"
+    );
+    let refusal = shell.refused(2, &["apply", "-f", &file]);
+    assert!(refusal.contains("--yes"), "{refusal}");
+
+    shell.ok(&["apply", "-f", &file, "--yes"]);
+    assert_eq!(names(&shell.json(&["topic", "list"])), ["orders", "plain"]);
+    let again = shell.ok(&["apply", "-f", &file, "--yes"]);
+    assert!(again.contains("nothing to do: 10 as wanted"), "{again}");
+    let value: Value = serde_saphyr::from_str(&text).expect("YAML");
+    let as_json = shell.write("grid.json", &value.to_string());
+    let again = shell.ok(&["apply", "-f", &as_json, "--dry-run"]);
+    assert!(again.contains("nothing to do"), "{again}");
+
+    // A secret, a limit and a tag change, and the plan tells without the secret.
+    let changed = text
+        .replace("hunter2", "hunter3")
+        .replace("s3cret", "s4cret")
+        .replace("maxDeliveryAttempts: 5", "maxDeliveryAttempts: 6")
+        .replace("team: blue", "team: red");
+    let file = shell.write("grid.yaml", &changed);
+    let plan = shell.ok(&["apply", "-f", &file, "--yes"]);
+    assert!(
+        plan.contains("0 to create, 2 to change, 0 to delete, 8 as wanted"),
+        "{plan}"
+    );
+    assert!(plan.contains("tags.team: \"blue\" → \"red\""), "{plan}");
+    assert!(plan.contains("retryPolicy.maxDeliveryAttempts: 5 → 6"), "{plan}");
+    assert!(!plan.contains("hunter") && !plan.contains("cret\""), "{plan}");
+    let again = shell.ok(&["apply", "-f", &file, "--yes"]);
+    assert!(again.contains("nothing to do"), "{again}");
+    shell.ok(&[
+        "event",
+        "send",
+        "--topic",
+        "orders",
+        "--type",
+        "A",
+        "--data",
+        r#"{"c": "blue"}"#,
+    ]);
+    let delivery = receiver.next();
+    assert_eq!(
+        (delivery.path.as_str(), delivery.header("x-key")),
+        ("/billing?code=hunter3", Some("s4cret"))
+    );
+
+    // What others made goes only if that is asked for.
+    shell.ok(&["topic", "create", "stray"]);
+    let url = receiver.url("/stray");
+    shell.ok(&[
+        "subscription",
+        "create",
+        "stray",
+        "--topic",
+        "plain",
+        "--endpoint",
+        &url,
+    ]);
+    let again = shell.ok(&["apply", "-f", &file, "--yes"]);
+    assert!(again.contains("nothing to do"), "{again}");
+    let plan = shell.ok(&["apply", "-f", &file, "--yes", "--prune"]);
+    assert!(
+        plan.contains("- topic stray") && plan.contains("- subscription plain/stray"),
+        "{plan}"
+    );
+    assert!(plan.contains("2 to delete, 10 as wanted"), "{plan}");
+    assert_eq!(names(&shell.json(&["topic", "list"])), ["orders", "plain"]);
+    let plan = shell.json(&["apply", "-f", &file, "--yes", "--prune"]);
+    assert_eq!(plan["applied"], json!(false));
+}
+
+#[test]
+fn a_grid_file_stops_at_what_is_refused() {
+    let server = Setup::config(TRUSTING).start();
+    let shell = Shell::of(&server);
+    let file = shell.write(
+        "grid.yaml",
+        "topics:\n  - name: first\n  - {name: second, publicNetworkAccess: Maybe}\n  - name: third\n",
+    );
+    let refusal = shell.refused(1, &["apply", "-f", &file, "--yes"]);
+    assert!(
+        refusal.contains("done: topic first\nnot done: topic second, topic third"),
+        "{refusal}"
+    );
+    assert!(
+        refusal.contains("error: topic second: (") && refusal.contains("publicNetworkAccess"),
+        "{refusal}"
+    );
+    let file = shell.write("grid.yaml", "topics:\n  - name: first\n    inputShema: x\n");
+    let refusal = shell.refused(2, &["apply", "-f", &file, "--yes"]);
+    assert!(
+        refusal.contains("line 2") && refusal.contains("did you mean inputSchema?"),
+        "{refusal}"
+    );
+}
+
+#[test]
+fn contexts_name_servers() {
+    let server = Server::start_plain();
+    let shell = Shell::of(&server);
+    let run = |arguments: &[&str]| Told::of(&shell.command(arguments).output().expect("it runs"));
+    let credentials = server.data_dir().join("credentials.toml");
+    let (url, secret) = (
+        format!("https://{}", server.https),
+        credentials.to_str().expect("text"),
+    );
+    let ca = server.ca();
+    let ca = ca.to_str().expect("text");
+    // The certificate is for names and addresses of this machine, not for a port.
+    let added = run(&[
+        "context",
+        "add",
+        "here",
+        "--server",
+        &url,
+        "--ca",
+        ca,
+        "--secret-file",
+        secret,
+        "-g",
+        "mine",
+    ]);
+    assert_eq!(added.code, 0, "{}", added.err);
+    let made = run(&["topic", "create", "orders", "--output", "json"]);
+    assert_eq!(made.code, 0, "{}", made.err);
+    assert!(made.out.contains("/resourceGroups/mine/"), "{}", made.out);
+    run(&[
+        "context",
+        "add",
+        "gone",
+        "--server",
+        "http://127.0.0.1:1",
+        "--secret",
+        "x",
+        "--use",
+    ]);
+    assert_eq!(run(&["topic", "list"]).code, 1);
+    assert_eq!(run(&["topic", "list", "--context", "here"]).code, 0);
+    assert_eq!(run(&["deadletters", "list", "--context", "here"]).code, 0);
+    run(&["context", "use", "here"]);
+    assert_eq!(run(&["topic", "list"]).code, 0);
+    let listed = run(&["context", "list"]).out;
+    assert!(listed.contains("gone") && listed.contains(&url), "{listed}");
+    assert_eq!(run(&["context", "remove", "gone"]).code, 0);
+    assert_eq!(run(&["context", "show", "gone"]).code, 1);
+    assert!(shell.file(".config/postrider/contexts.toml").exists());
+}
+
+#[test]
+fn the_configuration_of_another_emulator_is_taken_over() {
+    let server = Setup::config(TRUSTING).start();
+    let receiver = Receiver::start();
+    let shell = Shell::of(&server);
+    let file = shell.write(
+        "appsettings.json",
+        &format!(
+            r#"{{"topics": [{{"name": "parcels", "port": 61001, "key": "abc=", "subscribers": [
+                {{"name": "tracking", "endpoint": "{}", "disableValidation": true}}, // the only one
+            ]}}]}}"#,
+            receiver.url("/pm7y")
+        ),
+    );
+    let told = shell.run(&["import", "pm7y", &file]);
+    assert_eq!(told.code, 0, "{}", told.err);
+    assert!(told.err.contains("[validation] enabled = false"), "{}", told.err);
+    let mut apply = shell.command(&["apply", "-f", "-", "--dry-run"]);
+    apply
+        .env("POSTRIDER_SERVER", format!("http://{}", server.http))
+        .env("POSTRIDER_DATA_DIR", server.data_dir())
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
+    let mut child = apply.spawn().expect("it runs");
+    let mut stdin = child.stdin.take().expect("it is piped");
+    stdin.write_all(told.out.as_bytes()).expect("it reads");
+    drop(stdin);
+    let planned = Told::of(&child.wait_with_output().expect("it ends"));
+    assert!(
+        planned.out.contains("+ subscription parcels/tracking"),
+        "{}{}",
+        planned.out,
+        planned.err
+    );
+
+    shell.ok(&["import", "pm7y", &file, "--apply", "--yes"]);
+    shell.ok(&["event", "send", "--topic", "parcels"]);
+    assert_eq!(receiver.next().path, "/pm7y");
+
+    let file = shell.write(
+        "workleap.json",
+        &format!(
+            r#"{{"Topics": {{"letters": ["{}", "pull://x"]}}}}"#,
+            receiver.url("/workleap")
+        ),
+    );
+    let grid = shell.file("grid.toml");
+    let grid = grid.to_str().expect("text");
+    shell.ok(&["import", "workleap", &file, "--output", grid]);
+    shell.ok(&["apply", "-f", grid, "--yes"]);
+    shell.ok(&["event", "send", "--topic", "letters"]);
+    assert_eq!(receiver.next().path, "/workleap");
+}
+
+#[test]
+fn an_imported_file_is_a_configuration_too_and_its_keys_count() {
+    let server = Server::start_plain();
+    let shell = Shell::of(&server);
+    let file = shell.write(
+        "appsettings.json",
+        r#"{"topics": [{"name": "parcels", "port": 61001, "key": "TheOldKey=", "subscribers": {"http": [
+            {"name": "tracking", "endpoint": "http://127.0.0.1:9/", "deadLetter": {"enabled": true}}]}}]}"#,
+    );
+    let grid = shell.file("grid.toml");
+    let grid = grid.to_str().expect("text");
+    shell.ok(&["import", "pm7y", &file, "--output", grid]);
+    let config = std::fs::read_to_string(grid).expect("it was written");
+    let configured = Setup::config(format!("{config}\n{TRUSTING}")).start();
+    let shell = Shell::of(&configured);
+    assert_eq!(
+        shell.json(&["key", "list", "--topic", "parcels"])["key1"],
+        "TheOldKey="
+    );
+    let plan = shell.ok(&["apply", "-f", grid, "--dry-run"]);
+    assert!(plan.contains("nothing to do: 2 as wanted"), "{plan}");
+    // What the configuration names shortly can be changed here.
+    let on = ["subscription", "update", "tracking", "--topic", "parcels"];
+    let updated = shell.json(&[&on[..], &["--max-events-per-batch", "3"]].concat());
+    let place = &updated["properties"]["deadLetterDestination"]["properties"];
+    assert_eq!(place["blobContainerName"], "deadletters");
+}
+
+#[test]
+fn shells_complete_the_commands() {
+    for shell in ["bash", "zsh", "fish", "powershell", "elvish"] {
+        let output = Command::new(env!("CARGO_BIN_EXE_postrider"))
+            .args(["completions", shell])
+            .output()
+            .expect("it runs");
+        let script = String::from_utf8_lossy(&output.stdout);
+        assert!(
+            output.status.success() && script.contains("subscription"),
+            "{shell}"
+        );
+        assert!(script.contains("deadletters"), "{shell}");
+    }
+}
