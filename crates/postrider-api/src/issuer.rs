@@ -9,6 +9,7 @@ use serde_json::Value;
 use std::collections::BTreeMap;
 use std::sync::{Arc, RwLock};
 use std::time::Duration;
+use tokio_util::task::TaskTracker;
 
 /// The issuer is asked at most this often, whatever tokens come.
 const ASK_AGAIN: Duration = Duration::from_secs(60);
@@ -43,7 +44,9 @@ pub struct Issuer {
     fetch: Arc<dyn Fetch>,
     known: RwLock<Known>,
     /// Held by whoever is asking the issuer; when it was last asked.
-    asking: tokio::sync::Mutex<Option<Timestamp>>,
+    asking: Arc<tokio::sync::Mutex<Option<Timestamp>>>,
+    /// One at a time, bounded in time by what fetches; nothing is lost if the process ends before it.
+    fetches: TaskTracker,
 }
 
 #[derive(Clone, Default)]
@@ -55,13 +58,14 @@ struct Known {
 }
 
 impl Issuer {
-    pub fn new(trust: Trust, fetch: Arc<dyn Fetch>) -> Issuer {
-        Issuer {
+    pub fn new(trust: Trust, fetch: Arc<dyn Fetch>) -> Arc<Issuer> {
+        Arc::new(Issuer {
             trust,
             fetch,
             known: RwLock::default(),
-            asking: tokio::sync::Mutex::default(),
-        }
+            asking: Arc::default(),
+            fetches: TaskTracker::new(),
+        })
     }
 
     /// What a token says of itself, which proves nothing yet.
@@ -77,13 +81,13 @@ impl Issuer {
     }
 
     /// Fetches keys if the one of this token is not known, or if what is known is old.
-    pub async fn prepare(&self, token: &Token<'_>, now: Timestamp) {
+    pub async fn prepare(self: &Arc<Self>, token: &Token<'_>, now: Timestamp) {
         let wanting = |known: &Known| !known.keys.knows(token.key_id.as_deref());
         let known = self.known();
         let aged = known.since.is_none_or(|since| now.since(since) >= KEYS_LAST);
         let mut asked = if wanting(&known) {
-            self.asking.lock().await
-        } else if aged && let Ok(asked) = self.asking.try_lock() {
+            self.asking.clone().lock_owned().await
+        } else if aged && let Ok(asked) = self.asking.clone().try_lock_owned() {
             asked
         } else {
             // Known, and if it is old another request is already seeing to it.
@@ -97,6 +101,17 @@ impl Issuer {
             return;
         }
         *asked = Some(now);
+        // In a task of its own: whoever asked may go away, and the next one would not ask again so soon.
+        let issuer = self.clone();
+        let fetching = self.fetches.spawn(async move {
+            let _asked = asked;
+            issuer.fetch_anew(now).await;
+        });
+        // It does not panic; if it did, the token would be refused as one whose key is not known.
+        let _ = fetching.await;
+    }
+
+    async fn fetch_anew(&self, now: Timestamp) {
         let fetched = self.fetch_keys().await;
         let mut known = self.known.write().expect("nothing panics while it is held");
         match fetched {
@@ -222,7 +237,9 @@ mod tests {
     use postrider_wire::token::SigningKey;
     use serde_json::json;
     use std::collections::HashMap;
+    use std::future::Future;
     use std::sync::Mutex;
+    use std::task::Poll;
 
     const NOW: Timestamp = Timestamp::from_secs(1_800_000_000);
     const ISSUER: &str = "https://login.example/t";
@@ -250,6 +267,8 @@ mod tests {
     impl Fetch for Pages {
         async fn get(&self, url: &str) -> Result<Bytes, String> {
             self.asked.lock().unwrap().push(url.into());
+            // As a real one, it takes more than one look.
+            tokio::task::yield_now().await;
             let pages = self.pages.lock().unwrap();
             let page = pages.get(url).cloned();
             page.map(Bytes::from).ok_or_else(|| format!("{url}: 404"))
@@ -277,18 +296,35 @@ mod tests {
         claims
     }
 
-    fn issuer(keys: &SigningKey) -> (Arc<Pages>, Issuer) {
+    fn issuer(keys: &SigningKey) -> (Arc<Pages>, Arc<Issuer>) {
         let pages = Arc::new(Pages::default());
         pages.put(DISCOVERY, json!({"issuer": ISSUER, "jwks_uri": KEYS}));
         pages.put(KEYS, keys.key_set());
         (pages.clone(), Issuer::new(trust(), pages))
     }
 
-    async fn judge(issuer: &Issuer, text: &str, now: Timestamp) -> Result<Caller, String> {
+    async fn judge(issuer: &Arc<Issuer>, text: &str, now: Timestamp) -> Result<Caller, String> {
         let token = Token::parse(text).unwrap();
         assert!(issuer.claims_to_have_made(&token));
         issuer.prepare(&token, now).await;
         issuer.caller(&token, now).map_err(|refused| refused.to_string())
+    }
+
+    #[tokio::test]
+    async fn keys_arrive_though_whoever_asked_has_gone() {
+        let key = SigningKey::fresh();
+        let (pages, issuer) = issuer(&key);
+        let text = key.sign(&claims());
+        let token = Token::parse(&text).unwrap();
+        {
+            let mut asking = std::pin::pin!(issuer.prepare(&token, NOW));
+            assert!(
+                std::future::poll_fn(|context| Poll::Ready(asking.as_mut().poll(context).is_pending())).await
+            );
+        }
+        // So soon nobody asks again: what the first one began must have come to its end.
+        judge(&issuer, &text, NOW).await.unwrap();
+        assert_eq!(pages.asked(), 2, "discovery and keys, once");
     }
 
     #[tokio::test]

@@ -87,7 +87,7 @@ pub struct Server {
     /// Set while the engine runs on a clock that a test moves.
     pub virtual_time: Option<VirtualTime>,
     /// Whose tokens are taken besides our own.
-    pub issuer: Option<issuer::Issuer>,
+    pub issuer: Option<Arc<issuer::Issuer>>,
     logins_refused: login::LoginsRefused,
     request_base: u64,
     requests: AtomicU64,

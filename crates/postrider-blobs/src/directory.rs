@@ -6,8 +6,9 @@ use bytes::Bytes;
 use postrider_core::time::Clock;
 use postrider_engine::blobs::{BlobError, Stored};
 use std::collections::BTreeSet;
-use std::fs::{self, File};
+use std::fs::{self, File, OpenOptions};
 use std::io::{self, ErrorKind, Read, Write};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -198,7 +199,12 @@ impl Directory {
         loop {
             let number = self.temporaries_made.fetch_add(1, Ordering::Relaxed);
             let path = folder.join(format!("{TEMPORARY}{process}-{number}"));
-            let mut file = match File::create_new(&path) {
+            let created = OpenOptions::new()
+                .write(true)
+                .create_new(true)
+                .mode(0o600)
+                .open(&path);
+            let mut file = match created {
                 // An earlier process of the same number left it behind, or another machine is at work.
                 Err(e) if e.kind() == ErrorKind::AlreadyExists => continue,
                 other => other?,

@@ -24,6 +24,7 @@ use postrider_core::time::{Clock, Timestamp};
 use postrider_store::{Claim, Want};
 use queue::Queue;
 use std::borrow::Cow;
+use std::cell::OnceCell;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -300,8 +301,11 @@ impl Plan {
         }
         if let Some(first) = claims.first() {
             let id = system_id(self.log, first.position());
-            let envelope = self.envelope(first);
-            let properties = broker.properties(&id, |field| self.look_up(&envelope, field));
+            // Most have no property that is looked up in the event.
+            let envelope = OnceCell::new();
+            let properties = broker.properties(&id, |field| {
+                self.look_up(envelope.get_or_init(|| self.envelope(first)), field)
+            });
             request
                 .more
                 .extend(properties.map(|value| (BROKER_PROPERTIES, value)));

@@ -51,8 +51,8 @@ const ANNOUNCE_FOR: Duration = Duration::from_secs(4 * 60 * 60);
 /// After a blob was written the next one of its subscription waits for this part of the delay: under a steady
 /// stream a blob would hold but a few letters otherwise.
 const GATHER_PART: u32 = 100;
-/// Of letters that are dropped, this many are named in the log; the others are counted there.
-const NAMED_MAX: usize = 100;
+/// Letters that are dropped are named in the log, this many to a line.
+const NAMED_PER_LINE: usize = 100;
 
 /// What is known about the writing of one subscription's letters.
 #[derive(Default)]
@@ -505,19 +505,17 @@ impl Engine {
         reason: Reason,
         trouble: &str,
     ) -> Result<(), String> {
-        let ids: Vec<String> = letters
-            .iter()
-            .take(NAMED_MAX)
-            .map(|letter| event_id(plan, letter))
-            .collect();
-        tracing::error!(
-            subscription = %plan.subscription.name,
-            count = letters.len(),
-            %reason,
-            trouble,
-            ids = ids.join(", "),
-            "dead letters dropped"
-        );
+        for named in letters.chunks(NAMED_PER_LINE) {
+            let ids: Vec<String> = named.iter().map(|letter| event_id(plan, letter)).collect();
+            tracing::error!(
+                subscription = %plan.subscription.name,
+                count = named.len(),
+                %reason,
+                trouble,
+                ids = ids.join(", "),
+                "dead letters dropped"
+            );
+        }
         let keys = letters.iter().map(Letter::key).collect();
         let done = self.log.letters_done(plan.subscription.id, keys).await;
         done.map_err(|e| e.to_string())?;

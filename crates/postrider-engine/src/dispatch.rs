@@ -46,6 +46,8 @@ use tokio_util::task::TaskTracker;
 const LINGER: Duration = Duration::from_secs(5);
 /// A subscription whose log could not be read is tried again this much later.
 const TROUBLE_PAUSE: Duration = Duration::from_secs(1);
+/// Where nothing can be sent for longer than this, events need not be kept in memory.
+const REST_FROM: Duration = Duration::from_secs(5);
 /// Attempts that have timed out and whose connections are kept for a late answer. Beyond it they are closed.
 const LATE_ANSWERS_MAX: usize = 1024;
 
@@ -390,7 +392,10 @@ impl Dispatcher {
             Admission::Go(pass) => Some(pass),
             Admission::Full => None,
             Admission::Delayed(until) => {
-                self.log.rest(outlet.id);
+                // One that is only paced goes on so soon that its events may stay in memory.
+                if until.since(self.clock.now()) > REST_FROM {
+                    self.log.rest(outlet.id);
+                }
                 self.alarm(until, Alarm::Endpoint(Arc::downgrade(&plan.endpoint)));
                 None
             }

@@ -501,7 +501,7 @@ fn role(configured: config::Role) -> access::Role {
 }
 
 /// The external issuer, which is asked for its keys when its first token comes.
-fn issuer(config: &Config) -> Result<Option<Issuer>> {
+fn issuer(config: &Config) -> Result<Option<Arc<Issuer>>> {
     let Some(oidc) = config.oidc.clone() else {
         return Ok(None);
     };

@@ -4,6 +4,7 @@ use crate::{account, assert_unreachable, no_container, writes_replaces_reads_and
 use bytes::Bytes;
 use postrider_blobs::{ObjectStores, Place};
 use postrider_engine::blobs::{BlobError, Blobs};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use tempfile::TempDir;
@@ -41,6 +42,11 @@ async fn blobs_are_files() {
         Err(no_container("letters"))
     );
     stores.put("dead", "letters", "x", Bytes::new()).await.unwrap();
+    let mode = std::fs::metadata(root.join("letters/x"))
+        .unwrap()
+        .permissions()
+        .mode();
+    assert_eq!(mode & 0o777, 0o600, "events are nobody else's to read");
     writes_replaces_reads_and_deletes(&stores, "letters").await;
 
     let stored = stores
