@@ -1,6 +1,7 @@
 #!/bin/sh
-# Prepares a directory with the Azure clients and the storage servers that the tests drive: setup.sh DIR
+# Prepares a directory with the Azure clients, the storage servers and the browser's driver that the tests use: setup.sh DIR
 # Then: POSTRIDER_CLIENTS=DIR cargo test -p postrider --test it azure_clients
+#   or: POSTRIDER_CLIENTS=DIR cargo test -p postrider --test it portal
 #   or: POSTRIDER_CLIENTS=DIR cargo test -p postrider-blobs
 # Does nothing to what is there already in the right version.
 set -eu
@@ -23,10 +24,12 @@ venv() {
 }
 venv venv requirements.txt
 venv az az-requirements.txt
+venv openapi openapi-requirements.txt
 
 mkdir -p "$directory/js"
 if ! cmp -s "$here/js/package.json" "$directory/js/package.json" ||
-    [ ! -d "$directory/js/node_modules/@azure/arm-eventgrid" ] || [ ! -d "$directory/js/node_modules/azurite" ]; then
+    [ ! -d "$directory/js/node_modules/@azure/arm-eventgrid" ] || [ ! -d "$directory/js/node_modules/azurite" ] ||
+    [ ! -d "$directory/js/node_modules/playwright-core" ] || [ ! -d "$directory/js/node_modules/axe-core" ]; then
     rm -f "$directory/js/package.json"
     cp "$here/js/package.json" "$directory/js/package.json.new"
     mv "$directory/js/package.json.new" "$directory/js/package.json"
@@ -34,5 +37,20 @@ if ! cmp -s "$here/js/package.json" "$directory/js/package.json" ||
         rm -f "$directory/js/package.json"
         exit 1
     fi
+fi
+
+# The portal is tested in the browser of this machine: one that is there, or else the distribution's.
+has_browser() {
+    for name in chromium chromium-browser google-chrome google-chrome-stable; do
+        if command -v "$name" >/dev/null 2>&1; then return 0; fi
+    done
+    return 1
+}
+if ! has_browser && [ "$(id -u)" -eq 0 ] && command -v apt-get >/dev/null 2>&1; then
+    apt-get install -y --no-install-recommends chromium || { apt-get update && apt-get install -y --no-install-recommends chromium; } || true
+fi
+if ! has_browser; then
+    echo "setup.sh: no browser is on PATH; install chromium or google-chrome (Debian: apt-get install chromium) to test the portal" >&2
+    exit 1
 fi
 echo "ready: POSTRIDER_CLIENTS=$directory"

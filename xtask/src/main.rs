@@ -14,7 +14,10 @@ const EDGES: &[(&str, &[&str])] = &[
     ("postrider-engine", &["postrider-core", "postrider-store"]),
     ("postrider-transport", &["postrider-core", "postrider-engine"]),
     ("postrider-blobs", &["postrider-core", "postrider-engine"]),
+    ("postrider-recorder", &["postrider-core", "postrider-engine"]),
+    ("postrider-otlp", &["postrider-core", "postrider-engine"]),
     ("postrider-wire", &["postrider-core"]),
+    ("postrider-portal", &[]),
     (
         "postrider-api",
         &[
@@ -22,6 +25,7 @@ const EDGES: &[(&str, &[&str])] = &[
             "postrider-wire",
             "postrider-store",
             "postrider-engine",
+            "postrider-portal",
         ],
     ),
     (
@@ -37,6 +41,8 @@ const EDGES: &[(&str, &[&str])] = &[
             "postrider-engine",
             "postrider-transport",
             "postrider-blobs",
+            "postrider-recorder",
+            "postrider-otlp",
             "postrider-wire",
             "postrider-api",
         ],

@@ -129,7 +129,13 @@ impl NoAccess {
 
 impl Server {
     /// Judges the bearer token of a request: a client's secret, a token of ours, or one of the external issuer.
+    /// Where no credential is sent along, the session of a browser stands for the client who began it.
     pub fn caller(&self, call: &Call, need: Need) -> Result<Caller, NoAccess> {
+        if !call.headers.contains_key(hyper::header::AUTHORIZATION)
+            && let Some((_, session)) = self.session(call)?
+        {
+            return self.caller_of_session(&session)?.need(need);
+        }
         let Some(token) = bearer_of(call) else {
             return Err(NoAccess::unknown("a bearer token is required"));
         };
@@ -176,7 +182,7 @@ impl Server {
     }
 
     /// Looks at all of them, so that the time it takes does not tell which one came close.
-    fn client_with_secret(&self, secret: &str) -> Option<&Client> {
+    pub(crate) fn client_with_secret(&self, secret: &str) -> Option<&Client> {
         let mut found = None;
         for client in &self.config.clients {
             if same(client.secret.expose(), secret) {

@@ -17,7 +17,7 @@ use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use which::{Asked, LetterName, Names};
-pub(crate) use which::{read_query, unknown};
+pub(crate) use which::{read_query, read_since, unknown};
 
 /// Answers a request for what lies under `deadletters`; its sender is known to be a client.
 pub(crate) async fn answer(server: &Server, call: &mut Call, path: &[&str]) -> Result<Answer, Problem> {

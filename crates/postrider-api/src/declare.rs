@@ -1,6 +1,6 @@
 //! Making topics and subscriptions from what a road or the configuration file says about them.
 
-use crate::{Server, locks};
+use crate::{Server, listen, locks};
 use postrider_core::ids::{Secret, SubscriptionId, TopicId};
 use postrider_core::json::Raw;
 use postrider_core::subscription::{DeadLetterDestination, Destination, Subscription, Topic, TopicKind};
@@ -282,6 +282,7 @@ pub(crate) async fn put_at_once(
         // It may have come in force just now.
         subscription.id = known.id;
         subscription.created = known.created;
+        subscription.pauses = known.pauses.clone();
         if *known == subscription {
             return Ok(known);
         }
@@ -299,6 +300,12 @@ pub(crate) async fn check_subscription(
     check_deliverable(server, spec)?;
     check_profile(server, spec.profile.as_deref())?;
     check_dead_letter(server, road, spec, previous).await
+}
+
+/// The same for one that somebody listens to, which can be delivered to by nobody else.
+pub(crate) async fn check_listener(server: &Server, spec: &SubscriptionSpec) -> Result<(), FieldError> {
+    check_profile(server, spec.profile.as_deref())?;
+    check_dead_letter(server, Road::Azure, spec, None).await
 }
 
 /// A profile that is made by the configuration may be missing there.
@@ -391,6 +398,13 @@ fn check_deliverable(server: &Server, spec: &SubscriptionSpec) -> Result<(), Fie
         Some(_) => "properties.deliveryWithResourceIdentity.destination",
         None => "properties.destination",
     };
+    if listen::is_listener(destination) {
+        let reason = format!(
+            "must not be at {}: whatever is there is listened to with \"postrider listen\", and cannot be changed",
+            listen::HOST
+        );
+        return Err(FieldError::new(format!("{outer}.properties.endpointUrl"), reason));
+    }
     if let Err(why) = server.engine.dispatcher.destinations().reach(destination) {
         return Err(FieldError::new(format!("{outer}.{}", why.field), why.reason));
     }

@@ -173,7 +173,7 @@ fn exchange(one: &Exchange) -> Value {
 }
 
 /// The URL of a webhook without its query, which is a secret.
-fn endpoint(subscription: &Subscription) -> Option<String> {
+pub(crate) fn endpoint(subscription: &Subscription) -> Option<String> {
     match &subscription.destination {
         Destination::WebHook(hook) => {
             let url = hook.url.expose();
@@ -184,7 +184,7 @@ fn endpoint(subscription: &Subscription) -> Option<String> {
 }
 
 /// None if its topic is gone.
-fn resource_id(server: &Server, subscription: &Subscription) -> Option<String> {
+pub(crate) fn resource_id(server: &Server, subscription: &Subscription) -> Option<String> {
     let entry = server.engine.directory.topic_by_id(subscription.topic)?;
     let name = &subscription.name;
     if let TopicKind::System { .. } = entry.topic.kind {
@@ -296,7 +296,7 @@ fn in_force(server: &Server, like: &Subscription) -> Option<Arc<Subscription>> {
     directory.subscription(like.topic, like.domain_topic.as_deref(), &like.name)
 }
 
-fn by_resource_id(server: &Server, id: &str) -> Option<Arc<Subscription>> {
+pub(crate) fn by_resource_id(server: &Server, id: &str) -> Option<Arc<Subscription>> {
     let segments: Vec<String> = id
         .split('/')
         .filter(|part| !part.is_empty())

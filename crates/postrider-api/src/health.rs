@@ -1,20 +1,156 @@
-//! `/healthz`: whether publishes would be accepted, and why not.
+//! `/healthz`: whether publishes would be accepted, why not, and what else should be looked at. `/healthz/live` and
+//! `/healthz/ready` for those who want no more than a status.
 
 use crate::Server;
 use crate::http::{Answer, Call, json};
 use hyper::StatusCode;
+use hyper::header::{CACHE_CONTROL, HeaderValue};
 use postrider_core::retry::Reason;
+use postrider_core::time::Timestamp;
 use postrider_engine::counters::{reasons, total};
+use postrider_store::log;
 use serde_json::{Map, Value, json};
 use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
+
+/// How long before its end a certificate is warned of: as long as one of our own is not issued anew.
+const CERTIFICATE_ENDS_SOON: Duration = Duration::from_secs(30 * 24 * 60 * 60);
+/// Subscriptions whose dead letters are stuck that are named one by one.
+const STUCK_NAMED_MAX: usize = 20;
+
+/// The certificate that the listener for https shows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Certificate {
+    pub expires: Timestamp,
+    /// It is of our own making: a start issues another when this one is about to end.
+    pub ours: bool,
+}
+
+/// Something that someone should know, with a word for programs.
+#[derive(Debug, PartialEq, Eq)]
+struct Notice {
+    code: &'static str,
+    detail: String,
+}
+
+impl Notice {
+    fn new(code: &'static str, detail: impl Into<String>) -> Notice {
+        Notice {
+            code,
+            detail: detail.into(),
+        }
+    }
+
+    fn shown(notices: &[Notice]) -> Value {
+        let shown = notices
+            .iter()
+            .map(|one| json!({"code": one.code, "detail": one.detail}));
+        shown.collect()
+    }
+}
+
+/// `/healthz/live`: whoever is answered need not start us anew.
+pub fn live(call: &Call) -> Answer {
+    told(StatusCode::OK, &json!({"status": "live", "live": true}), call)
+}
+
+/// `/healthz/ready`: whether to send us events.
+pub fn ready(server: &Server, call: &Call) -> Answer {
+    let reasons = reasons_against(server.engine.is_stopping(), &server.engine.log().health());
+    let body = json!({
+        "status": status(&reasons),
+        "ready": reasons.is_empty(),
+        "reasons": Notice::shown(&reasons),
+    });
+    told(code(&reasons), &body, call)
+}
+
+fn told(code: StatusCode, body: &Value, call: &Call) -> Answer {
+    let mut answer = json(code, body.to_string(), &call.id);
+    let headers = answer.headers_mut();
+    headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    answer
+}
+
+/// Why publishes are refused, if they are.
+fn reasons_against(stopping: bool, store: &log::Health) -> Vec<Notice> {
+    let mut reasons = Vec::new();
+    if stopping {
+        reasons.push(Notice::new("stopping", "the server is shutting down"));
+    }
+    if let Some(refusing) = &store.refusing {
+        reasons.push(Notice::new("logUnwritable", refusing));
+    }
+    reasons
+}
+
+fn status(reasons: &[Notice]) -> &'static str {
+    match reasons {
+        [] => "ready",
+        _ => "unavailable",
+    }
+}
+
+fn code(reasons: &[Notice]) -> StatusCode {
+    match reasons {
+        [] => StatusCode::OK,
+        _ => StatusCode::SERVICE_UNAVAILABLE,
+    }
+}
+
+/// What does not keep publishes from being accepted, but should not stay as it is.
+fn warnings(server: &Server, store: &log::Health, stuck: &[Value]) -> Vec<Notice> {
+    let mut warnings = Vec::new();
+    if store.corrupt_records > 0 {
+        let count = store.corrupt_records;
+        let detail = format!("{count} damaged records were found in the log; store.corrupt says where");
+        warnings.push(Notice::new("logDamaged", detail));
+    }
+    if let Some((at, trouble)) = server.engine.catalogue_trouble() {
+        let detail = format!("topics and subscriptions could not be stored at {at}: {trouble}");
+        warnings.push(Notice::new("catalogue", detail));
+    }
+    if let Some(trouble) = server.recordings.status().trouble {
+        warnings.push(Notice::new("recorder", trouble));
+    }
+    for one in stuck.iter().take(STUCK_NAMED_MAX) {
+        let text = |name: &str| one[name].as_str().unwrap_or_default();
+        let (topic, subscription, reason) = (text("topic"), text("subscription"), text("reason"));
+        let detail = format!(
+            "subscription {subscription:?} of topic {topic:?}: dead letters cannot be written: {reason}"
+        );
+        warnings.push(Notice::new("deadLetters", detail));
+    }
+    if stuck.len() > STUCK_NAMED_MAX {
+        let detail = format!("{} more subscriptions", stuck.len() - STUCK_NAMED_MAX);
+        warnings.push(Notice::new("deadLetters", detail));
+    }
+    if let Some(certificate) = server.certificate {
+        warnings.extend(ends_soon(certificate, server.wall.now()));
+    }
+    warnings
+}
+
+fn ends_soon(certificate: Certificate, now: Timestamp) -> Option<Notice> {
+    let Certificate { expires, ours } = certificate;
+    if now + CERTIFICATE_ENDS_SOON < expires {
+        return None;
+    }
+    let verb = if now < expires { "expires" } else { "has expired" };
+    let todo = match ours {
+        true => "restart the server: it issues another",
+        false => "replace listen.cert_file and restart the server",
+    };
+    let detail = format!("the certificate of the https listener {verb} at {expires}; {todo}");
+    Some(Notice::new("certificate", detail))
+}
 
 pub fn answer(server: &Server, call: &Call) -> Answer {
     let store = server.engine.log().health();
-    let reason = if server.engine.is_stopping() {
-        Some("the server is shutting down".to_owned())
-    } else {
-        store.refusing.clone()
-    };
+    let against = reasons_against(server.engine.is_stopping(), &store);
+    let letters = dead_letters(server);
+    let stuck = letters["trouble"].as_array().map_or(&[][..], Vec::as_slice);
+    let warnings = warnings(server, &store, stuck);
     let counters = &server.engine.dispatcher.counters;
     let by_reason = |counts: &[std::sync::atomic::AtomicU64]| {
         let pairs = reasons(counts)
@@ -23,7 +159,11 @@ pub fn answer(server: &Server, call: &Call) -> Answer {
         Value::Object(pairs.collect::<Map<_, _>>())
     };
     let mut body = json!({
-        "status": if reason.is_none() { "ready" } else { "unavailable" },
+        "status": status(&against),
+        "live": true,
+        "ready": against.is_empty(),
+        "reasons": Notice::shown(&against),
+        "warnings": Notice::shown(&warnings),
         "version": server.config.version,
         "profile": server.config.profile,
         "store": {
@@ -44,7 +184,7 @@ pub fn answer(server: &Server, call: &Call) -> Answer {
             "dropped": by_reason(&counters.dropped),
         },
     });
-    body["deadLetters"] = dead_letters(server);
+    body["deadLetters"] = letters;
     let handshakes = &server.engine.handshakes;
     body["handshakes"] = json!({
         "underWay": handshakes.under_way(),
@@ -59,14 +199,10 @@ pub fn answer(server: &Server, call: &Call) -> Answer {
             "warning": "time stands still until POST /postrider/v1/clock/advance moves it; for tests only",
         });
     }
-    let code = match reason {
-        None => StatusCode::OK,
-        Some(reason) => {
-            body["reason"] = json!(reason);
-            StatusCode::SERVICE_UNAVAILABLE
-        }
-    };
-    json(code, body.to_string(), &call.id)
+    if let Some(first) = against.first() {
+        body["reason"] = json!(first.detail);
+    }
+    told(code(&against), &body, call)
 }
 
 /// Dead letters on their way, and why some cannot be written.
@@ -87,4 +223,50 @@ fn dead_letters(server: &Server) -> Value {
         "blobsNotTold": engine.dead_letters.announcements_given_up.load(Relaxed),
         "trouble": trouble.collect::<Vec<_>>(),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_reason_is_named() {
+        let full = log::Health {
+            refusing: Some("the disk is full".into()),
+            ..log::Health::default()
+        };
+        let codes = |stopping: bool, store: &log::Health| -> Vec<&str> {
+            let reasons = reasons_against(stopping, store);
+            reasons.iter().map(|one| one.code).collect()
+        };
+        assert_eq!(codes(false, &log::Health::default()), [""; 0]);
+        assert_eq!(codes(false, &full), ["logUnwritable"]);
+        assert_eq!(codes(true, &full), ["stopping", "logUnwritable"]);
+        let reasons = reasons_against(true, &full);
+        assert_eq!(
+            (status(&reasons), code(&reasons)),
+            ("unavailable", StatusCode::SERVICE_UNAVAILABLE)
+        );
+        assert_eq!((status(&[]), code(&[])), ("ready", StatusCode::OK));
+    }
+
+    #[test]
+    fn a_certificate_is_warned_of_a_month_before_its_end() {
+        const DAY: Duration = Duration::from_secs(24 * 60 * 60);
+        let expires = Timestamp::from_secs(1_900_000_000);
+        let detail = |ours: bool, now: Timestamp| {
+            ends_soon(Certificate { expires, ours }, now).map(|notice| notice.detail)
+        };
+        assert_eq!(detail(true, expires - 31 * DAY), None);
+        let soon = detail(true, expires - 29 * DAY).unwrap();
+        assert!(
+            soon.contains("expires at") && soon.contains("issues another"),
+            "{soon}"
+        );
+        let over = detail(false, expires + DAY).unwrap();
+        assert!(
+            over.contains("has expired") && over.contains("listen.cert_file"),
+            "{over}"
+        );
+    }
 }

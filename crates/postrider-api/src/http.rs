@@ -3,7 +3,7 @@
 use crate::Server;
 use bytes::{Bytes, BytesMut};
 use http_body_util::{BodyExt, Full};
-use hyper::body::{Body, Incoming};
+use hyper::body::{Body, Frame, Incoming, SizeHint};
 use hyper::header::{CONTENT_TYPE, EXPECT, HeaderName, HeaderValue};
 use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode};
@@ -12,10 +12,12 @@ use std::borrow::Cow;
 use std::convert::Infallible;
 use std::io::{self, ErrorKind};
 use std::net::IpAddr;
+use std::pin::Pin;
 use std::sync::Arc;
+use std::task::{Context, Poll};
 use std::time::Duration;
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::Semaphore;
+use tokio::sync::{Semaphore, mpsc};
 use tokio::time::timeout;
 use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
@@ -35,7 +37,46 @@ const UNWANTED_BYTES_MAX: usize = 16 << 20;
 const UNWANTED_TIMEOUT: Duration = Duration::from_secs(5);
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-ms-request-id");
 
-pub type Answer = Response<Full<Bytes>>;
+pub type Answer = Response<Content>;
+
+/// What is answered.
+pub enum Content {
+    /// All of it at once.
+    Whole(Full<Bytes>),
+    /// Piece by piece, until the other side lets go of the channel.
+    Going(mpsc::Receiver<Bytes>),
+}
+
+impl Body for Content {
+    type Data = Bytes;
+    type Error = Infallible;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        match self.get_mut() {
+            Content::Whole(body) => Pin::new(body).poll_frame(context),
+            Content::Going(pieces) => pieces
+                .poll_recv(context)
+                .map(|piece| piece.map(|piece| Ok(Frame::data(piece)))),
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        match self {
+            Content::Whole(body) => body.is_end_stream(),
+            Content::Going(_) => false,
+        }
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        match self {
+            Content::Whole(body) => body.size_hint(),
+            Content::Going(_) => SizeHint::default(),
+        }
+    }
+}
 
 /// How a listener speaks.
 #[derive(Clone)]
@@ -100,6 +141,8 @@ pub async fn serve(server: Arc<Server>, listener: TcpListener, wire: Wire, stop:
             }
         });
     }
+    // What goes on for as long as someone reads it would never end.
+    server.streams.end().await;
     tasks.close();
     tasks.wait().await;
 }
@@ -275,6 +318,11 @@ async fn answer(
             crate::azure::validation::answer(server, &call, &decoded(segments.get(1))).await
         }
         1 if is(0, "healthz") => crate::health::answer(server, &call),
+        2 if is(0, "healthz") && is(1, "live") => crate::health::live(&call),
+        2 if is(0, "healthz") && is(1, "ready") => crate::health::ready(server, &call),
+        1 if is(0, "metrics") => crate::metrics::answer(server, &call),
+        _ if is(0, "portal") => crate::portal::answer(server, &mut call).await,
+        _ if is(0, "docs") => crate::docs::answer(server, &call),
         _ if is(0, "postrider") => crate::ours::answer(server, &mut call, &segments).await,
         _ if is(0, "topics") => crate::edge::answer(server, &mut call, &segments).await,
         // Before their words are told apart: resource ids have many more segments than other paths.
@@ -329,14 +377,14 @@ pub fn decoded(segment: &str) -> Cow<'_, str> {
 
 pub fn json(status: StatusCode, body: impl Into<Bytes>, id: &str) -> Answer {
     let mut response = empty(status, id);
-    *response.body_mut() = Full::new(body.into());
+    *response.body_mut() = Content::Whole(Full::new(body.into()));
     let content_type = HeaderValue::from_static("application/json; charset=utf-8");
     response.headers_mut().insert(CONTENT_TYPE, content_type);
     response
 }
 
 pub fn empty(status: StatusCode, id: &str) -> Answer {
-    let mut response = Response::new(Full::default());
+    let mut response = Response::new(Content::Whole(Full::default()));
     *response.status_mut() = status;
     if let Ok(id) = HeaderValue::from_str(id) {
         response.headers_mut().insert(REQUEST_ID, id);

@@ -6,17 +6,32 @@ pub mod edge;
 pub mod locks;
 pub mod declare;
 pub mod health;
+mod metrics;
 pub mod ours;
 pub mod azure;
+mod control;
 mod dead_letters;
+mod docs;
+mod events;
+mod filters;
 mod handshakes;
+pub mod listen;
+mod named;
+mod openapi;
+mod portal;
+mod sessions;
+mod stats;
+mod stream;
 pub mod access;
 pub mod issuer;
 pub mod login;
 
+pub use metrics::Names as MetricNames;
+
 use postrider_core::ids::Secret;
 use postrider_core::time::Clock;
 use postrider_engine::Engine;
+use postrider_engine::recorder::{Nothing, Recordings, SpanCounts};
 use postrider_engine::virtual_time::VirtualTime;
 use postrider_wire::token::SigningKey;
 use postrider_wire::{publish::Limits, resources};
@@ -78,6 +93,13 @@ pub enum EdgeAccess {
     Keys([Secret; 2]),
 }
 
+/// Beyond these the oldest of what is recorded goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RecordingBounds {
+    pub keep: std::time::Duration,
+    pub bytes_max: u64,
+}
+
 /// Everything a request can reach.
 pub struct Server {
     pub engine: Arc<Engine>,
@@ -88,6 +110,23 @@ pub struct Server {
     pub virtual_time: Option<VirtualTime>,
     /// Whose tokens are taken besides our own.
     pub issuer: Option<Arc<issuer::Issuer>>,
+    /// What became of events; nothing is known unless a recorder is set.
+    pub recordings: Arc<dyn Recordings>,
+    /// How much of it is kept, to be shown.
+    pub recording_bounds: Option<RecordingBounds>,
+    /// What became of spans, if any are exported.
+    pub spans: Option<Arc<SpanCounts>>,
+    /// Names on `/metrics` besides our own.
+    pub metric_names: MetricNames,
+    pub(crate) shown: metrics::Shown,
+    /// What the listener for https shows, to warn before it ends.
+    pub certificate: Option<health::Certificate>,
+    /// Who listens to events; nobody can unless the engine's transport is this one.
+    pub listeners: Option<Arc<listen::Listeners>>,
+    /// The default configuration with its comments, to be read under `/docs`.
+    pub configuration: &'static str,
+    pub(crate) sessions: sessions::Sessions,
+    pub(crate) streams: stream::Streams,
     logins_refused: login::LoginsRefused,
     request_base: u64,
     requests: AtomicU64,
@@ -106,6 +145,16 @@ impl Server {
             wall,
             virtual_time: None,
             issuer: None,
+            recordings: Arc::new(Nothing),
+            spans: None,
+            recording_bounds: None,
+            metric_names: MetricNames::default(),
+            shown: metrics::Shown::default(),
+            certificate: None,
+            listeners: None,
+            configuration: "",
+            sessions: sessions::Sessions::default(),
+            streams: stream::Streams::default(),
             logins_refused: login::LoginsRefused::default(),
             request_base,
             requests: AtomicU64::new(0),
@@ -113,6 +162,11 @@ impl Server {
             publishing_bytes: AtomicUsize::new(0),
             declaring: locks::Locks::default(),
         }
+    }
+
+    /// Ends what goes on for as long as someone reads it. Returns when that has ended.
+    pub async fn end_streams(&self) {
+        self.streams.end().await;
     }
 
     fn request_id(&self) -> String {

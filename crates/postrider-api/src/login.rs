@@ -577,7 +577,7 @@ pub struct LoginsRefused {
 }
 
 impl LoginsRefused {
-    fn count(&self, client: &str, now: Timestamp) {
+    pub(crate) fn count(&self, client: &str, now: Timestamp) {
         let all = self.all.fetch_add(1, Relaxed) + 1;
         let (second, last) = (seconds(now), self.told_at.load(Relaxed));
         let mine = self.told_at.compare_exchange(last, second, Relaxed, Relaxed);

@@ -1,11 +1,14 @@
-//! Our own API, under `/postrider/v1`: the test clock, the endpoints' health, handshakes with webhooks and the dead
-//! letters. Errors are RFC 9457.
+//! Our own API, under `/postrider/v1`: the test clock, the endpoints' health, handshakes with webhooks, the dead
+//! letters, what became of events, and how everything is. Errors are RFC 9457.
 
 use crate::Server;
 use crate::access::{Need, NoAccess};
-use crate::http::{Answer, Call, Segments, json, status};
-use crate::{dead_letters, handshakes};
-use hyper::header::{ALLOW, CONTENT_TYPE, HeaderValue, WWW_AUTHENTICATE};
+use crate::http::{Answer, Call, Segments, decoded, json, status};
+use crate::{control, dead_letters, docs, events, filters, handshakes, listen, openapi, stats, stream};
+use bytes::Bytes;
+use hyper::header::{
+    ALLOW, CACHE_CONTROL, CONTENT_TYPE, HeaderValue, WWW_AUTHENTICATE, X_CONTENT_TYPE_OPTIONS,
+};
 use hyper::{Method, StatusCode};
 use postrider_core::duration;
 use postrider_core::probation::Delay;
@@ -13,6 +16,7 @@ use postrider_core::time::Timestamp;
 use postrider_engine::dispatch::EndpointStatus;
 use postrider_engine::virtual_time::{Target, VirtualTime};
 use serde_json::{Map, Value, json};
+use std::sync::Arc;
 use std::time::Duration;
 
 const BODY_MAX: usize = 64 << 10;
@@ -29,6 +33,8 @@ pub(crate) struct Problem {
     pub detail: String,
     /// What is wrong, if it is one member of the body or one query parameter.
     pub field: Option<&'static str>,
+    /// The whole path of it, if it lies deeper than that.
+    pub path: Option<String>,
     pub allow: Option<&'static str>,
 }
 
@@ -38,6 +44,7 @@ impl Problem {
             status,
             detail: detail.into(),
             field: None,
+            path: None,
             allow: None,
         }
     }
@@ -56,7 +63,7 @@ impl Problem {
         }
     }
 
-    fn answer(&self, id: &str) -> Answer {
+    pub fn answer(&self, id: &str) -> Answer {
         let code = status(self.status);
         let mut body = json!({
             "type": "about:blank",
@@ -64,7 +71,7 @@ impl Problem {
             "status": self.status,
             "detail": self.detail,
         });
-        if let Some(field) = self.field {
+        if let Some(field) = self.path.as_deref().or(self.field) {
             body["field"] = json!(field);
         }
         let mut answer = json(code, body.to_string(), id);
@@ -80,16 +87,29 @@ impl Problem {
     }
 }
 
-pub async fn answer(server: &Server, call: &mut Call, segments: &Segments<'_>) -> Answer {
+pub async fn answer(server: &Arc<Server>, call: &mut Call, segments: &Segments<'_>) -> Answer {
     let outcome = route(server, call, segments).await;
-    outcome.unwrap_or_else(|problem| problem.answer(&call.id))
+    let mut answer = outcome.unwrap_or_else(|problem| problem.answer(&call.id));
+    // Browsers ask here too: what one client may see is not to be kept for the next.
+    let headers = answer.headers_mut();
+    headers
+        .entry(CACHE_CONTROL)
+        .or_insert(HeaderValue::from_static("no-store"));
+    headers.insert(X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
+    answer
 }
 
-async fn route(server: &Server, call: &mut Call, segments: &Segments<'_>) -> Result<Answer, Problem> {
+async fn route(server: &Arc<Server>, call: &mut Call, segments: &Segments<'_>) -> Result<Answer, Problem> {
     let path = [1, 2, 3, 4, 5].map(|at| segments.get(at));
     // Nothing of ours lies deeper.
     let path = path.get(..segments.count() - 1).unwrap_or_default();
+    // What is not described is not there either: a new path is put into openapi.json first.
+    if !openapi::has(path) {
+        authenticate(server, call)?;
+        return Err(nothing_here(call));
+    }
     match path {
+        ["v1", "openapi.json"] => docs::description(call),
         ["v1", "clock"] | ["v1", "clock", "advance"] => {
             let clock = test_clock(server, call)?;
             match (path.len(), &call.method) {
@@ -121,6 +141,33 @@ async fn route(server: &Server, call: &mut Call, segments: &Segments<'_>) -> Res
             authenticate(server, call)?;
             dead_letters::answer(server, call, rest).await
         }
+        ["v1", "listen", rest @ ..] => {
+            let caller = server.caller(call, Need::Write)?;
+            listen::answer(server, call, &caller, rest).await
+        }
+        ["v1", "filters", "test"] => {
+            // It is posted because filters are long; nothing is changed by it.
+            admit_caller(server, call, Need::Read)?;
+            match call.method {
+                Method::POST => filters::test(server, call).await,
+                _ => Err(Problem::method("POST")),
+            }
+        }
+        ["v1", "subscriptions", verb @ ("pause" | "resume" | "probe")] => {
+            authenticate(server, call)?;
+            match call.method {
+                Method::POST => control::answer(server, call, verb).await,
+                _ => Err(Problem::method("POST")),
+            }
+        }
+        [
+            "v1",
+            "server" | "stats" | "subscriptions" | "subscription" | "events",
+            ..,
+        ] => {
+            authenticate(server, call)?;
+            look(server, call, &path[1..]).await
+        }
         _ => {
             authenticate(server, call)?;
             Err(nothing_here(call))
@@ -128,11 +175,43 @@ async fn route(server: &Server, call: &mut Call, segments: &Segments<'_>) -> Res
     }
 }
 
+/// What can only be looked at.
+async fn look(server: &Arc<Server>, call: &Call, path: &[&str]) -> Result<Answer, Problem> {
+    let known = matches!(
+        path,
+        ["server" | "stats" | "subscriptions" | "subscription"]
+            | ["stats", "series"]
+            | ["events"]
+            | ["events", _]
+    );
+    if !known {
+        return Err(nothing_here(call));
+    }
+    match (path, &call.method) {
+        (["events", "stream"], &Method::GET) => return stream::answer(server, call),
+        (["events", "stream"], _) => return Err(Problem::method("GET")),
+        (_, &Method::GET | &Method::HEAD) => {}
+        _ => return Err(Problem::method("GET")),
+    }
+    // Spaces come as plus signs from browsers' forms.
+    let query = call.uri.query().unwrap_or("").replace('+', "%20");
+    let found = match path {
+        ["server"] => stats::server(server, &query)?,
+        ["stats"] => stats::stats(server, &query)?,
+        ["stats", "series"] => stats::series(server, &query)?,
+        ["subscriptions"] => stats::subscriptions(server, &query)?,
+        ["subscription"] => stats::subscription(server, &query)?,
+        ["events", id] => events::trace(server, &decoded(id), &query).await?,
+        _ => events::search(server, &query).await?,
+    };
+    Ok(body(call, found))
+}
+
 pub(crate) fn nothing_here(call: &Call) -> Problem {
     Problem::new(404, format!("{} does not exist", call.uri.path()))
 }
 
-fn body(call: &Call, value: Value) -> Answer {
+pub(crate) fn body(call: &Call, value: Value) -> Answer {
     json(StatusCode::OK, value.to_string(), &call.id)
 }
 
@@ -142,27 +221,41 @@ fn authenticate(server: &Server, call: &Call) -> Result<(), Problem> {
         Method::GET | Method::HEAD => Need::Read,
         _ => Need::Write,
     };
-    match server.caller(call, need) {
-        Ok(_) => Ok(()),
-        Err(NoAccess::Unknown(reason)) => Err(Problem::new(401, reason)),
-        Err(NoAccess::Forbidden(reason)) => Err(Problem::new(403, reason)),
+    admit_caller(server, call, need)
+}
+
+fn admit_caller(server: &Server, call: &Call, need: Need) -> Result<(), Problem> {
+    server.caller(call, need).map(|_| ()).map_err(Problem::from)
+}
+
+impl From<NoAccess> for Problem {
+    fn from(refused: NoAccess) -> Problem {
+        match refused {
+            NoAccess::Unknown(reason) => Problem::new(401, reason),
+            NoAccess::Forbidden(reason) => Problem::new(403, reason),
+        }
     }
 }
 
 /// The clock, if it is one that can be moved. While only this machine can reach the server, whoever calls it
 /// by its own name may move it.
 fn test_clock<'a>(server: &'a Server, call: &Call) -> Result<&'a VirtualTime, Problem> {
-    if call.header("authorization").is_some() || !server.config.loopback_only {
-        authenticate(server, call)?;
-    } else {
-        addressed_by_name(server, call).map_err(|message| Problem::new(403, message))?;
-    }
+    open_on_loopback(server, call)?;
     server.virtual_time.as_ref().ok_or_else(|| {
         Problem::new(
             404,
             "this server runs on the machine's clock; start it with --test-clock to move the time",
         )
     })
+}
+
+/// Open while only this machine can reach the server, to whoever addresses it by one of its own names; otherwise, and
+/// whenever a credential is sent, that one counts.
+pub(crate) fn open_on_loopback(server: &Server, call: &Call) -> Result<(), Problem> {
+    if call.header("authorization").is_some() || !server.config.loopback_only {
+        return authenticate(server, call);
+    }
+    addressed_by_name(server, call).map_err(|message| Problem::new(403, message))
 }
 
 async fn advance(clock: &VirtualTime, call: &mut Call) -> Result<Answer, Problem> {
@@ -237,17 +330,19 @@ fn bounded(field: &'static str, value: &Value, max: Duration) -> Result<Duration
     Ok(read)
 }
 
+pub(crate) async fn read_bytes(call: &mut Call) -> Result<Bytes, Problem> {
+    match call.read_body(BODY_MAX).await {
+        Ok(Some(bytes)) => Ok(bytes),
+        Ok(None) => Err(Problem::new(
+            413,
+            format!("the body is longer than {BODY_MAX} bytes"),
+        )),
+        Err(_) => Err(Problem::new(400, "the body was cut short")),
+    }
+}
+
 pub(crate) async fn read_object(call: &mut Call) -> Result<Map<String, Value>, Problem> {
-    let bytes = match call.read_body(BODY_MAX).await {
-        Ok(Some(bytes)) => bytes,
-        Ok(None) => {
-            return Err(Problem::new(
-                413,
-                format!("the body is longer than {BODY_MAX} bytes"),
-            ));
-        }
-        Err(_) => return Err(Problem::new(400, "the body was cut short")),
-    };
+    let bytes = read_bytes(call).await?;
     match serde_json::from_slice(&bytes) {
         Ok(Value::Object(members)) => Ok(members),
         Ok(_) => Err(Problem::new(400, "the body must be a JSON object")),
@@ -261,7 +356,7 @@ fn endpoints(server: &Server, call: &Call) -> Answer {
     body(call, json!({"value": all}))
 }
 
-fn endpoint(server: &Server, status: &EndpointStatus) -> Value {
+pub(crate) fn endpoint(server: &Server, status: &EndpointStatus) -> Value {
     let names = status.subscriptions.iter().filter_map(|id| {
         let subscription = server.engine.directory.subscription_by_id(*id)?;
         let topic = server.engine.directory.topic_by_id(subscription.topic)?;

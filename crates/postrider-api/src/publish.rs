@@ -7,7 +7,8 @@ use hyper::header::{ALLOW, HeaderName, HeaderValue, RETRY_AFTER};
 use hyper::{Method, StatusCode};
 use postrider_core::event::{Batch, Schema};
 use postrider_core::subscription::TopicKind;
-use postrider_engine::directory::{Router, TopicEntry};
+use postrider_core::trace::{TRACEPARENT, TRACESTATE, kept};
+use postrider_engine::directory::TopicEntry;
 use postrider_store::Error as StoreError;
 use postrider_wire::arm::ip_allowed;
 use postrider_wire::auth::{Authorized, Guard, Presented, authorize};
@@ -98,6 +99,9 @@ pub fn count_refusal(
     road: Road,
 ) -> Answer {
     postrider_engine::counters::add(&topic.published.refused, 1);
+    if error.status >= 500 {
+        postrider_engine::counters::add(&topic.published.refused_by_trouble, 1);
+    }
     refuse(server, call, error, road)
 }
 
@@ -209,41 +213,50 @@ pub async fn accept(
         domain: matches!(topic.topic.kind, TopicKind::Domain { .. }),
         limits,
     };
-    let (batch, unmatched) = {
+    let (batch, routed) = {
         let ce_headers = ce_headers(call, topic.topic.input_schema);
         let head = Head {
             content_type: call.header("content-type"),
             ce_headers: &ce_headers,
         };
-        let mut router = Router::new(topic, now);
+        let mut router = server.engine.router(topic, now);
         let parsed = parse(&rules, &head, body, |event| {
             router.route(&event.envelope, event.domain_topic.as_deref())
         })?;
-        let unmatched = router.unmatched;
+        let (matched, routed) = router.finish();
         let batch = Batch {
             topic: topic.topic.id,
             schema: topic.topic.input_schema,
             received: now,
             publisher: publisher.into(),
-            trace: call
-                .header("traceparent")
-                .filter(|t| t.len() <= 64)
-                .map(Into::into),
+            trace: trace(call),
             replay: 0,
             body: parsed.body,
             events: parsed.events,
-            matched: router.into_sets(),
+            matched,
         };
-        (batch, unmatched)
+        (batch, routed)
     };
     server
         .engine
-        .accept(topic, batch, unmatched)
+        .accept(topic, batch, routed)
         .await
         .map_err(|e| match e {
             postrider_engine::Error::Store(StoreError::Busy(_)) => PublishError::too_many_requests(),
             other => PublishError::unavailable(&other.to_string()),
         })
+}
+
+/// The trace that the request is part of. What is not well-formed is ignored; two parents are no parent.
+fn trace(call: &Call) -> Option<Box<str>> {
+    let mut parents = call.headers.get_all(TRACEPARENT).iter();
+    let (Some(parent), None) = (parents.next(), parents.next()) else {
+        return None;
+    };
+    let states = call.headers.get_all(TRACESTATE).iter();
+    // A value that is not text makes the whole state malformed.
+    let states = states.map(|state| state.to_str().unwrap_or("="));
+    Some(kept(parent.to_str().ok()?, states)?.into())
 }
 
 /// Headers of a CloudEvent in binary mode. A value that is not text becomes one that no rule accepts.

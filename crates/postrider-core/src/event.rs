@@ -22,7 +22,7 @@ pub struct Batch {
     pub received: Timestamp,
     /// Who published: the kind of credential, for people to read. Never the credential itself.
     pub publisher: Box<str>,
-    /// `traceparent` of the request, if it had one.
+    /// The trace context of the request, if it had one, as [`crate::trace::kept`] writes it.
     pub trace: Option<Box<str>>,
     /// How many times it was replayed; 0 for what a publisher sent.
     pub replay: u32,

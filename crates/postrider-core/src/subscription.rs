@@ -3,8 +3,11 @@
 use crate::event::Schema;
 use crate::filter::Filter;
 use crate::ids::{Secret, SubscriptionId, TopicId};
+use crate::pause::Pauses;
+use crate::profile::Profile;
 use crate::time::Timestamp;
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 /// Whatever events are published to.
 #[derive(Clone, Debug, PartialEq)]
@@ -99,6 +102,8 @@ pub struct Subscription {
     pub profile: Option<String>,
     pub created: Timestamp,
     pub origin: Origin,
+    /// Times in which nothing is sent, by someone's wish. No API sets them along with the rest.
+    pub pauses: Pauses,
     /// Properties that only an API echoes, as the text of a JSON object.
     pub extras: Option<String>,
 }
@@ -121,6 +126,15 @@ pub struct Identity {
 pub struct RetryChoice {
     pub attempts_max: Option<u32>,
     pub time_to_live_minutes: Option<u32>,
+}
+
+impl RetryChoice {
+    pub fn time_to_live(self, profile: &Profile) -> Duration {
+        let chosen = self.time_to_live_minutes;
+        chosen.map_or(profile.time_to_live, |minutes| {
+            Duration::from_secs(u64::from(minutes) * 60)
+        })
+    }
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -303,6 +303,14 @@ impl Shared {
         }
     }
 
+    fn note_oldest_retries(&self, changed: FxHashMap<SubscriptionId, Option<Timestamp>>) {
+        for (of, oldest) in changed {
+            if let Some(sub) = self.sub(of) {
+                sub.queue.lock().expect("no panic holds it").oldest_retry = oldest;
+            }
+        }
+    }
+
     fn note_corrupt(&self, place: String) {
         tracing::error!(%place, "damaged record in the log; it is not served");
         self.corrupt_records.fetch_add(1, Relaxed);
@@ -928,6 +936,7 @@ impl EventLog for EmbeddedLog {
                         segment: segment.base,
                         offset: ready.entry.place as u32,
                         index: ready.index,
+                        received: ready.entry.batch.received,
                     };
                     queue.release_due(DueRetry { ready, retry });
                 }

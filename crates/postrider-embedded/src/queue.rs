@@ -6,7 +6,7 @@ use postrider_core::ids::Position;
 use postrider_core::time::Timestamp;
 use postrider_store::{Backlog, Entry, Want};
 use rustc_hash::FxHashSet;
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
 /// One subscription keeps at most this many bytes of waiting events in memory; the rest stays in the log.
@@ -24,6 +24,10 @@ pub struct Ready {
 impl Ready {
     pub fn position(&self) -> Position {
         Position(self.entry.first.0 + u64::from(self.index))
+    }
+
+    fn received(&self) -> Timestamp {
+        self.entry.batch.received
     }
 
     pub fn size(&self) -> usize {
@@ -52,7 +56,8 @@ pub struct Queue {
     /// Everything below is claimed or settled, but for what is in `open`.
     frontier: Position,
     /// First attempts that are claimed or were claimed when the server stopped, and are not settled.
-    open: BTreeSet<Position>,
+    /// Each with when it was received; the end of all time where that is not known.
+    open: BTreeMap<Position, Timestamp>,
     /// Of `open`, those that nobody holds since a restart or a release; they are offered again.
     lapsed: BTreeSet<Position>,
     /// Ordered by position.
@@ -62,6 +67,8 @@ pub struct Queue {
     seen: Position,
     /// Where to go on reading in the log, when not everything is in `hot`.
     lag: Option<Position>,
+    /// What is read from there was not received before this, as far as that is known.
+    lag_since: Option<Timestamp>,
     /// The last event that matched and was handed out. Later ones in the log are not ours to read yet:
     /// they are still to be pushed.
     last: Option<Position>,
@@ -80,6 +87,8 @@ pub struct Queue {
     added_late: Option<Timestamp>,
     /// All retries, the claimed ones too.
     retrying: u64,
+    /// When the event of the oldest of them was received.
+    pub oldest_retry: Option<Timestamp>,
     /// When the earliest retry that is not held comes due.
     pub retry_head: Option<Timestamp>,
     /// The retry that `retry_head` was about may be held or withdrawn: it is to be read from the disk again.
@@ -97,15 +106,16 @@ pub struct Queue {
 
 impl Queue {
     pub fn new(progress: Progress) -> Queue {
-        let open: BTreeSet<Position> = progress.open.into_iter().collect();
+        let open = progress.open.iter().map(|position| (*position, Timestamp::MAX));
         Queue {
             frontier: progress.frontier,
-            lapsed: open.iter().copied().collect(),
-            open,
+            open: open.collect(),
+            lapsed: progress.open.into_iter().collect(),
             hot: VecDeque::new(),
             hot_bytes: 0,
             seen: progress.frontier,
             lag: None,
+            lag_since: None,
             last: None,
             waiting: 0,
             loading: false,
@@ -116,6 +126,7 @@ impl Queue {
             let_go_late: FxHashSet::default(),
             added_late: None,
             retrying: 0,
+            oldest_retry: None,
             retry_head: None,
             head_outdated: false,
             head_changes: 0,
@@ -126,9 +137,14 @@ impl Queue {
         }
     }
 
-    /// After a start: the log holds `waiting` events for this subscription, none of them after `last`.
-    pub fn recovered(&mut self, waiting: u64, last: Position) {
-        let last = self.open.last().map_or(last, |open| last.max(*open));
+    /// After a start: the log holds `waiting` events for this subscription, none of them after `last`, the first
+    /// received at `since` if that could be read.
+    pub fn recovered(&mut self, waiting: u64, last: Position, since: Option<Timestamp>) {
+        let last = self
+            .open
+            .last_key_value()
+            .map_or(last, |(open, _)| last.max(*open));
+        self.lag_since = since;
         self.waiting = waiting;
         self.last = Some(last);
         self.lag = Some(self.lowest());
@@ -146,8 +162,10 @@ impl Queue {
     }
 
     /// The lowest position that is not settled, as far as first attempts go.
-    fn lowest(&self) -> Position {
-        self.open.first().copied().unwrap_or(self.frontier)
+    pub fn lowest(&self) -> Position {
+        self.open
+            .first_key_value()
+            .map_or(self.frontier, |(position, _)| *position)
     }
 
     /// Whether any first attempt at or below `last`, a matching event, is still to be made or settled.
@@ -170,6 +188,7 @@ impl Queue {
         }
         if !room || self.resting || self.hot_bytes + size > HOT_BYTES_PER_SUBSCRIPTION_MAX {
             self.lag = Some(position);
+            self.lag_since = Some(ready.received());
             return 0;
         }
         self.hot_bytes += size;
@@ -224,10 +243,11 @@ impl Queue {
         if !self.resting || claimed || self.loading || self.closed {
             return 0;
         }
-        let Some(first) = self.hot.front().map(Ready::position) else {
+        let Some((first, since)) = self.hot.front().map(|first| (first.position(), first.received())) else {
             return 0;
         };
         self.lag = Some(first);
+        self.lag_since = Some(since);
         self.seen = first;
         self.hot = VecDeque::new();
         std::mem::take(&mut self.hot_bytes)
@@ -275,10 +295,12 @@ impl Queue {
             let position = ready.position();
             if position >= self.frontier {
                 self.frontier = Position(position.0 + 1);
-                self.open.insert(position);
             } else {
                 self.lapsed.remove(&position);
             }
+            self.open.insert(position, ready.received());
+            // What comes after it, in memory or not, was received after it.
+            self.lag_since = Some(ready.received());
             self.waiting = self.waiting.saturating_sub(1);
             fresh.push(ready);
         }
@@ -292,7 +314,7 @@ impl Queue {
         let mut bytes = 0;
         for ready in ready {
             let position = ready.position();
-            if !self.open.contains(&position) || !self.lapsed.insert(position) {
+            if !self.open.contains_key(&position) || !self.lapsed.insert(position) {
                 continue;
             }
             bytes += ready.size();
@@ -315,7 +337,7 @@ impl Queue {
 
     /// The progress as it would be with these first attempts settled too.
     pub fn progress(&self, without: &FxHashSet<Position>) -> Progress {
-        let open = self.open.iter().filter(|p| !without.contains(p));
+        let open = self.open.keys().filter(|p| !without.contains(p));
         Progress {
             frontier: self.frontier,
             open: open.copied().collect(),
@@ -484,8 +506,18 @@ impl Queue {
             waiting: self.waiting,
             claimed: (self.open.len() - self.lapsed.len()) as u64 + retries_claimed,
             retrying: self.retrying.saturating_sub(retries_claimed),
-            oldest: self.hot.front().map(|ready| ready.entry.batch.received),
+            oldest: self.oldest(),
         }
+    }
+
+    /// Positions follow the order in which events were received, but for requests that came at the same moment.
+    fn oldest(&self) -> Option<Timestamp> {
+        let next = self.hot.front().map(Ready::received).or(self.lag_since);
+        let waiting = next.filter(|_| self.waiting > 0);
+        let open = self.open.first_key_value().map(|(_, received)| *received);
+        let claimed = open.filter(|received| *received != Timestamp::MAX);
+        let retrying = self.oldest_retry.filter(|_| self.retrying > 0);
+        [waiting, claimed, retrying].into_iter().flatten().min()
     }
 
     /// Everything that ends when the subscription is closed, claims in flight excepted.
@@ -535,6 +567,7 @@ mod tests {
                 segment: Position(0),
                 offset: 64,
                 index: 0,
+                received: at(0),
             },
         }
     }
@@ -580,7 +613,7 @@ mod tests {
     #[test]
     fn what_cannot_be_read_is_passed_over() {
         let mut queue = queue(6, &[2, 4]);
-        queue.recovered(5, Position(8));
+        queue.recovered(5, Position(8), Some(at(0)));
         assert_eq!(queue.must_load(), Some((Position(2), Position(8))));
         // The records of 2 and 8 are damaged.
         queue.loaded(vec![ready(4), ready(6)], Position(2), Position(9));
@@ -589,6 +622,7 @@ mod tests {
             queue.backlog(),
             Backlog {
                 claimed: 2,
+                oldest: Some(at(0)),
                 ..Backlog::default()
             }
         );

@@ -10,6 +10,7 @@ use crate::state::{Recovered, State, Write};
 use crate::writer::ToWriter;
 use crate::{Shared, Sub};
 use postrider_core::ids::{Position, SubscriptionId};
+use postrider_core::time::Timestamp;
 use postrider_store::Error;
 use rustc_hash::{FxHashMap, FxHashSet};
 use std::collections::{BTreeMap, BTreeSet};
@@ -95,6 +96,13 @@ pub fn recover(
         }
     }
     shared.restore(progress, &known.retries).map_err(unreadable)?;
+    shared.note_oldest_retries(
+        known
+            .oldest_retries
+            .into_iter()
+            .map(|(of, oldest)| (of, Some(oldest)))
+            .collect(),
+    );
     let segment = shared.create_segment(&*shared.disk, Position(next), found.commit + 1);
     let segment = Arc::new(segment.map_err(|e| Error::Unavailable(format!("making a segment: {e}")))?);
     shared.add_segment(segment.clone());
@@ -295,7 +303,7 @@ impl Shared {
     fn restore(
         &self,
         progress: FxHashMap<SubscriptionId, Progress>,
-        retries: &[(SubscriptionId, postrider_core::time::Timestamp, u64)],
+        retries: &[(SubscriptionId, Timestamp, u64)],
     ) -> io::Result<()> {
         let segments: Vec<Arc<Segment>> = {
             let segments = self.segments.read().expect("no panic holds it");
@@ -326,15 +334,19 @@ impl Shared {
                 }
             }
         }
+        let mut ages = Ages::default();
         let mut subs = self.subs.write().expect("no panic holds it");
         for (of, progress) in progress {
             self.redelivered.fetch_add(progress.open.len() as u64, Relaxed);
             let interrupted = !progress.open.is_empty();
             let mut queue = Queue::new(progress);
             match waiting.get(&of) {
-                Some((count, last)) => queue.recovered(*count, *last),
+                Some((count, last)) => {
+                    let since = ages.first_from(&segments, of, queue.lowest());
+                    queue.recovered(*count, *last, since);
+                }
                 // Their record is damaged; reading the log will show it.
-                None if interrupted => queue.recovered(0, Position(0)),
+                None if interrupted => queue.recovered(0, Position(0), None),
                 None => {}
             }
             subs.insert(
@@ -354,6 +366,43 @@ impl Shared {
             }
         }
         Ok(())
+    }
+}
+
+/// When records were received: those that are the first of many subscriptions are read once.
+#[derive(Default)]
+struct Ages(FxHashMap<(Position, u32), Option<Timestamp>>);
+
+impl Ages {
+    /// When the first event of a subscription at or after `from` was received. None if it cannot be read: it is
+    /// only shown to people.
+    fn first_from(
+        &mut self,
+        segments: &[Arc<Segment>],
+        of: SubscriptionId,
+        from: Position,
+    ) -> Option<Timestamp> {
+        let at = segments.partition_point(|segment| segment.end() <= from);
+        for segment in &segments[at..] {
+            for entry in segment.entries(of, from, 2).ok()? {
+                let read = || {
+                    let (header, payload) = segment.read(u64::from(entry.offset)).ok()?;
+                    Some((header.first, record::decode_batch(&payload)?))
+                };
+                if segment.base.0 + u64::from(entry.first) >= from.0 {
+                    let key = (segment.base, entry.offset);
+                    let received = || Some(read()?.1.received);
+                    return *self.0.entry(key).or_insert_with(received);
+                }
+                // It begins before, and may end before.
+                let (first, batch) = read()?;
+                let beyond = (0..batch.events.len()).filter(|i| first.0 + *i as u64 >= from.0);
+                if beyond.into_iter().any(|i| batch.matched(i).contains(&of)) {
+                    return Some(batch.received);
+                }
+            }
+        }
+        None
     }
 }
 

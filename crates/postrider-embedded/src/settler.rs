@@ -351,6 +351,7 @@ impl Settler {
             segment: segment.base,
             offset: claim.entry.place as u32,
             index: claim.index,
+            received: claim.received(),
         };
         match claim.due {
             Some(due) => {
@@ -395,6 +396,7 @@ impl Settler {
     fn write_until_done(&self, writes: &[Write], closing: bool) -> Option<bool> {
         let changed = self.until_done(closing, || self.shared.state.write(writes))?;
         self.shared.note_letters(changed.letters);
+        self.shared.note_oldest_retries(changed.oldest_retries);
         Some(self.shared.note_references(changed.references))
     }
 

@@ -10,8 +10,9 @@ use postrider_core::retry::Reason;
 use postrider_core::time::Timestamp;
 use postrider_store::log::LastAttempt;
 use postrider_store::{Error, LetterKey};
-use redb::{ReadableTable, Table, TableDefinition, TableHandle};
+use redb::{Key, ReadableTable, Table, TableDefinition, TableHandle};
 use rustc_hash::FxHashMap;
+use std::borrow::Borrow;
 use std::ops::Bound;
 use std::path::Path;
 
@@ -19,6 +20,8 @@ use std::path::Path;
 const RETRIES: TableDefinition<(u64, u64, u64), &[u8]> = TableDefinition::new("retries");
 /// subscription → how many retries it has.
 const RETRY_COUNTS: TableDefinition<u64, u64> = TableDefinition::new("retry_counts");
+/// (subscription, second in which the event was received) → how many retries it has of that second.
+const RETRY_AGES: TableDefinition<(u64, u64), u64> = TableDefinition::new("retry_ages");
 /// (subscription, given up, position) → what is known of the delivery, and why it was given up.
 const LETTERS: TableDefinition<(u64, u64, u64), &[u8]> = TableDefinition::new("letters");
 /// subscription → how many letters it has.
@@ -46,6 +49,18 @@ pub struct RetryEntry {
     pub segment: Position,
     pub offset: u32,
     pub index: u32,
+    /// When the event was received; the beginning of all time in what an older program recorded.
+    pub received: Timestamp,
+}
+
+/// Where a recorded retry says when its event was received.
+const RECEIVED: std::ops::Range<usize> = 32..40;
+
+/// The second in which the event of a recorded retry was received, if that is known.
+fn second_of(recorded: &[u8]) -> Option<u64> {
+    let nanos: [u8; 8] = recorded.get(RECEIVED)?.try_into().ok()?;
+    let second = u64::from_le_bytes(nanos) / 1_000_000_000;
+    (second > 0).then_some(second)
 }
 
 impl RetryEntry {
@@ -60,6 +75,7 @@ impl RetryEntry {
         out[16..24].copy_from_slice(&self.segment.0.to_le_bytes());
         out[24..28].copy_from_slice(&self.offset.to_le_bytes());
         out[28..32].copy_from_slice(&self.index.to_le_bytes());
+        out[RECEIVED].copy_from_slice(&self.received.nanos().to_le_bytes());
         out
     }
 
@@ -80,6 +96,7 @@ impl RetryEntry {
             segment: Position(u64_at(16)),
             offset: u32_at(24),
             index: u32_at(28),
+            received: Timestamp::from_nanos(u64_at(32) as i64),
         })
     }
 }
@@ -139,6 +156,8 @@ pub struct Recovered {
     pub cursors: Vec<(SubscriptionId, Progress)>,
     /// For subscriptions with retries: the earliest due time and how many.
     pub retries: Vec<(SubscriptionId, Timestamp, u64)>,
+    /// For subscriptions with retries: when the event of the oldest was received.
+    pub oldest_retries: Vec<(SubscriptionId, Timestamp)>,
     /// For subscriptions with letters: when the first was given up, and how many there are.
     pub letters: Vec<(SubscriptionId, Timestamp, u64)>,
     pub references: FxHashMap<u64, u64>,
@@ -151,6 +170,8 @@ pub struct Changed {
     pub references: FxHashMap<u64, u64>,
     /// Subscriptions with how many letters they have now, and when the first of them was given up.
     pub letters: FxHashMap<SubscriptionId, Option<(Timestamp, u64)>>,
+    /// Subscriptions with when the event of their oldest retry was received.
+    pub oldest_retries: FxHashMap<SubscriptionId, Option<Timestamp>>,
 }
 
 pub struct State {
@@ -172,8 +193,21 @@ fn first_of(
     Ok(first.map(|(key, _)| (Timestamp::from_nanos(key.value().1 as i64), count)))
 }
 
+fn ages_of(of: u64) -> std::ops::RangeInclusive<(u64, u64)> {
+    (of, 0)..=(of, u64::MAX)
+}
+
+/// When the event of the oldest retry of a subscription was received, to the second.
+fn oldest_of(ages: &impl ReadableTable<(u64, u64), u64>, of: u64) -> Result<Option<Timestamp>, redb::Error> {
+    let first = ages.range(ages_of(of))?.next().transpose()?;
+    Ok(first.map(|(key, _)| Timestamp::from_secs(key.value().1 as i64)))
+}
+
 /// Adds to a number in a table; a number that becomes zero is removed. Returns what it is then.
-fn add(table: &mut redb::Table<'_, u64, u64>, key: u64, by: i64) -> Result<u64, redb::Error> {
+fn add<K>(table: &mut Table<'_, K, u64>, key: K, by: i64) -> Result<u64, redb::Error>
+where
+    K: Key + Copy + for<'a> Borrow<K::SelfType<'a>> + 'static,
+{
     let now = table.get(key)?.map_or(0, |v| v.value());
     let then = now.saturating_add_signed(by);
     if then == 0 {
@@ -190,6 +224,7 @@ impl State {
         database.write(|txn| {
             txn.open_table(RETRIES)?;
             txn.open_table(RETRY_COUNTS)?;
+            txn.open_table(RETRY_AGES)?;
             txn.open_table(LETTERS)?;
             txn.open_table(LETTER_COUNTS)?;
             txn.open_table(CURSORS)?;
@@ -227,11 +262,15 @@ impl State {
                 ));
             }
             let retries = txn.open_table(RETRIES)?;
+            let ages = txn.open_table(RETRY_AGES)?;
             for row in txn.open_table(RETRY_COUNTS)?.iter()? {
                 let (of, count) = row?;
                 let first = first_of(&retries, of.value(), count.value())?;
                 out.retries
                     .extend(first.map(|(due, count)| (SubscriptionId(of.value()), due, count)));
+                let oldest = oldest_of(&ages, of.value())?;
+                out.oldest_retries
+                    .extend(oldest.map(|oldest| (SubscriptionId(of.value()), oldest)));
             }
             let letters = txn.open_table(LETTERS)?;
             for row in txn.open_table(LETTER_COUNTS)?.iter()? {
@@ -329,27 +368,41 @@ impl State {
         self.database.write(|txn| {
             let mut retries = txn.open_table(RETRIES)?;
             let mut counts = txn.open_table(RETRY_COUNTS)?;
+            let mut ages = txn.open_table(RETRY_AGES)?;
             let mut letters = txn.open_table(LETTERS)?;
             let mut letter_counts = txn.open_table(LETTER_COUNTS)?;
             let mut cursors = txn.open_table(CURSORS)?;
             let mut references = txn.open_table(REFERENCES)?;
             let mut facts = txn.open_table(FACTS)?;
             let mut count_by: FxHashMap<u64, i64> = FxHashMap::default();
+            // One that only fails again stays as old as it is, and nothing is written for it.
+            let mut age_by: FxHashMap<(u64, u64), i64> = FxHashMap::default();
             let mut letters_by: FxHashMap<u64, i64> = FxHashMap::default();
             let mut refer_by: FxHashMap<u64, i64> = FxHashMap::default();
             for write in writes {
                 match write {
                     Write::PutRetry(of, entry) => {
                         let key = (of.0, entry.due.nanos() as u64, entry.position.0);
-                        if retries.insert(key, entry.encode().as_slice())?.is_none() {
+                        let value = entry.encode();
+                        let before = retries.insert(key, value.as_slice())?;
+                        if let Some(second) = before.as_ref().and_then(|value| second_of(value.value())) {
+                            *age_by.entry((of.0, second)).or_default() -= 1;
+                        }
+                        if before.is_none() {
                             *count_by.entry(of.0).or_default() += 1;
                             *refer_by.entry(entry.segment.0).or_default() += 1;
                         }
+                        if let Some(second) = second_of(&value) {
+                            *age_by.entry((of.0, second)).or_default() += 1;
+                        }
                     }
                     Write::RemoveRetry(of, due, position, segment) => {
-                        if retries.remove((of.0, due.nanos() as u64, position.0))?.is_some() {
+                        if let Some(value) = retries.remove((of.0, due.nanos() as u64, position.0))? {
                             *count_by.entry(of.0).or_default() -= 1;
                             *refer_by.entry(segment.0).or_default() -= 1;
+                            if let Some(second) = second_of(value.value()) {
+                                *age_by.entry((of.0, second)).or_default() -= 1;
+                            }
                         }
                     }
                     Write::PutLetter(of, letter) => {
@@ -376,6 +429,8 @@ impl State {
                         cursors.remove(of.0)?;
                         counts.remove(of.0)?;
                         count_by.remove(&of.0);
+                        age_by.retain(|(other, _), _| *other != of.0);
+                        ages.retain_in(ages_of(of.0), |_, _| false)?;
                         for row in retries.extract_from_if(all_of(of.0), |_, _| true)? {
                             let (key, value) = row?;
                             let (_, due, position) = key.value();
@@ -399,8 +454,19 @@ impl State {
                 }
             }
             let mut changed = Changed::default();
+            for ((of, second), by) in age_by {
+                if by != 0 {
+                    add(&mut ages, (of, second), by)?;
+                    count_by.entry(of).or_default();
+                }
+            }
             for (of, by) in count_by {
-                add(&mut counts, of, by)?;
+                if add(&mut counts, of, by)? == 0 {
+                    // An older program that was here in between has left behind what it did not know.
+                    ages.retain_in(ages_of(of), |_, _| false)?;
+                }
+                let oldest = oldest_of(&ages, of)?;
+                changed.oldest_retries.insert(SubscriptionId(of), oldest);
             }
             for (of, by) in letters_by {
                 let count = add(&mut letter_counts, of, by)?;
@@ -502,7 +568,62 @@ mod tests {
             segment: Position(segment),
             offset: 64,
             index: 3,
+            received: Timestamp::MIN,
         }
+    }
+
+    #[test]
+    fn the_age_of_the_oldest_retry_is_known() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("state.redb");
+        let state = State::open(&path, 7).unwrap();
+        let retry = |position, due, received| RetryEntry {
+            due: at(due),
+            received,
+            ..delivery(position, None, 0)
+        };
+        let put = |of, retry| Write::PutRetry(sub(of), retry);
+        let remove =
+            |of, retry: RetryEntry| Write::RemoveRetry(sub(of), retry.due, retry.position, retry.segment);
+        let write = |writes: &[Write]| state.write(writes).unwrap().oldest_retries;
+        let half = std::time::Duration::from_millis(500);
+        let (a, b, c) = (
+            retry(1, 5, at(10) + half),
+            retry(2, 3, at(10)),
+            retry(3, 1, at(20)),
+        );
+        let changed = write(&[put(1, a), put(1, b), put(1, c), put(2, c)]);
+        assert_eq!(changed.get(&sub(1)), Some(&Some(at(10))), "to the second");
+        assert_eq!(changed.get(&sub(2)), Some(&Some(at(20))));
+        // One fails again, and stays as old as it is.
+        let again = RetryEntry { due: at(50), ..a };
+        assert_eq!(
+            write(&[remove(1, a), put(1, again)]).get(&sub(1)),
+            Some(&Some(at(10)))
+        );
+        assert_eq!(write(&[remove(1, b)]).get(&sub(1)), Some(&Some(at(10))));
+        assert_eq!(write(&[remove(1, b)]).get(&sub(1)), None, "it is gone already");
+        assert_eq!(write(&[remove(1, again)]).get(&sub(1)), Some(&Some(at(20))));
+        let known = State::recover(&state).unwrap().oldest_retries;
+        assert_eq!(known, [(sub(1), at(20)), (sub(2), at(20))]);
+        write(&[Write::Forget(sub(2))]);
+        assert_eq!(write(&[remove(1, c)]).get(&sub(1)), Some(&None));
+
+        // An older program notes no time. What it removes leaves behind what it does not know, until there is no
+        // retry at all.
+        let old = retry(4, 9, Timestamp::MIN);
+        assert_eq!(write(&[put(1, old)]).get(&sub(1)), Some(&None));
+        assert_eq!(write(&[put(1, a)]).get(&sub(1)), Some(&Some(at(10))));
+        state
+            .database
+            .write(|txn| {
+                txn.open_table(RETRIES)?.remove((1, a.due.nanos() as u64, 1))?;
+                txn.open_table(RETRY_COUNTS)?.insert(1, 1)?;
+                Ok(())
+            })
+            .unwrap();
+        assert_eq!(write(&[remove(1, old)]).get(&sub(1)), Some(&None));
+        assert_eq!(write(&[put(1, c)]).get(&sub(1)), Some(&Some(at(20))));
     }
 
     // A file as it was before letters: dead letters without a time, kept even when their subscription went.

@@ -3,6 +3,7 @@
 pub mod sign;
 pub mod queue;
 pub mod broker;
+pub mod trace;
 
 use crate::deliver::{Failure, FailureKind, Reply, Request, Sending, Transport};
 use crate::destinations::{Destinations, Reach};
@@ -27,6 +28,7 @@ use std::borrow::Cow;
 use std::cell::OnceCell;
 use std::sync::Arc;
 use std::time::Duration;
+use trace::Traced;
 
 /// What a subscription asked for, worked out once: everything an attempt needs.
 pub struct Plan {
@@ -171,9 +173,7 @@ impl Plan {
         let retry = subscription.retry;
         let policy = RetryPolicy {
             attempts_max: retry.attempts_max.unwrap_or(profile.attempts_max),
-            time_to_live: retry
-                .time_to_live_minutes
-                .map_or(profile.time_to_live, |m| Duration::from_secs(u64::from(m) * 60)),
+            time_to_live: retry.time_to_live(profile),
             dead_letter: subscription.dead_letter.is_some(),
             safety_net,
         };
@@ -230,6 +230,11 @@ impl Plan {
         }
     }
 
+    /// Someone wants nothing sent for now.
+    pub fn is_paused(&self) -> bool {
+        self.subscription.pauses.is_paused()
+    }
+
     /// The value of `topic` that the subscriber sees.
     fn topic_value(&self) -> TopicValue<'_> {
         match &self.subscription.destination {
@@ -258,11 +263,17 @@ impl Plan {
     }
 
     /// Sends what delivers these claims together. What must be signed is signed with what the wall's clock shows.
-    pub fn send(&self, transport: Arc<dyn Transport>, claims: &[Claim], wall: &dyn Clock) -> Sending {
+    pub fn send(
+        &self,
+        transport: Arc<dyn Transport>,
+        claims: &[Claim],
+        traced: &Traced,
+        wall: &dyn Clock,
+    ) -> Sending {
         match &self.way {
-            Way::Plain => transport.send(self.request(claims)),
+            Way::Plain => transport.send(self.request(claims, traced)),
             Way::Relay { url, access } => {
-                let mut request = self.request(claims);
+                let mut request = self.request(claims, traced);
                 let token = access.token(url, wall.now());
                 request
                     .more
@@ -273,7 +284,7 @@ impl Plan {
                 let event = self.body(claims, &self.rendering());
                 queue.send(transport, &event, wall.now())
             }
-            Way::Broker(broker) => transport.send(self.message(broker, claims, wall.now())),
+            Way::Broker(broker) => transport.send(self.message(broker, claims, traced, wall.now())),
             Way::Nowhere(why) => Box::pin(std::future::ready(Reply::Failed(Failure {
                 kind: FailureKind::Resolution,
                 detail: why.clone(),
@@ -282,20 +293,22 @@ impl Plan {
     }
 
     /// The request that delivers these claims together.
-    fn request(&self, claims: &[Claim]) -> Request {
+    fn request(&self, claims: &[Claim], traced: &Traced) -> Request {
         let how = self.rendering();
+        let mut more = self.more(claims, &how);
+        self.tell(traced, &mut more);
         Request {
             method: Method::POST,
             url: self.url.clone(),
             headers: self.headers.clone(),
-            more: self.more(claims, &how),
+            more,
             body: Bytes::from(self.body(claims, &how)),
         }
     }
 
     /// The same for a broker, whose messages are one event each.
-    fn message(&self, broker: &Broker, claims: &[Claim], now: Timestamp) -> Request {
-        let mut request = self.request(claims);
+    fn message(&self, broker: &Broker, claims: &[Claim], traced: &Traced, now: Timestamp) -> Request {
+        let mut request = self.request(claims, traced);
         for (_, value) in &mut request.more {
             *value = quoted(value);
         }

@@ -1,6 +1,8 @@
 //! What has happened so far, as numbers. Each arrow of the path has one.
 
+use crate::meters::Meter;
 use postrider_core::retry::Reason;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 /// Counts of one subscription, or of the whole engine.
@@ -48,6 +50,40 @@ pub struct Published {
     pub events: AtomicU64,
     pub unmatched: AtomicU64,
     pub refused: AtomicU64,
+    /// Those of the refused that were not the publisher's fault.
+    pub refused_by_trouble: AtomicU64,
+    /// From the arrival of the accepted requests until they were durable, together.
+    pub micros: AtomicU64,
+    /// These and what became of them, minute by minute.
+    pub meter: Meter,
+    /// Whether those who keep numbers over time are shown this topic by itself, and how long its events take. It is
+    /// decided once: a topic that changed sides would make both sides' numbers leap.
+    pub labelled: OnceLock<bool>,
+    pub labelled_in_full: OnceLock<bool>,
+}
+
+impl Counters {
+    /// Adds what another one has counted; it is about to go.
+    pub(crate) fn absorb(&self, other: &Counters) {
+        for (counter, more) in self.all().zip(other.all()) {
+            counter.fetch_add(more.load(Relaxed), Relaxed);
+        }
+    }
+
+    fn all(&self) -> impl Iterator<Item = &AtomicU64> {
+        let single = [
+            &self.matched,
+            &self.attempts,
+            &self.attempts_failed,
+            &self.delivered,
+            &self.delivered_late,
+            &self.retried,
+            &self.dead_letters_written,
+            &self.blobs_written,
+            &self.replayed,
+        ];
+        single.into_iter().chain(&self.dead_lettered).chain(&self.dropped)
+    }
 }
 
 pub fn add(counter: &AtomicU64, n: usize) {

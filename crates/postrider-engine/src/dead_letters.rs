@@ -3,7 +3,8 @@
 use crate::attempt::Plan;
 use crate::blobs::{BlobError, Blobs, Stored};
 use crate::counters::{add, by_reason};
-use crate::directory::{Router, TopicEntry};
+use crate::directory::TopicEntry;
+use crate::recorder::{BlobPlace, BlobWritten, Disposition, Ended, Place};
 use crate::{Engine, Error};
 use bytes::Bytes;
 use postrider_core::envelope::{Envelope, Field};
@@ -153,6 +154,8 @@ struct Draft {
 struct Written {
     of: SubscriptionId,
     letters: Vec<LetterKey>,
+    /// The same letters as the recorder knows them, if there is one.
+    places: Vec<Place>,
     record: BlobRecord,
     news: News,
 }
@@ -412,6 +415,7 @@ impl Engine {
             false => self.directory.storage_topics(place.account_name()),
         };
         let keys = letters.iter().map(Letter::key).collect();
+        let places = self.places(&letters);
         // The events are in the body now, and need not be in memory twice while it is written.
         drop(letters);
         let put = self
@@ -422,6 +426,7 @@ impl Engine {
         Ok(Written {
             of: plan.subscription.id,
             letters: keys,
+            places,
             record,
             news: News {
                 untold: untold.iter().map(|topic| topic.topic.id).collect(),
@@ -438,11 +443,21 @@ impl Engine {
         let Written {
             of,
             letters,
+            places,
             record,
             mut news,
         } = written;
         let internal = |e: postrider_store::Error| e.to_string();
+        let blob = (!places.is_empty()).then(|| BlobWritten {
+            subscription: of,
+            at: record.written,
+            blob: Arc::new(blob_place(&record)),
+            letters: places,
+        });
         self.dead_letters.archive.add(record).await.map_err(internal)?;
+        if let Some(blob) = blob {
+            self.recorder.blob(blob);
+        }
         let told = self.announce(&mut news).await;
         if let Err(e @ Error::Stopping) = told {
             // The next life writes the same blob again, and tells of it.
@@ -524,7 +539,31 @@ impl Engine {
         for counters in counted.chain([&self.dispatcher.counters]) {
             add(by_reason(&counters.dropped, reason), letters.len());
         }
+        if let Some(outlet) = outlet {
+            self.dispatcher
+                .meter_dropped(&outlet, self.clock.now(), letters.len());
+        }
+        if self.recorder.on() {
+            self.recorder.ended(Ended {
+                subscription: plan.subscription.id,
+                events: self.places(letters),
+                at: self.clock.now(),
+                disposition: Disposition::Dropped(reason),
+            });
+        }
         Ok(())
+    }
+
+    /// Letters as the recorder knows them; none if there is no recorder.
+    fn places(&self, letters: &[Letter]) -> Vec<Place> {
+        let place = |letter: &Letter| Place {
+            first: letter.entry.first,
+            index: letter.index,
+        };
+        match self.recorder.on() {
+            true => letters.iter().map(place).collect(),
+            false => Vec::new(),
+        }
     }
 
     /// Whether a letter is itself about a blob of dead letters: telling of its blob would never end.
@@ -580,17 +619,22 @@ impl Engine {
                 .expect("made of strings")
                 .to_owned();
             let object = Raw::trusted(&text);
-            let mut router = Router::new(&topic, now);
+            let mut router = self.router(&topic, now);
             router.route(&Envelope::read(Schema::EventGrid, object, None), None);
-            let unmatched = router.unmatched;
-            let batch = Batch {
-                matched: router.into_sets(),
-                ..batch
-            };
-            self.accept(&topic, batch, unmatched).await?;
+            let (matched, routed) = router.finish();
+            let batch = Batch { matched, ..batch };
+            self.accept(&topic, batch, routed).await?;
             news.untold.pop_front();
         }
         Ok(())
+    }
+}
+
+pub(crate) fn blob_place(record: &BlobRecord) -> BlobPlace {
+    BlobPlace {
+        account: record.account.clone(),
+        container: record.container.clone(),
+        path: record.path.clone(),
     }
 }
 
@@ -868,6 +912,7 @@ mod tests {
             profile: None,
             created: Timestamp::MIN,
             origin: Origin::Config,
+            pauses: Default::default(),
             extras: None,
         }
     }
@@ -901,6 +946,7 @@ mod tests {
             dispatch: dispatch::Config::default(),
             dead_letters: DeadLetters::new(Arc::new(Anywhere), Arc::new(MemoryArchive::default()), None),
             handshake: crate::handshake::Rules::default(),
+            recorder: Arc::new(crate::recorder::Nothing),
         })
         .await
         .unwrap();
@@ -922,7 +968,7 @@ mod tests {
             matched: vec![Box::new([SubscriptionId(3)])],
         };
         let orders = engine.directory.topic_by_id(ORDERS).unwrap();
-        engine.accept(&orders, batch, 0).await.unwrap();
+        engine.accept(&orders, batch, Default::default()).await.unwrap();
         time.advance(Target::By(Duration::ZERO), SETTLE).await.unwrap();
         assert_eq!(log.letters_waiting().len(), 1);
         log.refuse_appends(Some("full"));

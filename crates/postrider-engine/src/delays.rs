@@ -51,16 +51,13 @@ impl Delays {
         self.book().restored.remove(endpoint)
     }
 
-    /// Every endpoint that anyone sends to has been taken up: the delays of the others are forgotten.
-    pub fn forget_restored(&self) {
-        let left = std::mem::take(&mut self.book().restored);
-        for endpoint in left.into_keys() {
-            self.note(&endpoint, None);
-        }
+    /// Every endpoint that anyone sends to has been taken up: those of an earlier life that are left.
+    pub fn left_restored(&self) -> impl Iterator<Item = String> + use<> {
+        std::mem::take(&mut self.book().restored).into_keys()
     }
 
-    /// The delay of an endpoint has changed.
-    pub fn note(&self, endpoint: &str, delay: Option<Delay>) {
+    /// The delay of an endpoint has changed. Whether that is news: one that is over may not have been known.
+    pub fn note(&self, endpoint: &str, delay: Option<Delay>) -> bool {
         let mut book = self.book();
         let worth_saying = if delay.is_some() {
             book.kept.insert(endpoint.to_owned());
@@ -73,6 +70,7 @@ impl Delays {
             drop(book);
             self.changed.notify_one();
         }
+        worth_saying
     }
 
     /// Makes what was noted before durable.

@@ -1,6 +1,7 @@
 //! The catalogue in memory, in the form that publishing needs: topics by name, each with its routes.
 
 use crate::counters::Published;
+use crate::recorder::{Audience, Verdict, Verdicts};
 use postrider_core::envelope::Envelope;
 use postrider_core::ids::{SubscriptionId, TopicId};
 use postrider_core::subscription::{DomainTopic, Subscription, Topic, TopicKind};
@@ -9,7 +10,7 @@ use rustc_hash::{FxBuildHasher, FxHashMap};
 use std::collections::{BTreeMap, BTreeSet};
 use std::hash::BuildHasher;
 use std::ops::Bound;
-use std::sync::{Arc, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::{Arc, OnceLock, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 /// A topic with everything that accepting an event needs.
 #[derive(Clone, Debug)]
@@ -23,6 +24,8 @@ pub struct TopicEntry {
     inside: Inside,
     /// All routes at once, when none of them looks at the event.
     open: Option<Arc<[SubscriptionId]>>,
+    /// Made when it is first asked for: without a recorder nobody does.
+    audience: OnceLock<Arc<Audience>>,
     pub published: Arc<Published>,
 }
 
@@ -35,11 +38,7 @@ pub struct Route {
 impl Route {
     /// Whether an event of its topic, or of its domain topic, goes to the subscription.
     fn takes(&self, event: &Envelope<'_>, topic_id: &str, now: Timestamp) -> bool {
-        let subscription = &*self.subscription;
-        if subscription.expires.is_some_and(|at| at <= now) {
-            return false;
-        }
-        subscription.filter.is_open() || subscription.filter.matches(event, topic_id).is_ok()
+        verdict(&self.subscription, event, topic_id, now) == Verdict::Matched
     }
 
     fn looks_at_nothing(&self) -> bool {
@@ -48,10 +47,28 @@ impl Route {
     }
 }
 
+/// Whether an event of its topic, or of its domain topic, goes to the subscription, and if not, why.
+fn verdict(subscription: &Subscription, event: &Envelope<'_>, topic_id: &str, now: Timestamp) -> Verdict {
+    if subscription.expires.is_some_and(|at| at <= now) {
+        return Verdict::Expired;
+    }
+    if subscription.filter.is_open() {
+        return Verdict::Matched;
+    }
+    match subscription.filter.matches(event, topic_id) {
+        Ok(()) => Verdict::Matched,
+        Err(mismatch) => mismatch.into(),
+    }
+}
+
 /// The routes of a domain's topics, by name in lower case. A change copies one part in so many: a domain may have
 /// a hundred thousand of them.
 #[derive(Clone, Debug, Default)]
-struct Inside(Option<Box<[Arc<Part>]>>);
+struct Inside {
+    parts: Option<Box<[Arc<Part>]>>,
+    /// All routes together.
+    count: usize,
+}
 
 type Part = FxHashMap<Arc<str>, Arc<[Route]>>;
 
@@ -64,30 +81,41 @@ fn part_of(name: &str) -> usize {
 
 impl Inside {
     fn is_empty(&self) -> bool {
-        self.0.is_none()
+        self.parts.is_none()
     }
 
     fn get(&self, name: &str) -> &[Route] {
-        let part = self.0.as_ref().map(|parts| &parts[part_of(name)]);
+        let part = self.parts.as_ref().map(|parts| &parts[part_of(name)]);
         part.and_then(|part| part.get(name)).map_or(&[], |routes| routes)
     }
 
     fn set(&mut self, name: &str, routes: Arc<[Route]>) {
+        self.count += routes.len();
+        self.count -= self.get(name).len();
         if routes.is_empty() {
-            let Some(parts) = &mut self.0 else {
+            let Some(parts) = &mut self.parts else {
                 return;
             };
             Arc::make_mut(&mut parts[part_of(name)]).remove(name);
             if parts.iter().all(|part| part.is_empty()) {
-                self.0 = None;
+                self.parts = None;
             }
             return;
         }
         let fresh = || std::iter::repeat_with(Arc::default).take(PARTS).collect();
-        let parts = self.0.get_or_insert_with(fresh);
+        let parts = self.parts.get_or_insert_with(fresh);
         Arc::make_mut(&mut parts[part_of(name)]).insert(name.into(), routes);
     }
+
+    fn all(&self) -> impl Iterator<Item = &Route> {
+        let parts = self.parts.iter().flatten();
+        parts.flat_map(|part| part.values().flat_map(|routes| routes.iter()))
+    }
 }
+
+/// A domain with more subscriptions of its topics than this has no audience with all of them in it: every event
+/// would be given a verdict for each.
+const AUDIENCE_INSIDE_MAX: usize = 128;
 
 impl TopicEntry {
     fn new(topic: Topic, prefix: &str) -> TopicEntry {
@@ -97,6 +125,7 @@ impl TopicEntry {
             routes: Arc::default(),
             inside: Inside::default(),
             open: Some(Arc::default()),
+            audience: OnceLock::new(),
             published: Arc::default(),
         }
     }
@@ -109,6 +138,22 @@ impl TopicEntry {
         }
         let open = self.inside.is_empty() && self.routes.iter().all(Route::looks_at_nothing);
         self.open = open.then(|| self.routes.iter().map(|r| r.subscription.id).collect());
+        self.audience = OnceLock::new();
+    }
+
+    /// Who hears of its events, by id, for the recorder. Of a large domain only the subscriptions of the whole.
+    pub fn audience(&self) -> &Arc<Audience> {
+        self.audience.get_or_init(|| {
+            let inside = (!self.is_large()).then(|| self.inside.all());
+            let routes = self.routes.iter().chain(inside.into_iter().flatten());
+            let mut all: Vec<_> = routes.map(|route| route.subscription.clone()).collect();
+            all.sort_by_key(|subscription| subscription.id);
+            Arc::new(Audience::new(&self.topic, &self.full_id, all))
+        })
+    }
+
+    fn is_large(&self) -> bool {
+        self.inside.count > AUDIENCE_INSIDE_MAX
     }
 }
 
@@ -141,6 +186,41 @@ pub struct Router<'a> {
     sets: Vec<Box<[SubscriptionId]>>,
     found: Vec<SubscriptionId>,
     pub unmatched: usize,
+    /// What the recorder wants to know, if there is one.
+    noting: Option<Noting>,
+}
+
+#[derive(Default)]
+struct Noting {
+    verdicts: Verdicts,
+    list: Vec<Verdict>,
+    /// In a large domain: the subscriptions of the domain topics that events were published to so far, and where
+    /// those of each begin.
+    visited: Vec<Arc<Subscription>>,
+    begins: FxHashMap<String, usize>,
+}
+
+impl Noting {
+    /// Notes the list as that of the next event.
+    fn finish_event(&mut self) {
+        let lists = &mut self.verdicts.lists;
+        let known = lists.iter().rposition(|list| **list == *self.list);
+        let number = known.unwrap_or_else(|| {
+            lists.push(self.list.as_slice().into());
+            lists.len() - 1
+        });
+        self.verdicts.of_event.push(number as u32);
+    }
+}
+
+/// What routing the events of one request has come to, besides the sets.
+#[derive(Default)]
+pub struct Routed {
+    /// Events that nobody wants.
+    pub unmatched: usize,
+    pub verdicts: Verdicts,
+    /// Where it is not the topic's own.
+    pub(crate) audience: Option<Arc<Audience>>,
 }
 
 impl<'a> Router<'a> {
@@ -151,6 +231,15 @@ impl<'a> Router<'a> {
             sets: Vec::new(),
             found: Vec::new(),
             unmatched: 0,
+            noting: None,
+        }
+    }
+
+    /// One that notes its verdicts for a recorder.
+    pub fn noting(topic: &'a TopicEntry, now: Timestamp) -> Router<'a> {
+        Router {
+            noting: Some(Noting::default()),
+            ..Router::new(topic, now)
         }
     }
 
@@ -163,18 +252,69 @@ impl<'a> Router<'a> {
             self.unmatched += usize::from(all.is_empty());
             return 0;
         }
-        let in_domain;
+        let (in_domain, lower);
         let (topic_id, inside) = match domain_topic {
             Some(name) => {
                 in_domain = format!("{}/topics/{name}", self.topic.full_id);
-                (&*in_domain, self.topic.inside.get(&name.to_lowercase()))
+                lower = name.to_lowercase();
+                (&*in_domain, self.topic.inside.get(&lower))
             }
-            None => (&*self.topic.full_id, &[][..]),
+            None => {
+                lower = String::new();
+                (&*self.topic.full_id, &[][..])
+            }
         };
         self.found.clear();
-        for route in self.topic.routes.iter().chain(inside) {
-            if route.takes(event, topic_id, self.now) {
-                self.found.push(route.subscription.id);
+        match &mut self.noting {
+            None => {
+                for route in self.topic.routes.iter().chain(inside) {
+                    if route.takes(event, topic_id, self.now) {
+                        self.found.push(route.subscription.id);
+                    }
+                }
+            }
+            Some(noting) if !self.topic.is_large() => {
+                noting.list.clear();
+                for subscription in &self.topic.audience().subscriptions {
+                    let other = |of: &String| {
+                        !of.eq_ignore_ascii_case(&lower) && (of.is_ascii() || of.to_lowercase() != lower)
+                    };
+                    let verdict = if subscription.domain_topic.as_ref().is_some_and(other) {
+                        Verdict::DomainTopic
+                    } else {
+                        verdict(subscription, event, topic_id, self.now)
+                    };
+                    noting.list.push(verdict);
+                    if verdict == Verdict::Matched {
+                        self.found.push(subscription.id);
+                    }
+                }
+                noting.finish_event();
+            }
+            Some(noting) => {
+                noting.list.clear();
+                let whole = self.topic.routes.len();
+                let begin = *noting.begins.entry(lower).or_insert_with(|| {
+                    let begin = noting.visited.len();
+                    noting
+                        .visited
+                        .extend(inside.iter().map(|route| route.subscription.clone()));
+                    begin
+                });
+                let told = begin + inside.len() <= AUDIENCE_INSIDE_MAX;
+                for (at, route) in self.topic.routes.iter().chain(inside).enumerate() {
+                    let verdict = verdict(&route.subscription, event, topic_id, self.now);
+                    if verdict == Verdict::Matched {
+                        self.found.push(route.subscription.id);
+                    }
+                    if at == whole && told {
+                        noting.list.resize(whole + begin, Verdict::DomainTopic);
+                    }
+                    if at < whole || told {
+                        noting.list.push(verdict);
+                    }
+                }
+                noting.finish_event();
             }
         }
         if !inside.is_empty() {
@@ -191,6 +331,24 @@ impl<'a> Router<'a> {
 
     pub fn into_sets(self) -> Vec<Box<[SubscriptionId]>> {
         self.sets
+    }
+
+    /// The sets, and what accepting the events needs besides.
+    pub fn finish(self) -> (Vec<Box<[SubscriptionId]>>, Routed) {
+        let mut routed = Routed {
+            unmatched: self.unmatched,
+            ..Routed::default()
+        };
+        if let Some(noting) = self.noting {
+            if !noting.visited.is_empty() {
+                let whole = self.topic.routes.iter().map(|route| route.subscription.clone());
+                let all = whole.chain(noting.visited).collect();
+                let audience = Audience::new(&self.topic.topic, &self.topic.full_id, all);
+                routed.audience = Some(Arc::new(audience));
+            }
+            routed.verdicts = noting.verdicts;
+        }
+        (self.sets, routed)
     }
 }
 
@@ -492,6 +650,8 @@ impl Directory {
             entry = TopicEntry {
                 topic,
                 full_id,
+                // It has the topic's name in it.
+                audience: OnceLock::new(),
                 ..(*known).clone()
             };
         }
@@ -702,6 +862,7 @@ mod tests {
             profile: None,
             created: Timestamp::MIN,
             origin: Origin::Azure,
+            pauses: Default::default(),
             extras: None,
         })
     }

@@ -5,28 +5,38 @@
 
 mod endpoints;
 mod late_answers;
+pub(crate) mod metering;
+mod noting;
+mod reporting;
 mod time;
 
 pub use endpoints::EndpointStatus;
 use endpoints::Endpoints;
+pub use metering::{LABELLED_MAX, Unlabelled};
+use noting::{Heard, Sent, place};
+use reporting::Reports;
 use time::Alarm;
 
 use crate::Error;
 use crate::attempt::{Attempted, BatchDefaults, Plan};
-use crate::counters::{Counters, add, by_reason};
+use crate::counters::{Counters, Published, add, by_reason};
 use crate::delays::Delays;
-use crate::deliver::{Reply, Sending, Transport};
+use crate::deliver::{Sending, Transport};
 use crate::destinations::Destinations;
 use crate::directory::TopicEntry;
 use crate::endpoint::{Admission, Ended, Endpoint, Left, Pass, Sender};
 use crate::late::LateBook;
+use crate::meters::Meter;
+use crate::recorder::Recorder;
 use http::Uri;
-use postrider_core::ids::SubscriptionId;
+use postrider_core::ids::{Position, SubscriptionId};
 use postrider_core::outcome::Outcome;
-use postrider_core::profile::Profile;
+use postrider_core::pause::Pauses;
+use postrider_core::profile::{Profile, TimeToLiveRule};
 use postrider_core::retry::{Next, Reason, chance};
 use postrider_core::subscription::Subscription;
 use postrider_core::time::{Clock, Timestamp};
+use postrider_core::trace::{Context, Ids, Share};
 use postrider_store::log::LastAttempt;
 use postrider_store::{Backlog, Catalog, Claim, EventLog, Listener, Settled};
 use rustc_hash::FxHashMap;
@@ -61,6 +71,8 @@ pub struct Config {
     /// There is a place for dead letters whose subscription names none.
     pub safety_net: bool,
     pub destinations: Arc<Destinations>,
+    /// Spans are exported, and of the traces that begin here this share. None: no spans.
+    pub spans: Option<Share>,
 }
 
 impl Default for Config {
@@ -71,6 +83,7 @@ impl Default for Config {
             seed: 0,
             safety_net: false,
             destinations: Arc::default(),
+            spans: None,
         }
     }
 }
@@ -100,12 +113,20 @@ pub struct Outlet {
     /// settled: what the log is told after that would be forgotten uncounted.
     gone: tokio::sync::RwLock<Option<Reason>>,
     pub counters: Counters,
+    pub meter: Meter,
+    /// The numbers of its topic.
+    topic: Arc<Published>,
+    /// It is shown by itself to those who keep numbers over time.
+    pub labelled: bool,
 }
 
 impl Outlet {
-    fn new(id: SubscriptionId) -> Outlet {
+    fn new(id: SubscriptionId, topic: Arc<Published>, labelled: bool) -> Outlet {
         Outlet {
             id,
+            topic,
+            labelled,
+            meter: Meter::default(),
             plan: RwLock::new(None),
             lanes: AtomicUsize::new(0),
             signals: AtomicU64::new(0),
@@ -149,6 +170,13 @@ impl Outlet {
     pub fn plan(&self) -> Option<Arc<Plan>> {
         self.plan.read().expect("no panic holds it").clone()
     }
+
+    /// The pauses that there have been by now, where others may have come since the lane took its plan.
+    fn pauses(&self, plan: &Plan) -> Pauses {
+        let now = self.plan.read().expect("no panic holds it");
+        let subscription = now.as_ref().map_or(&plan.subscription, |now| &now.subscription);
+        subscription.pauses.clone()
+    }
 }
 
 pub struct Dispatcher {
@@ -158,6 +186,7 @@ pub struct Dispatcher {
     /// The machine's clock, for what others check against theirs.
     wall: Arc<dyn Clock>,
     config: Config,
+    recorder: Arc<dyn Recorder>,
     outlets: RwLock<FxHashMap<SubscriptionId, Arc<Outlet>>>,
     endpoints: Mutex<Endpoints>,
     /// Endpoints and subscriptions to be looked at again at a point in time.
@@ -169,6 +198,7 @@ pub struct Dispatcher {
     /// When it is next looked at what is due, in nanoseconds.
     looks_at: AtomicI64,
     pub(crate) delays: Delays,
+    reports: Reports,
     late_room: Arc<Semaphore>,
     /// Late answers that are being seen to.
     late_busy: AtomicUsize,
@@ -178,6 +208,8 @@ pub struct Dispatcher {
     /// Attempts under way are given up.
     pub(crate) abort: CancellationToken,
     pub counters: Counters,
+    pub meter: Meter,
+    pub unlabelled: Unlabelled,
 }
 
 impl Dispatcher {
@@ -188,9 +220,11 @@ impl Dispatcher {
         clock: Arc<dyn Clock>,
         wall: Arc<dyn Clock>,
         config: Config,
+        recorder: Arc<dyn Recorder>,
     ) -> Arc<Dispatcher> {
         let dispatcher = Arc::new(Dispatcher {
             delays: Delays::new(catalog),
+            reports: Reports::default(),
             late_room: Arc::new(Semaphore::new(LATE_ANSWERS_MAX)),
             late_busy: AtomicUsize::new(0),
             log,
@@ -198,6 +232,7 @@ impl Dispatcher {
             clock,
             wall,
             config,
+            recorder,
             outlets: RwLock::default(),
             endpoints: Mutex::default(),
             alarms: Mutex::default(),
@@ -209,11 +244,22 @@ impl Dispatcher {
             stop: CancellationToken::new(),
             abort: CancellationToken::new(),
             counters: Counters::default(),
+            meter: Meter::of_all(),
+            unlabelled: Unlabelled::default(),
         });
         dispatcher.log.listen(Arc::new(Ears(Arc::downgrade(&dispatcher))));
         dispatcher.tasks.spawn(dispatcher.clone().keep_time());
         dispatcher.tasks.spawn(dispatcher.clone().keep_delays());
         dispatcher
+    }
+
+    /// The trace that a publish request without one began, by the position of its first event. None if nobody sees it.
+    pub fn trace_begun(&self, first: Position) -> Option<Context> {
+        let ids = Ids {
+            log: self.log.identity(),
+        };
+        let context = ids.begun(first, self.config.spans?);
+        context.sampled().then_some(context)
     }
 
     /// What is known about destinations that subscriptions only name.
@@ -245,19 +291,32 @@ impl Dispatcher {
             let mut outlets = self.outlets.write().expect("no panic holds it");
             match outlets.entry(id) {
                 Occupied(known) => (known.get().clone(), true),
-                Vacant(free) => (free.insert(Arc::new(Outlet::new(id))).clone(), false),
+                Vacant(free) => {
+                    let outlet = Outlet::new(id, topic.published.clone(), self.unlabelled.label());
+                    (free.insert(Arc::new(outlet)).clone(), false)
+                }
             }
         };
         let plan = Arc::new(plan);
+        let paused = plan.is_paused();
         let before = outlet.plan.write().expect("no panic holds it").replace(plan);
+        let resumed = before.as_ref().is_some_and(|before| before.is_paused()) && !paused;
         if let Some(before) = before {
             self.forget_unless_used(before);
         }
         // Its old endpoint may have been holding it up.
         outlet.waiting.store(false, Relaxed);
+        if paused {
+            // What waits need not wait in memory.
+            self.log.rest(id);
+            outlet.unpark_all();
+            return;
+        }
         // After the plan is there: what comes from now on wakes it by itself.
         let waits = |backlog: Backlog| backlog.waiting + backlog.retrying > 0;
-        if known || waits(self.log.backlog(id)) {
+        if resumed {
+            self.wake(&outlet, self.config.in_flight_per_endpoint_max);
+        } else if known || waits(self.log.backlog(id)) {
             self.wake(&outlet, 1);
         }
     }
@@ -274,6 +333,7 @@ impl Dispatcher {
         let outlet = self.outlets.write().expect("no panic holds it").remove(&id);
         if let Some(outlet) = outlet {
             *outlet.gone.write().await = Some(reason);
+            self.unlabelled.gone(&outlet);
             let before = outlet.plan.write().expect("no panic holds it").take();
             outlet.unpark_all();
             if let Some(before) = before {
@@ -294,7 +354,7 @@ impl Dispatcher {
         if self.stop.is_cancelled() || outlet.waiting.load(Relaxed) {
             return;
         }
-        let Some(plan) = outlet.plan() else {
+        let Some(plan) = outlet.plan().filter(|plan| !plan.is_paused()) else {
             return;
         };
         let mut wanted = count.div_ceil(plan.want.events_max).min(plan.endpoint.room());
@@ -345,6 +405,10 @@ impl Dispatcher {
                 outlet.lanes.fetch_sub(1, AcqRel);
                 return;
             };
+            if plan.is_paused() {
+                self.end_paused(&plan, &outlet, kept);
+                return;
+            }
             let Some(pass) = kept.or_else(|| self.admit(&plan, &outlet)) else {
                 outlet.lanes.fetch_sub(1, AcqRel);
                 return;
@@ -360,12 +424,29 @@ impl Dispatcher {
                 outlet.lanes.fetch_sub(1, AcqRel);
                 return;
             }
+            // It may have been paused while the log was reading.
+            if outlet.plan().is_some_and(|now| now.is_paused()) {
+                self.log.release(outlet.id, claims);
+                self.end_paused(&plan, &outlet, Some(pass));
+                return;
+            }
             self.wake_sibling(&outlet, &plan, claims.len());
             if !self.deliver(&plan, &outlet, pass, claims).await {
                 outlet.lanes.fetch_sub(1, AcqRel);
                 return;
             }
         }
+    }
+
+    /// A lane ends because its subscription is paused.
+    fn end_paused(self: &Arc<Self>, plan: &Plan, outlet: &Arc<Outlet>, pass: Option<Pass>) {
+        if let Some(pass) = pass {
+            let left = plan.endpoint.leave(outlet, pass, None, self.clock.now());
+            self.after_leaving(&plan.endpoint, left);
+        }
+        outlet.lanes.fetch_sub(1, AcqRel);
+        // Whoever has ended the pause meanwhile may have counted on this lane.
+        self.wake(outlet, 0);
     }
 
     /// Waits for work. False when the lane should end instead.
@@ -433,26 +514,31 @@ impl Dispatcher {
         claims: Vec<Claim>,
     ) -> bool {
         let now = self.clock.now();
-        let expired = |c: &Claim| plan.policy.expired(c.received(), now).is_some();
+        let pauses = outlet.pauses(plan);
+        let expired = |c: &Claim| {
+            let received = pauses.effective(c.received(), now);
+            plan.policy.expired(received, now).is_some()
+        };
         let (mut settled, claims) = if outlet.late.is_empty() && !claims.iter().any(expired) {
             (Vec::with_capacity(claims.len()), claims)
         } else {
-            set_aside(plan, outlet, claims, now)
+            set_aside(plan, outlet, &pauses, claims, now)
         };
         let Some(first) = claims.first().map(Claim::position) else {
             let left = plan.endpoint.leave(outlet, pass, None, now);
             self.after_leaving(&plan.endpoint, left);
-            self.settle(outlet, settled).await;
+            self.settle(outlet, settled, None).await;
             return true;
         };
-        let mut sending: Sending = plan.send(self.transport.clone(), &claims, &*self.wall);
-        let attempted = match self.wait(plan, outlet, &claims, &mut sending, now).await {
-            Waited::Answered(attempted) => attempted,
-            Waited::TimedOut => Attempted::TIMED_OUT,
+        let traced = plan.traced(&claims, self.config.spans);
+        let mut sending: Sending = plan.send(self.transport.clone(), &claims, &traced, &*self.wall);
+        let (attempted, heard) = match self.wait(plan, outlet, &mut sending, now).await {
+            Waited::Answered(attempted, heard) => (attempted, heard),
+            Waited::TimedOut => (Attempted::TIMED_OUT, Heard::default()),
             Waited::TornDown => {
                 plan.endpoint.give_back(pass, self.clock.now());
                 self.log.release(outlet.id, claims);
-                self.settle(outlet, settled).await;
+                self.settle(outlet, settled, None).await;
                 return false;
             }
         };
@@ -466,15 +552,26 @@ impl Dispatcher {
         let left = plan.endpoint.leave(outlet, pass, Some(ended), ended_at);
         self.after_leaving(&plan.endpoint, left);
         self.count_attempt(outlet, attempted.outcome);
+        let pauses = outlet.pauses(plan);
+        let sent = Sent {
+            plan,
+            pauses: &pauses,
+            begun: now,
+            ended: ended_at,
+            attempted,
+            heard,
+            span: traced.span,
+            from: settled.len(),
+        };
         for claim in claims {
-            settled.push(self.follow_up(plan, outlet, claim, attempted, ended_at));
+            settled.push(self.follow_up(plan, outlet, &pauses, claim, attempted, ended_at));
         }
         let listening = if attempted == Attempted::TIMED_OUT {
             self.listen(plan, outlet, sending, now, &settled)
         } else {
             None
         };
-        self.settle(outlet, settled).await;
+        self.settle(outlet, settled, Some(sent)).await;
         if let Some(listening) = listening {
             self.tasks.spawn(self.clone().hear_late(listening));
         }
@@ -482,30 +579,21 @@ impl Dispatcher {
     }
 
     /// Waits for the answer as long as the profile allows.
-    async fn wait(
-        &self,
-        plan: &Plan,
-        outlet: &Outlet,
-        claims: &[Claim],
-        sending: &mut Sending,
-        sent: Timestamp,
-    ) -> Waited {
+    async fn wait(&self, plan: &Plan, outlet: &Outlet, sending: &mut Sending, sent: Timestamp) -> Waited {
         let mut deadline = self.clock.sleep_until(sent + plan.profile.response_timeout);
         outlet.sending.fetch_add(1, AcqRel);
         let waited = tokio::select! {
             biased;
             reply = sending => {
                 let attempted = plan.outcome(&reply, self.clock.now());
-                if attempted.outcome != Outcome::Success {
-                    report(plan, claims, attempted, &reply);
-                }
-                Waited::Answered(attempted)
+                let heard = match self.recorder.on() {
+                    true => Heard::of(reply),
+                    false => Heard::unrecorded(reply),
+                };
+                Waited::Answered(attempted, heard)
             }
             () = self.abort.cancelled() => Waited::TornDown,
-            () = &mut deadline => {
-                tracing::debug!(subscription = %plan.subscription.name, endpoint = %plan.endpoint.name, "no answer in time");
-                Waited::TimedOut
-            }
+            () = &mut deadline => Waited::TimedOut,
         };
         outlet.sending.fetch_sub(1, AcqRel);
         // Not before: whoever moves a test's clock must see this lane as either asleep or at work.
@@ -517,6 +605,7 @@ impl Dispatcher {
         &self,
         plan: &Plan,
         outlet: &Outlet,
+        pauses: &Pauses,
         claim: Claim,
         attempted: Attempted,
         now: Timestamp,
@@ -529,9 +618,18 @@ impl Dispatcher {
             chance(self.config.seed, outlet.id.0, position.0, number)
         };
         let attempt = attempted.number(number);
+        let received = pauses.effective(claim.received(), now);
+        let profile = match pauses.is_paused() {
+            // Nobody knows when its time will be over: that is looked at when it is due.
+            true => &Profile {
+                time_to_live_rule: TimeToLiveRule::WhenDue,
+                ..*plan.profile
+            },
+            false => plan.profile,
+        };
         let mut next = plan
             .policy
-            .next(plan.profile, plan.kind, attempt, claim.received(), now, chance);
+            .next(profile, plan.kind, attempt, received, now, chance);
         if !outlet.late.is_empty() {
             // An earlier attempt may have been answered with success while this one was under way.
             if next != Next::Done && outlet.late.take_answered(position) {
@@ -565,7 +663,13 @@ impl Dispatcher {
         }
     }
 
-    async fn settle(&self, outlet: &Arc<Outlet>, mut settled: Vec<Settled>) {
+    /// `sent` is the attempt that some of them were part of.
+    async fn settle(
+        self: &Arc<Self>,
+        outlet: &Arc<Outlet>,
+        mut settled: Vec<Settled>,
+        sent: Option<Sent<'_>>,
+    ) {
         if settled.is_empty() {
             return;
         }
@@ -590,10 +694,14 @@ impl Dispatcher {
                 add(counter, 1);
             }
         }
-        for one in &settled {
-            if let Next::Drop(reason) = one.next {
-                tracing::warn!(position = %one.claim.position(), attempts = one.attempts_made, %reason, "event dropped");
-            }
+        self.meter_settled(outlet, &settled, sent.as_ref());
+        let failed = |sent: &Sent<'_>| sent.attempted.outcome != Outcome::Success;
+        if gone.is_some() || sent.as_ref().is_some_and(failed) {
+            self.report(outlet, &settled, sent.as_ref());
+        }
+        if self.recorder.on() {
+            // Before the log knows: what follows from it is recorded after it.
+            self.note(outlet.id, &settled, sent);
         }
         let retry = |one: &Settled| match one.next {
             Next::RetryAt(due) => Some(due),
@@ -688,14 +796,20 @@ impl Dispatcher {
 
 /// How waiting for an answer ended.
 enum Waited {
-    Answered(Attempted),
+    Answered(Attempted, Heard),
     TimedOut,
     TornDown,
 }
 
 /// Takes out the claims that are not to be attempted: too late, or delivered by an attempt whose answer
 /// came late. Returns what follows those, and the others.
-fn set_aside(plan: &Plan, outlet: &Outlet, claims: Vec<Claim>, now: Timestamp) -> (Vec<Settled>, Vec<Claim>) {
+fn set_aside(
+    plan: &Plan,
+    outlet: &Outlet,
+    pauses: &Pauses,
+    claims: Vec<Claim>,
+    now: Timestamp,
+) -> (Vec<Settled>, Vec<Claim>) {
     let mut settled = Vec::new();
     let mut timely = Vec::with_capacity(claims.len());
     for claim in claims {
@@ -703,7 +817,7 @@ fn set_aside(plan: &Plan, outlet: &Outlet, claims: Vec<Claim>, now: Timestamp) -
         let next = if outlet.late.take_answered(position) {
             Some(Next::Done)
         } else {
-            plan.policy.expired(claim.received(), now)
+            plan.policy.expired(pauses.effective(claim.received(), now), now)
         };
         let Some(next) = next else {
             timely.push(claim);
@@ -719,23 +833,6 @@ fn set_aside(plan: &Plan, outlet: &Outlet, claims: Vec<Claim>, now: Timestamp) -
         });
     }
     (settled, timely)
-}
-
-fn report(plan: &Plan, claims: &[Claim], attempted: Attempted, reply: &Reply) {
-    let detail = match reply {
-        Reply::Failed(failure) => failure.detail.as_str(),
-        Reply::Answered(_) => "",
-    };
-    tracing::debug!(
-        subscription = %plan.subscription.name,
-        endpoint = %plan.endpoint.name,
-        events = claims.len(),
-        attempt = claims.first().map_or(0, |c| c.attempts_made + 1),
-        outcome = %attempted.outcome,
-        status = attempted.status,
-        detail,
-        "attempt failed"
-    );
 }
 
 /// What the log tells the dispatcher.

@@ -36,6 +36,8 @@ pub struct Health {
     delay: Option<Delay>,
     /// The delay is over and a probe is under way.
     probing: bool,
+    /// Someone wants it asked before the delay is over.
+    asked: bool,
     pace: Pace,
     /// When the next request is due of those whose rate is limited.
     next_paced: Timestamp,
@@ -49,6 +51,8 @@ pub type Delivery = (SubscriptionId, Position);
 #[must_use]
 pub struct Pass {
     probe: bool,
+    /// The delay was not over: someone wanted it.
+    early: bool,
     /// How much of the time it takes up, if it is one of those whose rate is limited.
     share: Duration,
 }
@@ -142,6 +146,7 @@ impl Health {
             failing: Vec::new(),
             delay,
             probing: false,
+            asked: false,
             pace: Pace::default(),
             next_paced: Timestamp::MIN,
         }
@@ -163,19 +168,21 @@ impl Health {
     /// whose webhook asked for it is held to a rate.
     pub fn enter(&mut self, sender: Sender, now: Timestamp) -> Admission {
         let held = self.delay.filter(|_| sender.obeys);
+        let early = self.asked && held.is_some_and(|delay| now < delay.until);
         if let Some(until) = self.paced(sender, now)
-            && held.is_none_or(|delay| delay.until <= now)
+            && (early || held.is_none_or(|delay| delay.until <= now))
         {
             return Admission::Delayed(until);
         }
         if let Some(delay) = held {
-            if now < delay.until {
+            if now < delay.until && !early {
                 return Admission::Delayed(delay.until);
             }
             if self.probing {
                 return Admission::Full;
             }
             self.probing = true;
+            self.asked = false;
         } else if self.in_flight >= self.window {
             return Admission::Full;
         }
@@ -187,6 +194,7 @@ impl Health {
         }
         Admission::Go(Pass {
             probe: held.is_some(),
+            early,
             share,
         })
     }
@@ -215,6 +223,7 @@ impl Health {
         }
         let Some(ended) = ended else {
             // Nothing was sent: the next need not wait for it.
+            self.asked |= pass.early && self.delay.is_some();
             self.next_paced = self.next_paced - pass.share;
             return;
         };
@@ -251,6 +260,8 @@ impl Health {
 
     fn fail(&mut self, pass: Pass, cause: Outcome, of: Delivery, rules: &Probation, now: Timestamp) {
         match self.delay {
+            // The endpoint is left alone for as long as it would have been: asking costs nothing.
+            Some(delay) if pass.early && now < delay.until => {}
             Some(delay) if pass.probe => self.delay = Some(rules.prolong(delay, cause, now)),
             // One that was still under way when the delay began.
             Some(_) => {}
@@ -270,13 +281,20 @@ impl Health {
     pub fn recover(&mut self) {
         self.failing.clear();
         self.delay = None;
+        self.asked = false;
+    }
+
+    /// The next delivery is sent as a probe though the delay is not over. Whether there is anything to wait for.
+    pub fn ask(&mut self, now: Timestamp) -> bool {
+        self.asked = !self.probing && self.delay.is_some_and(|delay| now < delay.until);
+        self.asked
     }
 }
 
 /// An endpoint that subscriptions share: scheme, host, port and path.
 pub struct Endpoint {
     /// Without the query string.
-    pub name: String,
+    pub name: Arc<str>,
     inner: Mutex<Inner>,
 }
 
@@ -320,7 +338,7 @@ pub struct State {
 impl Endpoint {
     pub fn new(name: String, window_max: usize, delay: Option<Delay>) -> Endpoint {
         Endpoint {
-            name,
+            name: name.into(),
             inner: Mutex::new(Inner {
                 health: Health::new(window_max, delay),
                 waiting: VecDeque::new(),
@@ -400,6 +418,11 @@ impl Endpoint {
         let delayed = inner.health.delay.is_some();
         inner.health.recover();
         delayed
+    }
+
+    /// Has it asked by the next delivery, whether or not its delay is over. Whether it was to be left alone.
+    pub fn ask(&self, now: Timestamp) -> bool {
+        self.inner().health.ask(now)
     }
 
     /// Everyone who waits, to be woken: the delay is over, or something else has changed.
@@ -498,6 +521,65 @@ mod tests {
         health.leave(probe, Some(ended(10, Outcome::Success)), at(91));
         assert_eq!(health.delay(), None);
         let _ = go(health.enter(OBEYS, at(91)));
+    }
+
+    /// Ten failures: left alone from 0 to 30.
+    fn delayed() -> Health {
+        let mut health = Health::new(64, None);
+        for event in 0..10 {
+            send(&mut health, event, at(0), Outcome::SocketError);
+        }
+        assert_eq!(health.enter(OBEYS, at(1)), Admission::Delayed(at(30)));
+        health
+    }
+
+    #[test]
+    fn whoever_asks_for_a_probe_gets_one() {
+        let mut health = delayed();
+        assert!(health.ask(at(5)));
+        let probe = go(health.enter(OBEYS, at(5)));
+        assert_eq!(
+            health.enter(OBEYS, at(5)),
+            Admission::Delayed(at(30)),
+            "one, and no flood"
+        );
+        assert!(!health.ask(at(5)), "one is under way");
+        health.leave(probe, Some(ended(11, Outcome::Success)), at(6));
+        assert_eq!(health.delay(), None);
+        assert!(!health.ask(at(6)), "there is nothing to wait for");
+    }
+
+    #[test]
+    fn a_probe_that_was_asked_for_and_fails_costs_nothing() {
+        let mut health = delayed();
+        let before = health.delay();
+        assert!(health.ask(at(5)));
+        let probe = go(health.enter(OBEYS, at(5)));
+        health.leave(probe, Some(ended(11, Outcome::GenericError)), at(6));
+        assert_eq!(health.delay(), before);
+        assert_eq!(health.enter(OBEYS, at(7)), Admission::Delayed(at(30)));
+        // Its own probe doubles the delay as ever.
+        send(&mut health, 12, at(30), Outcome::SocketError);
+        assert_eq!(health.enter(OBEYS, at(31)), Admission::Delayed(at(90)));
+    }
+
+    #[test]
+    fn a_probe_is_still_wanted_when_there_was_nothing_to_send() {
+        let mut health = delayed();
+        assert!(health.ask(at(5)));
+        let probe = go(health.enter(OBEYS, at(5)));
+        health.leave(probe, None, at(5));
+        let probe = go(health.enter(OBEYS, at(9)));
+        health.leave(probe, None, at(9));
+        health.recover();
+        for event in 20..30 {
+            send(&mut health, event, at(10), Outcome::SocketError);
+        }
+        assert_eq!(
+            health.enter(OBEYS, at(11)),
+            Admission::Delayed(at(40)),
+            "that was about another delay"
+        );
     }
 
     #[test]

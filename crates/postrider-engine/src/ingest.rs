@@ -1,24 +1,59 @@
 //! Accepting events: what was routed is appended; the call returns when it is durable.
 
 use crate::counters::add;
-use crate::directory::TopicEntry;
+use crate::directory::{Routed, Router, TopicEntry};
+use crate::dispatch::metering::Wanted;
+use crate::recorder::Accepted;
 use crate::{Engine, Error};
 use postrider_core::event::Batch;
+use postrider_core::time::Timestamp;
+use std::sync::Arc;
 
 impl Engine {
+    /// Decides for the events of one request who gets them.
+    pub fn router<'a>(&self, topic: &'a TopicEntry, now: Timestamp) -> Router<'a> {
+        if self.recorder.on() {
+            Router::noting(topic, now)
+        } else {
+            Router::new(topic, now)
+        }
+    }
+
     /// Makes the events of one publish request durable. After `Ok` they will reach every
     /// subscription that they matched, or be set aside with a reason.
-    pub async fn accept(&self, topic: &TopicEntry, batch: Batch, unmatched: usize) -> Result<(), Error> {
+    pub async fn accept(&self, topic: &TopicEntry, batch: Batch, routed: Routed) -> Result<(), Error> {
         if self.stopping.is_cancelled() {
             return Err(Error::Stopping);
         }
-        let events = batch.events.len();
+        let Routed {
+            unmatched,
+            verdicts,
+            audience,
+        } = routed;
+        let (events, received) = (batch.events.len(), batch.received);
+        // The text itself is shared.
+        let kept = self.recorder.on().then(|| Arc::new(batch.clone()));
+        let mut first = None;
         // Events that nobody wants are counted and need no place on disk.
         if unmatched < events {
-            let matched = batch.deliveries();
-            self.log.append(batch).await?;
-            add(&self.dispatcher.counters.matched, matched);
+            let wanted = Wanted::of(&batch);
+            first = Some(self.log.append(batch).await?);
+            self.dispatcher.count_matched(&wanted);
         }
+        if let Some(batch) = kept {
+            self.recorder.accepted(Accepted {
+                first,
+                batch,
+                audience: audience.unwrap_or_else(|| topic.audience().clone()),
+                verdicts,
+            });
+        }
+        let now = self.clock.now();
+        for meter in [&self.dispatcher.meter, &topic.published.meter] {
+            meter.published(now, events);
+        }
+        let took = now.since(received).as_micros();
+        add(&topic.published.micros, took as usize);
         add(&topic.published.requests, 1);
         add(&topic.published.events, events);
         if unmatched > 0 {

@@ -4,6 +4,7 @@ pub mod ingest;
 pub mod directory;
 pub mod manage;
 mod turns;
+mod catalogue;
 pub mod dispatch;
 pub mod attempt;
 pub mod destinations;
@@ -13,11 +14,13 @@ pub mod late;
 pub mod endpoint;
 pub mod delays;
 pub mod counters;
+pub mod meters;
 pub mod clock;
 pub mod virtual_time;
 pub mod blobs;
 pub mod dead_letters;
 pub mod replay;
+pub mod recorder;
 
 use dead_letters::DeadLetters;
 use deliver::Transport;
@@ -29,8 +32,9 @@ use postrider_core::ids::{SubscriptionId, TopicId};
 use postrider_core::profile::Profiles;
 use postrider_core::retry::Reason;
 use postrider_core::subscription::{DomainTopic, Subscription, Topic};
-use postrider_core::time::Clock;
+use postrider_core::time::{Clock, Timestamp};
 use postrider_store::{Catalog, Change, EventLog};
+use recorder::Recorder;
 use rustc_hash::FxHashSet;
 use std::future::Future;
 use std::sync::{Arc, Weak};
@@ -70,6 +74,8 @@ pub struct Parts {
     pub dispatch: dispatch::Config,
     pub dead_letters: DeadLetters,
     pub handshake: handshake::Rules,
+    /// Told what happens to events; [`recorder::Nothing`] when nobody wants to know.
+    pub recorder: Arc<dyn Recorder>,
 }
 
 /// The whole path. Cheap to share behind an `Arc`.
@@ -79,9 +85,12 @@ pub struct Engine {
     pub clock: Arc<dyn Clock>,
     log: Arc<dyn EventLog>,
     catalog: Arc<dyn Catalog>,
+    /// The same.
+    watched: Arc<catalogue::Watched>,
     pub profiles: Profiles,
     pub dead_letters: DeadLetters,
     pub handshakes: Arc<Handshakes>,
+    pub recorder: Arc<dyn Recorder>,
     replays: replay::Replays,
     wall: Arc<dyn Clock>,
     turns: turns::Turns,
@@ -95,15 +104,17 @@ pub struct Engine {
 impl Engine {
     /// Reads the catalogue and takes up deliveries where they were left.
     pub async fn start(parts: Parts) -> Result<Arc<Engine>, Error> {
-        let loaded = parts.catalog.load().await?;
+        let watched = Arc::new(catalogue::Watched::new(parts.catalog, parts.wall.clone()));
+        let loaded = watched.load().await?;
         let handshakes = Arc::new(Handshakes::new(parts.handshake, parts.transport.clone()));
         let dispatcher = Dispatcher::new(
             parts.log.clone(),
-            parts.catalog.clone(),
+            watched.clone(),
             parts.transport,
             parts.clock.clone(),
             parts.wall.clone(),
             parts.dispatch,
+            parts.recorder.clone(),
         );
         dispatcher.restore(loaded.endpoint_delays);
         let engine = Arc::new_cyclic(|me| Engine {
@@ -111,10 +122,12 @@ impl Engine {
             dispatcher,
             clock: parts.clock,
             log: parts.log,
-            catalog: parts.catalog,
+            catalog: watched.clone(),
+            watched,
             profiles: parts.profiles,
             dead_letters: parts.dead_letters,
             handshakes,
+            recorder: parts.recorder,
             replays: replay::Replays::default(),
             wall: parts.wall,
             turns: turns::Turns::default(),
@@ -203,6 +216,11 @@ impl Engine {
 
     pub fn log(&self) -> &dyn EventLog {
         &*self.log
+    }
+
+    /// When and why the last change of topics and subscriptions could not be stored, if it could not.
+    pub fn catalogue_trouble(&self) -> Option<(Timestamp, String)> {
+        self.watched.trouble()
     }
 
     pub fn is_stopping(&self) -> bool {

@@ -5,10 +5,13 @@
 //! through, even if whoever asked for it goes away meanwhile.
 
 use crate::directory::TopicEntry;
+use crate::meters::Noted;
+use crate::recorder::Retired;
 use crate::turns::{Key, Turn};
 use crate::{Engine, Error};
 use postrider_core::event::Schema;
 use postrider_core::ids::{Secret, SubscriptionId, TopicId};
+use postrider_core::pause::Pauses;
 use postrider_core::profile::Profile;
 use postrider_core::retry::Reason;
 use postrider_core::subscription::{DomainTopic, Subscription, Topic, TopicKind};
@@ -256,6 +259,11 @@ impl Engine {
             let Some(entry) = engine.directory.topic_by_id(topic) else {
                 return Err(Error::Gone);
             };
+            let mut subscription = subscription;
+            if let Some(known) = engine.directory.subscription_by_id(id) {
+                // Whoever writes the rest may know nothing of them, or of those that came meanwhile.
+                subscription.pauses = known.pauses.clone();
+            }
             let made = engine.missing_domain_topic(&entry.topic, &subscription)?;
             let mut changes = also;
             changes.extend(made.clone().map(Change::PutDomainTopic));
@@ -276,6 +284,57 @@ impl Engine {
                 engine.expiry_changed.notify_one();
             }
             Ok(subscription)
+        })
+        .await
+    }
+
+    /// Stops sending for a subscription; events are still accepted for it and wait. Attempts under way end as they
+    /// would. None if there is no such subscription.
+    pub async fn pause_subscription(&self, id: SubscriptionId) -> Result<Option<Arc<Subscription>>, Error> {
+        self.change_pauses(id, Pauses::begin).await
+    }
+
+    /// Goes on sending. None if there is no such subscription.
+    pub async fn resume_subscription(&self, id: SubscriptionId) -> Result<Option<Arc<Subscription>>, Error> {
+        self.change_pauses(id, Pauses::end).await
+    }
+
+    /// `change` says whether it has changed anything.
+    async fn change_pauses(
+        &self,
+        id: SubscriptionId,
+        change: fn(&mut Pauses, Timestamp) -> bool,
+    ) -> Result<Option<Arc<Subscription>>, Error> {
+        self.see_through(move |engine| async move {
+            let Some(topic) = engine.directory.subscription_by_id(id).map(|known| known.topic) else {
+                return Ok(None);
+            };
+            let _topic_turn = engine.turns.together(Key::Topic(topic)).await;
+            let _turn = engine.turns.alone(Key::Subscription(id)).await;
+            let known = engine.directory.subscription_by_id(id);
+            let (Some(known), Some(entry)) = (known, engine.directory.topic_by_id(topic)) else {
+                return Ok(None);
+            };
+            let mut subscription = Subscription::clone(&known);
+            let now = engine.clock.now();
+            if !change(&mut subscription.pauses, now) {
+                return Ok(Some(known));
+            }
+            let profile = engine.profile(&subscription, Some(&entry));
+            let time_to_live = subscription.retry.time_to_live(profile);
+            subscription.pauses.prune(time_to_live, now);
+            let stored = Change::PutSubscription(subscription.clone());
+            engine.catalog.commit(vec![stored]).await?;
+            let subscription = Arc::new(subscription);
+            engine.directory.put_subscription(subscription.clone());
+            engine.take_up(subscription.clone(), &entry);
+            match subscription.pauses.is_paused() {
+                true => tracing::info!(subscription = %subscription.name, "subscription is paused"),
+                false => {
+                    tracing::info!(subscription = %subscription.name, "subscription goes on after a pause")
+                }
+            }
+            Ok(Some(subscription))
         })
         .await
     }
@@ -457,10 +516,20 @@ impl Engine {
     pub(crate) async fn retire(&self, id: SubscriptionId, reason: Reason) -> Result<(), Error> {
         self.dispatcher.remove(id, reason).await;
         let dropped = self.log.close_subscription(id).await?;
+        self.recorder.retired(Retired {
+            subscription: id,
+            at: self.clock.now(),
+            reason,
+        });
         if dropped > 0 {
             tracing::warn!(subscription = %id, dropped, %reason, "subscription gone with events waiting");
             let counters = &self.dispatcher.counters.dropped;
             crate::counters::add(crate::counters::by_reason(counters, reason), dropped as usize);
+            let noted = Noted {
+                dropped: dropped as usize,
+                ..Noted::default()
+            };
+            self.dispatcher.meter.note(self.clock.now(), &noted);
         }
         Ok(())
     }

@@ -3,10 +3,13 @@
 use crate::attempt::Plan;
 use crate::blobs::BlobError;
 use crate::counters::add;
+use crate::dead_letters::blob_place;
+use crate::dispatch::metering::Wanted;
+use crate::recorder::{Accepted, Audience, BlobPlace, Replayed, Verdicts};
 use crate::{Engine, Error};
 use bytes::Bytes;
 use postrider_core::event::{Batch, EventRef, Lacks, Schema, Span};
-use postrider_core::ids::SubscriptionId;
+use postrider_core::ids::{Position, SubscriptionId};
 use postrider_core::json::{Kind, Raw};
 use postrider_core::render::{delivered_schema, read_dead_letter};
 use postrider_core::retry::Reason;
@@ -328,12 +331,14 @@ impl Engine {
                 break;
             };
             let plan = self.dispatcher.outlet(target).and_then(|outlet| outlet.plan());
-            let batches = plan.map_or_else(Vec::new, |plan| {
-                self.batches(&plan, &letters, &chosen, &blob.marks)
+            let batches = plan.as_ref().map_or_else(Vec::new, |plan| {
+                self.batches(plan, &letters, &chosen, &blob.marks)
             });
             let replayed: usize = batches.iter().map(|batch| batch.events.len()).sum();
+            let from = self.recorder.on().then(|| Arc::new(blob_place(&blob)));
             for batch in batches {
-                if !self.append_replayed(batch, stop).await? {
+                let noted = from.as_ref().zip(plan.as_deref());
+                if !self.append_replayed(batch, noted, stop).await? {
                     return Ok(());
                 }
             }
@@ -376,13 +381,22 @@ impl Engine {
         drafts.into_iter().map(finish).collect()
     }
 
-    /// False when the replay is stopped before it could be appended.
-    async fn append_replayed(&self, batch: Batch, stop: &CancellationToken) -> Result<bool, Error> {
-        let deliveries = batch.deliveries();
+    /// False when the replay is stopped before it could be appended. `noted` is what the recorder is told, if there
+    /// is one: from where, to whom.
+    async fn append_replayed(
+        &self,
+        batch: Batch,
+        noted: Option<(&Arc<BlobPlace>, &Plan)>,
+        stop: &CancellationToken,
+    ) -> Result<bool, Error> {
+        let wanted = Wanted::of(&batch);
         loop {
             match self.log.append(batch.clone()).await {
-                Ok(_) => {
-                    add(&self.dispatcher.counters.matched, deliveries);
+                Ok(first) => {
+                    self.dispatcher.count_matched(&wanted);
+                    if let Some((blob, plan)) = noted {
+                        self.note_replayed(first, batch, blob, plan);
+                    }
                     return Ok(true);
                 }
                 Err(postrider_store::Error::Closed) => return Err(Error::Stopping),
@@ -392,6 +406,25 @@ impl Engine {
                 return Ok(false);
             }
         }
+    }
+
+    fn note_replayed(&self, first: Position, batch: Batch, blob: &Arc<BlobPlace>, plan: &Plan) {
+        let replayed = Replayed {
+            subscription: plan.subscription.id,
+            at: batch.received,
+            blob: blob.clone(),
+            first,
+            count: batch.events.len() as u32,
+        };
+        // The topic's other subscriptions were not asked.
+        let heard_by = vec![plan.subscription.clone()];
+        self.recorder.accepted(Accepted {
+            first: Some(first),
+            batch: Arc::new(batch),
+            audience: Arc::new(Audience::new(&plan.topic.topic, &plan.topic.full_id, heard_by)),
+            verdicts: Verdicts::default(),
+        });
+        self.recorder.replayed(replayed);
     }
 
     /// True when the replay is stopped.

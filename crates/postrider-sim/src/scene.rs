@@ -17,7 +17,6 @@ use postrider_core::subscription::{
 };
 use postrider_core::time::{Clock, Timestamp};
 use postrider_engine::Engine;
-use postrider_engine::directory::Router;
 use postrider_store::{Catalog, Change};
 use std::sync::Arc;
 use std::time::Duration;
@@ -135,7 +134,7 @@ impl Scene {
         self.next_event += count;
         let (body, spans) = body(&ids, chance);
         let text = std::str::from_utf8(&body).expect("our own text").to_owned();
-        let mut router = Router::new(&topic, now);
+        let mut router = engine.router(&topic, now);
         let mut events = Vec::new();
         for (span, id) in spans.iter().zip(&ids) {
             let object = Raw::parse(&text[span.range()]).expect("our own JSON");
@@ -156,7 +155,7 @@ impl Scene {
                 ..EventRef::default()
             });
         }
-        let unmatched = router.unmatched;
+        let (matched, routed) = router.finish();
         let batch = Batch {
             topic: topic.topic.id,
             schema: Schema::EventGrid,
@@ -166,9 +165,9 @@ impl Scene {
             replay: 0,
             body,
             events,
-            matched: router.into_sets(),
+            matched,
         };
-        match engine.accept(&topic, batch, unmatched).await {
+        match engine.accept(&topic, batch, routed).await {
             Ok(()) => ids,
             Err(_) => Vec::new(),
         }
@@ -250,6 +249,7 @@ fn any_subscription(chance: &mut Chance, number: u64, receiver: usize) -> Subscr
         profile: None,
         created: Timestamp::MIN,
         origin: Origin::Config,
+        pauses: Default::default(),
         extras: None,
     }
 }

@@ -28,6 +28,8 @@ const FAULTS: Duration = Duration::from_secs(2 * 3600);
 /// By then everything must have come to rest: the longest time to live, and the longest delay of an
 /// endpoint, with room to spare.
 const REST: Duration = Duration::from_secs(40 * 3600);
+/// Longer than any event lives, and than any endpoint is left alone.
+const LONG_PAUSE: Duration = Duration::from_secs(30 * 3600);
 /// When all is done, nothing more happens for this long.
 const SILENCE: Duration = Duration::from_secs(3600);
 const CRASHES_MAX: u32 = 6;
@@ -244,6 +246,7 @@ impl<'a> World<'a> {
         self.clock.keep_steady();
         let (started, _) = self.start(log, u64::MAX).await;
         let life = started.expect("nothing fails any more");
+        self.resume_all(&life.engine).await;
         self.rest(&life.engine).await;
         life.engine.dispatcher.stop(async {}).await;
         self.count_letters(&life);
@@ -303,6 +306,7 @@ impl<'a> World<'a> {
             dispatch: self.dispatch.clone(),
             dead_letters: DeadLetters::new(Arc::new(blobs), Arc::new(archive), None),
             handshake: handshake::Rules::default(),
+            recorder: Arc::new(postrider_engine::recorder::Nothing),
         };
         let engine = Engine::start(parts).await.ok();
         let life = engine.map(|engine| Life {
@@ -330,7 +334,7 @@ impl<'a> World<'a> {
                 self.audit.disk_full(false);
             }
             self.turn_weather();
-            match self.chance.below(60) {
+            match self.chance.below(66) {
                 0 => self.set_clock(),
                 1 => self.delete(life).await,
                 2 | 3 => self.point_elsewhere(life).await,
@@ -342,6 +346,8 @@ impl<'a> World<'a> {
                 6 => life.log.memory.fail_next_append(),
                 7 => return Ended::Stopped,
                 8 | 9 => self.lose_store(),
+                10..=13 => self.pause_or_resume(life).await,
+                14 | 15 => self.probe(life),
                 _ => {
                     let accepted = self.scene.publish(&life.engine, &mut self.chance).await;
                     accepted.into_iter().for_each(|id| self.audit.acknowledged(id));
@@ -412,6 +418,8 @@ impl<'a> World<'a> {
 
     fn put(&mut self, subscription: Subscription) {
         self.audit.moved(subscription.id, receiver_of(&subscription));
+        self.audit
+            .paused(subscription.id, subscription.pauses.is_paused());
         let known = self.scene.subscriptions.iter_mut();
         for known in known.filter(|s| s.id == subscription.id) {
             *known = subscription.clone();
@@ -456,6 +464,58 @@ impl<'a> World<'a> {
             Ok(_) => self.put(moved),
             Err(_) => self.unclear = Some(moved.id),
         }
+    }
+
+    async fn pause_or_resume(&mut self, life: &Life) {
+        let Some(subscription) = self.any_subscription() else {
+            return;
+        };
+        let id = subscription.id;
+        self.audit.pausing(id);
+        let paused = subscription.pauses.is_paused();
+        // Now and then someone says what is so already.
+        let done = match paused ^ self.chance.percent(10) {
+            true => life.engine.resume_subscription(id).await,
+            false => life.engine.pause_subscription(id).await,
+        };
+        match done {
+            Ok(now) => self.put(now.map_or(subscription, |now| Subscription::clone(&now))),
+            // The disk is full, so that nothing has changed; or the power went.
+            Err(_) if !life.power.crashed() => self.put(subscription),
+            Err(_) => self.unclear = Some(id),
+        }
+    }
+
+    /// At the end everyone goes on, some of them only after longer than any event lives.
+    async fn resume_all(&mut self, engine: &Engine) {
+        let paused = |s: &&Subscription| s.pauses.is_paused();
+        let paused: Vec<SubscriptionId> = self
+            .scene
+            .subscriptions
+            .iter()
+            .filter(paused)
+            .map(|s| s.id)
+            .collect();
+        if !paused.is_empty() && self.chance.percent(50) {
+            self.clock.pass(LONG_PAUSE).await;
+        }
+        for id in paused {
+            self.audit.pausing(id);
+            let resumed = engine.resume_subscription(id).await;
+            // One that has expired meanwhile is gone.
+            if let Some(now) = resumed.expect("nothing fails any more") {
+                self.put(Subscription::clone(&now));
+            }
+        }
+    }
+
+    /// Someone wants an endpoint asked, whether or not it is to be left alone.
+    fn probe(&mut self, life: &Life) {
+        let Some(subscription) = self.any_subscription() else {
+            return;
+        };
+        life.engine.dispatcher.probe(subscription.id);
+        self.audit.probed(receiver_of(&subscription));
     }
 
     fn admit_again(&mut self, life: &Life) {

@@ -475,6 +475,7 @@ impl World {
             dispatch: dispatch::Config::default(),
             dead_letters: DeadLetters::new(Arc::new(blobs), self.archive.clone(), None),
             handshake: handshake::Rules::default(),
+            recorder: Arc::new(postrider_engine::recorder::Nothing),
         };
         let engine = Engine::start(parts).await.expect("the log is open");
         Life {

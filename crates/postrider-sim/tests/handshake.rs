@@ -157,6 +157,7 @@ async fn start(clock: &Arc<SimClock>, catalog: &Arc<MemoryCatalog>, hook: &Arc<H
         dispatch: dispatch::Config::default(),
         dead_letters: DeadLetters::new(blobs, Arc::new(MemoryArchive::default()), None),
         handshake: handshake::Rules::default(),
+        recorder: Arc::new(postrider_engine::recorder::Nothing),
     };
     Engine::start(parts).await.unwrap()
 }
@@ -288,6 +289,7 @@ fn subscription(id: u64, name: &str) -> Subscription {
         profile: None,
         created: Timestamp::from_secs(2),
         origin: Origin::Azure,
+        pauses: Default::default(),
         extras: None,
     }
 }
@@ -903,7 +905,11 @@ async fn the_rate_that_a_webhook_asked_for_is_kept() {
     let entry = world.engine.directory.topic_by_id(TopicId(1)).unwrap();
     let start = world.clock.now();
     for _ in 0..5 {
-        world.engine.accept(&entry, published(&world), 0).await.unwrap();
+        world
+            .engine
+            .accept(&entry, published(&world), Default::default())
+            .await
+            .unwrap();
     }
     world.until(|| world.hook.asked().len() == 6).await;
     let asked = world.hook.asked();
@@ -918,7 +924,11 @@ async fn the_rate_that_a_webhook_asked_for_is_kept() {
     // After a pause the first goes at once.
     world.pass(Duration::from_secs(100)).await;
     let start = world.clock.now();
-    world.engine.accept(&entry, published(&world), 0).await.unwrap();
+    world
+        .engine
+        .accept(&entry, published(&world), Default::default())
+        .await
+        .unwrap();
     world.until(|| world.hook.asked().len() == 7).await;
     assert!(world.hook.asked()[6].0.since(start) < Duration::from_millis(100));
 }

@@ -7,14 +7,15 @@ use postrider_core::event::{Batch, EventRef, Schema, Span};
 use postrider_core::filter::Filter;
 use postrider_core::ids::{Secret, SubscriptionId, TopicId};
 use postrider_core::json::Raw;
-use postrider_core::profile::Profiles;
+use postrider_core::profile::{CLOUD_2021, Profile, Profiles, TimeToLiveRule};
+use postrider_core::retry::Reason;
 use postrider_core::subscription::{
     Batching, Destination, DomainTopic, Origin, RetryChoice, Subscription, Topic, TopicKind, WebHook,
 };
 use postrider_core::time::{Clock, Timestamp};
+use postrider_engine::counters::by_reason;
 use postrider_engine::dead_letters::DeadLetters;
 use postrider_engine::deliver::{Answer, Reply, Request, Transport};
-use postrider_engine::directory::Router;
 use postrider_engine::{Engine, Error, Parts, dispatch, handshake};
 use postrider_sim::blobs::MemoryBlobs;
 use postrider_sim::clock::SimClock;
@@ -31,6 +32,8 @@ use tokio::sync::Notify;
 struct Receiver {
     got: Mutex<Vec<String>>,
     came: Notify,
+    /// What it answers once it is let to, if it is not to answer well at once.
+    answers: Mutex<Option<(u16, Arc<Notify>)>>,
 }
 
 #[async_trait]
@@ -38,8 +41,16 @@ impl Transport for Receiver {
     async fn send(self: Arc<Self>, request: Request) -> Reply {
         self.got.lock().unwrap().push(request.url.to_string());
         self.came.notify_one();
+        let answers = self.answers.lock().unwrap().clone();
+        let status = match answers {
+            Some((status, let_go)) => {
+                let_go.notified().await;
+                status
+            }
+            None => 200,
+        };
         Reply::Answered(Answer {
-            status: 200,
+            status,
             ..Answer::default()
         })
     }
@@ -50,6 +61,8 @@ impl Transport for Receiver {
 struct SlowCatalog {
     inner: MemoryCatalog,
     held: std::sync::atomic::AtomicBool,
+    /// There is no room.
+    full: std::sync::atomic::AtomicBool,
     waiting: AtomicUsize,
     arrived: Notify,
     go: Notify,
@@ -86,6 +99,9 @@ impl Catalog for SlowCatalog {
             go.await;
             self.waiting.fetch_sub(1, SeqCst);
         }
+        if self.full.load(SeqCst) {
+            return Err(postrider_store::Error::Unavailable("no room".into()));
+        }
         self.inner.commit(changes).await
     }
 
@@ -115,7 +131,7 @@ impl World {
             transport: receiver.clone(),
             clock: clock.clone(),
             wall: clock.clone(),
-            profiles: Profiles::default(),
+            profiles: profiles(),
             id_prefix: "/subscriptions/x".into(),
             dispatch: dispatch::Config::default(),
             dead_letters: DeadLetters::new(
@@ -124,6 +140,7 @@ impl World {
                 None,
             ),
             handshake: handshake::Rules::default(),
+            recorder: Arc::new(postrider_engine::recorder::Nothing),
         };
         let engine = Engine::start(parts).await.unwrap();
         World {
@@ -157,11 +174,10 @@ impl World {
     async fn publish(&self, topic: TopicId, inside: Option<&str>) -> Vec<SubscriptionId> {
         let entry = self.engine.directory.topic_by_id(topic).expect("it is there");
         let text = r#"{"id":"1","subject":"s","eventType":"t","eventTime":"2026-01-01T00:00:00Z","dataVersion":"1","data":{}}"#;
-        let mut router = Router::new(&entry, self.clock.now());
+        let mut router = self.engine.router(&entry, self.clock.now());
         let event = Envelope::read(Schema::EventGrid, Raw::parse(text).unwrap(), None);
         let matched = router.route(&event, inside);
-        let unmatched = router.unmatched;
-        let sets = router.into_sets();
+        let (sets, routed) = router.finish();
         let found = sets[matched as usize].to_vec();
         let events = vec![EventRef {
             object: Span::new(0, text.len()),
@@ -179,9 +195,20 @@ impl World {
             events,
             matched: sets,
         };
-        self.engine.accept(&entry, batch, unmatched).await.unwrap();
+        self.engine.accept(&entry, batch, routed).await.unwrap();
         found
     }
+}
+
+/// The documents' profiles, and `hasty`, which gives up at once what would come too late.
+fn profiles() -> Profiles {
+    let mut profiles = Profiles::default();
+    profiles.put(Profile {
+        name: "hasty",
+        time_to_live_rule: TimeToLiveRule::BeforeWaiting,
+        ..CLOUD_2021
+    });
+    profiles
 }
 
 fn topic(id: u64, name: &str, kind: TopicKind) -> Topic {
@@ -229,6 +256,7 @@ fn subscription(id: u64, topic: TopicId, inside: Option<&str>) -> Subscription {
         profile: None,
         created: Timestamp::MIN,
         origin: Origin::Config,
+        pauses: Default::default(),
         extras: None,
     }
 }
@@ -545,4 +573,165 @@ async fn a_new_subscription_gets_the_next_event() {
     world.publish(TopicId(1), None).await;
     world.receiver.came.notified().await;
     assert_eq!(*world.receiver.got.lock().unwrap(), ["https://hook.example/11"]);
+}
+
+const ELEVEN: SubscriptionId = SubscriptionId(11);
+
+impl World {
+    /// One subscription of a topic, by these rules.
+    async fn with_subscription(change: impl FnOnce(&mut Subscription)) -> World {
+        let world = World::new().await;
+        let engine = &world.engine;
+        engine.put_topic(topic(1, "a", TopicKind::Custom)).await.unwrap();
+        let mut one = subscription(11, TopicId(1), None);
+        change(&mut one);
+        engine.put_subscription(one).await.unwrap();
+        world
+    }
+
+    fn attempts(&self) -> usize {
+        self.receiver.got.lock().unwrap().len()
+    }
+
+    fn expired(&self) -> u64 {
+        by_reason(
+            &self.engine.dispatcher.counters.dropped,
+            Reason::TimeToLiveExceeded,
+        )
+        .load(SeqCst)
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn nothing_is_sent_in_a_pause_and_everything_after_it() {
+    let world = World::with_subscription(|_| {}).await;
+    let engine = &world.engine;
+    let paused = engine.pause_subscription(ELEVEN).await.unwrap().unwrap();
+    assert_eq!(paused.pauses.since(), Some(world.clock.now()));
+    for _ in 0..100 {
+        world.publish(TopicId(1), None).await;
+    }
+    world.clock.pass(Duration::from_secs(3 * 86_400)).await;
+    // Again, and for one that is not there.
+    assert_eq!(engine.pause_subscription(ELEVEN).await.unwrap(), Some(paused));
+    assert_eq!(engine.pause_subscription(SubscriptionId(12)).await.unwrap(), None);
+    assert_eq!((world.attempts(), engine.log().backlog(ELEVEN).waiting), (0, 100));
+    engine.resume_subscription(ELEVEN).await.unwrap();
+    world.clock.pass(Duration::from_secs(1)).await;
+    assert_eq!((world.attempts(), world.expired()), (100, 0));
+    assert!(
+        !engine
+            .dispatcher
+            .outlet(ELEVEN)
+            .unwrap()
+            .plan()
+            .unwrap()
+            .is_paused()
+    );
+}
+
+// A full minute to live, and an answer after which at least two are waited: it would be too late by then.
+#[tokio::test(start_paused = true)]
+async fn what_is_under_way_when_a_pause_begins_ends_as_it_would_but_for_its_age() {
+    for paused in [false, true] {
+        let world = World::with_subscription(|one| {
+            one.profile = Some("hasty".into());
+            one.retry.time_to_live_minutes = Some(1);
+        })
+        .await;
+        let engine = &world.engine;
+        let let_go = Arc::new(Notify::new());
+        *world.receiver.answers.lock().unwrap() = Some((408, let_go.clone()));
+        world.publish(TopicId(1), None).await;
+        world.receiver.came.notified().await;
+        if paused {
+            engine.pause_subscription(ELEVEN).await.unwrap();
+        }
+        let_go.notify_one();
+        world.clock.pass(Duration::from_secs(1)).await;
+        let retrying = engine.log().backlog(ELEVEN).retrying;
+        assert_eq!((retrying, world.expired()), if paused { (1, 0) } else { (0, 1) });
+        if paused {
+            world.clock.pass(Duration::from_secs(86_400)).await;
+            assert_eq!((world.attempts(), world.expired()), (1, 0));
+            *world.receiver.answers.lock().unwrap() = None;
+            engine.resume_subscription(ELEVEN).await.unwrap();
+            world.clock.pass(Duration::from_secs(1)).await;
+            assert_eq!((world.attempts(), world.expired()), (2, 0));
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_pause_that_cannot_be_stored_does_not_begin() {
+    let world = World::with_subscription(|_| {}).await;
+    let engine = &world.engine;
+    world.catalog.full.store(true, SeqCst);
+    assert!(matches!(
+        engine.pause_subscription(ELEVEN).await,
+        Err(Error::Store(_))
+    ));
+    let seen = engine.directory.subscription_by_id(ELEVEN).unwrap();
+    assert!(seen.pauses.is_empty());
+    world.publish(TopicId(1), None).await;
+    world.receiver.came.notified().await;
+    world.catalog.full.store(false, SeqCst);
+    engine.pause_subscription(ELEVEN).await.unwrap();
+    world.catalog.full.store(true, SeqCst);
+    assert!(engine.resume_subscription(ELEVEN).await.is_err());
+    world.publish(TopicId(1), None).await;
+    world.clock.pass(Duration::from_secs(60)).await;
+    assert_eq!(world.attempts(), 1, "it goes on");
+}
+
+// The change was read before the pause, and is stored after it.
+#[tokio::test(start_paused = true)]
+async fn a_change_that_knows_nothing_of_a_pause_does_not_end_it() {
+    let world = World::with_subscription(|_| {}).await;
+    let engine = &world.engine;
+    let changed = Subscription {
+        labels: vec!["changed".into()],
+        ..subscription(11, TopicId(1), None)
+    };
+    world.catalog.hold();
+    let both = async {
+        let (paused, put) = tokio::join!(
+            engine.pause_subscription(ELEVEN),
+            engine.put_subscription(changed.clone())
+        );
+        paused.unwrap();
+        put.unwrap();
+    };
+    let watch = async {
+        world.catalog.wait_for(1).await;
+        world.catalog.let_go();
+    };
+    tokio::join!(both, watch);
+    let world = world.restart().await;
+    let seen = world.engine.directory.subscription_by_id(ELEVEN).unwrap();
+    assert_eq!((seen.pauses.is_paused(), &seen.labels), (true, &changed.labels));
+    assert_eq!(world.stored().await.subscriptions, [Subscription::clone(&seen)]);
+    world.publish(TopicId(1), None).await;
+    world.clock.pass(Duration::from_secs(60)).await;
+    assert_eq!(world.attempts(), 0);
+}
+
+// Someone pauses and resumes all day long: what is kept about it stays small.
+#[tokio::test(start_paused = true)]
+async fn pauses_that_matter_to_nobody_are_forgotten() {
+    let world = World::with_subscription(|one| one.retry.time_to_live_minutes = Some(10)).await;
+    let engine = &world.engine;
+    for _ in 0..200 {
+        engine.pause_subscription(ELEVEN).await.unwrap();
+        world.clock.pass(Duration::from_secs(60)).await;
+        engine.resume_subscription(ELEVEN).await.unwrap();
+        world.clock.pass(Duration::from_secs(120)).await;
+    }
+    let kept = world.stored().await.subscriptions.remove(0).pauses;
+    // Those of the last ten minutes that were not paused, and the one that has just ended.
+    assert_eq!(kept.iter().count(), 5);
+    world.clock.pass(Duration::from_secs(600)).await;
+    engine.pause_subscription(ELEVEN).await.unwrap();
+    let kept = world.stored().await.subscriptions.remove(0).pauses;
+    assert_eq!(kept.iter().count(), 1);
 }

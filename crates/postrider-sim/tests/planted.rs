@@ -5,6 +5,7 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use postrider_core::event::Batch;
 use postrider_core::ids::{Position, SubscriptionId};
+use postrider_core::pause::{Pause, Pauses};
 use postrider_core::probation::Probation;
 use postrider_core::profile::{Profile, StatusRule};
 use postrider_core::retry::{Next, Reason};
@@ -249,12 +250,19 @@ impl EventLog for BentLog {
 /// A catalogue that loses some of the changes it is given.
 struct BentCatalog {
     catalog: Arc<dyn Catalog>,
+    misreads: fn(&mut Loaded),
     loses: fn(&Change) -> bool,
 }
 
 fn losing(loses: fn(&Change) -> bool) -> Planted {
     Planted {
-        catalog: Some(Box::new(move |catalog| Arc::new(BentCatalog { catalog, loses }))),
+        catalog: Some(Box::new(move |catalog| {
+            Arc::new(BentCatalog {
+                catalog,
+                loses,
+                misreads: |_| {},
+            })
+        })),
         ..Planted::default()
     }
 }
@@ -262,7 +270,9 @@ fn losing(loses: fn(&Change) -> bool) -> Planted {
 #[async_trait]
 impl Catalog for BentCatalog {
     async fn load(&self) -> Result<Loaded, Error> {
-        self.catalog.load().await
+        let mut loaded = self.catalog.load().await?;
+        (self.misreads)(&mut loaded);
+        Ok(loaded)
     }
 
     async fn commit(&self, mut changes: Vec<Change>) -> Result<(), Error> {
@@ -549,6 +559,39 @@ fn a_deletion_that_did_not_last() {
         &losing(|change| matches!(change, Change::DeleteSubscription(_))),
         Kind::Astray,
     );
+}
+
+#[test]
+fn a_pause_that_did_not_last() {
+    is_noticed(
+        &losing(|change| matches!(change, Change::PutSubscription(s) if !s.pauses.is_empty())),
+        Kind::NotPaused,
+    );
+}
+
+#[test]
+fn a_pause_that_events_age_in() {
+    // It goes on, but nobody knows any more when it began.
+    fn misread(loaded: &mut Loaded) {
+        for subscription in &mut loaded.subscriptions {
+            let mut pauses: Vec<Pause> = subscription.pauses.iter().collect();
+            for pause in pauses.iter_mut().filter(|pause| pause.until.is_none()) {
+                pause.from = Timestamp::MAX;
+            }
+            subscription.pauses = Pauses::of(pauses);
+        }
+    }
+    let planted = Planted {
+        catalog: Some(Box::new(|catalog| {
+            Arc::new(BentCatalog {
+                catalog,
+                loses: |_| false,
+                misreads: misread,
+            })
+        })),
+        ..Planted::default()
+    };
+    is_noticed(&planted, Kind::WrongEnd);
 }
 
 #[test]

@@ -61,6 +61,7 @@ pub async fn all(subject: &dyn Subject) {
     closing_a_subscription_drops_and_counts(subject).await;
     a_subscription_starts_with_the_next_append(subject).await;
     the_backlog_is_counted(subject).await;
+    the_oldest_is_known_wherever_it_waits(subject).await;
     the_listener_is_told(subject).await;
     what_is_settled_stays_settled_after_a_restart(subject).await;
     retries_survive_a_restart(subject).await;
@@ -566,7 +567,7 @@ pub async fn the_backlog_is_counted(subject: &dyn Subject) {
         waiting,
         claimed,
         retrying,
-        oldest: (waiting > 0).then_some(at(0)),
+        oldest: Some(at(0)),
     };
     let five: Vec<(&str, &[u64])> = vec![("x", &[1]); 5];
     log.append(events(&five)).await.unwrap();
@@ -609,6 +610,90 @@ pub async fn the_backlog_is_counted(subject: &dyn Subject) {
     assert_eq!(log.subscriptions(), [sub(1)]);
     assert_eq!(claim_all(&*log, sub(1), at(5)).await.len(), 4);
     assert_eq!(log.backlog(sub(1)), backlog(0, 4, 0));
+    log.close().await.unwrap();
+}
+
+pub async fn the_oldest_is_known_wherever_it_waits(subject: &dyn Subject) {
+    let mut log = open(subject, &[1, 2]).await;
+    for minute in 0..4 {
+        let batch = Batch {
+            received: at(60 * minute),
+            ..events(&[("x", &[1, 2]), ("y", &[1])])
+        };
+        log.append(batch).await.unwrap();
+    }
+    let minute = |n: i64| Some(at(60 * n));
+    let oldest = |log: &Arc<dyn EventLog>| log.backlog(sub(1)).oldest;
+    let two = Want {
+        events_max: 2,
+        ..WANT
+    };
+    assert_eq!(oldest(&log), minute(0), "it waits");
+    let first = log.claim(sub(1), at(0), two).await.unwrap();
+    assert_eq!(oldest(&log), minute(0), "it is claimed");
+    settle_all(&*log, sub(1), &first, Next::RetryAt(at(500))).await;
+    log.flush().await.unwrap();
+    assert_eq!(oldest(&log), minute(0), "it is to be retried");
+    let second = log.claim(sub(1), at(0), two).await.unwrap();
+    settle_all(&*log, sub(1), &second, Next::Done).await;
+    for restart in 0..2 {
+        log = match restart {
+            0 => subject.reopen(log).await,
+            _ => subject.crash(log).await,
+        };
+        assert_eq!(oldest(&log), minute(0), "it is to be retried after a restart");
+        assert_eq!(log.backlog(sub(2)).oldest, minute(0), "it still waits");
+    }
+
+    // One of the two is withdrawn; the other one fails again, and then arrives.
+    let ended = log.withdraw(sub(1), vec![(at(500), first[0].position())]).await;
+    assert_eq!(ended.unwrap().len(), 1);
+    assert_eq!(oldest(&log), minute(0), "the other one is as old");
+    let again = log
+        .claim(
+            sub(1),
+            at(500),
+            Want {
+                events_max: 1,
+                ..WANT
+            },
+        )
+        .await
+        .unwrap();
+    assert_eq!(oldest(&log), minute(0), "it is claimed again");
+    settle_all(&*log, sub(1), &again, Next::RetryAt(at(600))).await;
+    log.flush().await.unwrap();
+    assert_eq!(oldest(&log), minute(0), "it has failed again");
+    let again = log
+        .claim(
+            sub(1),
+            at(600),
+            Want {
+                events_max: 1,
+                ..WANT
+            },
+        )
+        .await
+        .unwrap();
+    settle_all(&*log, sub(1), &again, Next::Done).await;
+    log.flush().await.unwrap();
+    assert_eq!(oldest(&log), minute(2), "the next one waits");
+    log.rest(sub(1));
+    assert_eq!(oldest(&log), minute(2), "it does so without being in memory");
+    let log = subject.reopen(log).await;
+    assert_eq!(oldest(&log), minute(2), "it waits after a restart");
+    let third = log.claim(sub(1), at(0), two).await.unwrap();
+    let fourth = log.claim(sub(1), at(0), two).await.unwrap();
+    settle_all(&*log, sub(1), &fourth, Next::RetryAt(at(900))).await;
+    settle_all(&*log, sub(1), &third, Next::Done).await;
+    log.flush().await.unwrap();
+    assert_eq!(oldest(&log), minute(3));
+    // Letters are nobody's to deliver any more.
+    let last = claim_all(&*log, sub(1), at(900)).await;
+    assert_eq!(last.len(), 2);
+    settle_all(&*log, sub(1), &last, Next::DeadLetter(Reason::BadRequest)).await;
+    log.flush().await.unwrap();
+    assert_eq!(log.backlog(sub(1)), Backlog::default());
     log.close().await.unwrap();
 }
 
@@ -972,6 +1057,7 @@ pub async fn what_is_flushed_survives_a_crash(subject: &dyn Subject) {
     let backlog = Backlog {
         claimed: 1,
         retrying: 1,
+        oldest: Some(at(0)),
         ..Backlog::default()
     };
     assert_eq!(log.backlog(sub(1)), backlog);
@@ -1077,6 +1163,7 @@ pub async fn a_retry_that_is_due_can_be_withdrawn_until_it_is_claimed(subject: &
     let backlog = |claimed, retrying| Backlog {
         claimed,
         retrying,
+        oldest: Some(at(0)),
         ..Backlog::default()
     };
     assert_eq!(log.backlog(sub(1)), backlog(1, 2));
@@ -1226,6 +1313,7 @@ pub async fn a_retry_is_either_claimed_or_withdrawn(subject: &dyn Subject) {
     assert_eq!(seen.len(), RETRIES);
     let backlog = Backlog {
         claimed: held.len() as u64,
+        oldest: (!held.is_empty()).then_some(at(0)),
         ..Backlog::default()
     };
     assert_eq!((log.backlog(sub(1)), log.next_due()), (backlog, None));
@@ -1408,11 +1496,10 @@ impl Model {
                 count: letters.len() as u64,
             });
             letters_waiting.extend(waiting);
-            let found = Backlog {
-                oldest: None,
-                ..log.backlog(of)
-            };
-            assert_eq!(found, expected, "{when}: subscription {of}");
+            // All were received at the same time.
+            let any = expected.waiting + expected.claimed + expected.retrying > 0;
+            expected.oldest = any.then_some(at(0));
+            assert_eq!(log.backlog(of), expected, "{when}: subscription {of}");
             let first = times.first().copied();
             assert!(
                 !due.contains(&of) || first.is_some_and(|first| first <= now),
@@ -1726,6 +1813,7 @@ fn subscription(id: u64, topic: u64) -> Subscription {
         profile: None,
         created: at(5),
         origin: Origin::Azure,
+        pauses: Default::default(),
         extras: None,
     }
 }

@@ -125,7 +125,8 @@ pub struct Backlog {
     pub claimed: u64,
     /// Attempted, failed, due later.
     pub retrying: u64,
-    /// When the oldest of the waiting ones was received, as far as it is known without reading the log.
+    /// When the oldest of all of these was received, right to a second or earlier. None if there are none, or where
+    /// an older program did not note it.
     pub oldest: Option<Timestamp>,
 }
 

@@ -483,14 +483,19 @@ impl EventLog for MemoryLog {
 
     fn backlog(&self, of: SubscriptionId) -> Backlog {
         let log = self.lock();
-        log.subscriptions
-            .get(&of)
-            .map_or_else(Backlog::default, |d| Backlog {
+        log.subscriptions.get(&of).map_or_else(Backlog::default, |d| {
+            let all = d
+                .waiting
+                .values()
+                .chain(d.claimed.values())
+                .chain(d.retrying.values());
+            Backlog {
                 waiting: d.waiting.len() as u64,
                 claimed: d.claimed.len() as u64,
                 retrying: d.retrying.len() as u64,
-                oldest: d.waiting.values().next().map(|one| one.entry.batch.received),
-            })
+                oldest: all.map(|one| one.entry.batch.received).min(),
+            }
+        })
     }
 
     fn health(&self) -> Health {

@@ -13,6 +13,7 @@ use postrider_core::event::Schema;
 use postrider_core::filter::{AdvancedFilter, Filter, KeyStyle, Operand, Test, operator_from_name};
 use postrider_core::ids::{Secret, SubscriptionId, TopicId};
 use postrider_core::outcome::Outcome;
+use postrider_core::pause::{Pause, Pauses};
 use postrider_core::probation::{Delay, EndpointDelay};
 use postrider_core::retry::Reason;
 use postrider_core::subscription::{
@@ -465,6 +466,9 @@ struct SubscriptionRecord {
     created: i64,
     origin: OriginRecord,
     extras: Option<String>,
+    /// From when until when, in order; the last may go on. Older programs did not write it.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pauses: Vec<(i64, Option<i64>)>,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -696,6 +700,11 @@ impl SubscriptionRecord {
                 Origin::Azure => OriginRecord::Azure,
             },
             extras: subscription.extras.clone(),
+            pauses: subscription
+                .pauses
+                .iter()
+                .map(|pause| (pause.from.nanos(), pause.until.map(Timestamp::nanos)))
+                .collect(),
         }
     }
 
@@ -726,6 +735,15 @@ impl SubscriptionRecord {
                 OriginRecord::Config => Origin::Config,
                 OriginRecord::Azure => Origin::Azure,
             },
+            pauses: Pauses::of(
+                self.pauses
+                    .into_iter()
+                    .map(|(from, until)| Pause {
+                        from: Timestamp::from_nanos(from),
+                        until: until.map(Timestamp::from_nanos),
+                    })
+                    .collect(),
+            ),
             extras: self.extras,
         })
     }
@@ -1312,6 +1330,18 @@ mod tests {
                 },
             }
         }
+        fn pauses(&mut self) -> Pauses {
+            let mut pauses = Pauses::default();
+            let mut now = 0;
+            for _ in 0..self.below(5) {
+                now += 1 + self.below(1 << 40) as i64;
+                let at = Timestamp::from_nanos(now);
+                if !pauses.end(at) {
+                    pauses.begin(at);
+                }
+            }
+            pauses
+        }
         fn subscription(&mut self) -> Subscription {
             Subscription {
                 id: SubscriptionId(self.roll()),
@@ -1336,6 +1366,7 @@ mod tests {
                 profile: self.maybe(Dice::text),
                 created: self.time(),
                 origin: [Origin::Edge, Origin::Config, Origin::Azure][self.below(3) as usize],
+                pauses: self.pauses(),
                 extras: self.maybe(Dice::text),
             }
         }
@@ -1551,6 +1582,11 @@ mod tests {
         let text = r#"{"v":1,"id":7,"name":"s","topic":3,"domain_topic":null,"destination":{"type":"web_hook","url":"https://a/?k=1","batching":{"events_max":10,"preferred_kilobytes":null},"attributes":[{"name":"X","type":"static","value":"v","secret":true},{"name":"Y","type":"dynamic","source_field":"data.y"}],"aad_tenant":null,"aad_application":null},"identity":null,"filter":{"included_event_types":["a"],"subject_begins_with":"/","subject_ends_with":null,"subject_case_sensitive":false,"arrays":true,"advanced":[{"operator":"NumberInRange","key":"data.n","operand":{"ranges":[["1","2.5"]]}},{"operator":"IsNotNull","key":"data.m","operand":"nothing"}],"keys":"edge"},"labels":["l"],"expires":5,"delivery_schema":"event_grid","attempts_max":3,"time_to_live_minutes":null,"dead_letter":{"account":"a","container":"c"},"dead_letter_identity":null,"profile":"edge","created":1,"origin":"edge","extras":"{}"}"#;
         let subscription = Subscription::decode(text.as_bytes()).unwrap();
         assert_eq!(String::from_utf8(subscription.encode()).unwrap(), text);
+        assert!(subscription.pauses.is_empty());
+        let paused = text.replace(r#""extras":"{}"}"#, r#""extras":"{}","pauses":[[5,7],[9,null]]}"#);
+        let subscription = Subscription::decode(paused.as_bytes()).unwrap();
+        assert_eq!(subscription.pauses.since(), Some(Timestamp::from_nanos(9)));
+        assert_eq!(String::from_utf8(subscription.encode()).unwrap(), paused);
 
         let text = r#"{"v":1,"id":3,"name":"t","kind":{"type":"domain","auto_create":true,"auto_delete":false},"resource_group":"g","location":"here","tags":{"a":"b"},"input_schema":"custom","mapping":{"id":{"source_field":"i","default_value":null},"topic":{"source_field":null,"default_value":null},"event_time":{"source_field":null,"default_value":null},"event_type":{"source_field":null,"default_value":"d"},"subject":{"source_field":null,"default_value":null},"data_version":{"source_field":null,"default_value":null}},"keys":["k1","k2"],"local_auth_disabled":false,"public_network":true,"inbound_ip_rules":[],"profile":null,"created":1,"extras":null}"#;
         let topic = Topic::decode(text.as_bytes()).unwrap();

@@ -115,6 +115,11 @@ impl HttpTransport {
         })
     }
 
+    /// Whether a connection can be made, by the rules that deliveries obey. Nothing is sent over it.
+    pub async fn reach(&self, url: &http::Uri) -> Result<(), Failure> {
+        self.dialler.dial(&Target::of(url)?).await.map(drop)
+    }
+
     /// Closes connections that have been idle for too long. Traffic does so too, in passing; call
     /// this now and then so that they also go when there is none.
     pub fn sweep(&self) {

@@ -4,8 +4,10 @@ use crate::config::Secret;
 use crate::contexts::{self, Contexts};
 use anyhow::{Context, Result, bail, ensure};
 use bytes::Bytes;
-use http::{HeaderMap, Method, Request, Uri, header};
+use http::{HeaderMap, Method, Request, Response, Uri, header};
 use http_body_util::{BodyExt, Full, Limited};
+use hyper::body::Incoming;
+use hyper::client::conn::http1::SendRequest;
 use hyper_util::rt::TokioIo;
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use rustls::pki_types::pem::PemObject;
@@ -17,6 +19,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
+use tokio::task::JoinSet;
 use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
 
@@ -203,6 +206,19 @@ impl Client {
         headers: &[(&str, &str)],
         body: Bytes,
     ) -> Result<Answer> {
+        let request = self.request(method, path, with_secret, headers, body)?;
+        let asking = || format!("asking {}", self.url.authority);
+        self.answer(request).await.with_context(asking)
+    }
+
+    fn request(
+        &self,
+        method: Method,
+        path: &str,
+        with_secret: bool,
+        headers: &[(&str, &str)],
+        body: Bytes,
+    ) -> Result<Request<Full<Bytes>>> {
         let mut request = Request::builder()
             .method(method)
             .uri(path)
@@ -214,12 +230,35 @@ impl Client {
         for (name, value) in headers {
             request = request.header(*name, *value);
         }
-        let request = request.body(Full::new(body)).context("a header is not valid")?;
-        let asking = || format!("asking {}", self.url.authority);
-        self.answer(request).await.with_context(asking)
+        request.body(Full::new(body)).context("a header is not valid")
     }
 
     async fn answer(&self, request: Request<Full<Bytes>>) -> Result<Answer> {
+        exchange(self.connect().await?, request).await
+    }
+
+    /// A connection for several questions, or for an answer that goes on.
+    pub async fn keep(&self) -> Result<Kept> {
+        let stream = self.connect().await?;
+        let (sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await?;
+        let mut driver = JoinSet::new();
+        // What goes wrong with it is told to whoever asks.
+        driver.spawn(async move { drop(connection.await) });
+        Ok(Kept {
+            sender,
+            _driver: driver,
+        })
+    }
+
+    /// Posts JSON over a connection that is kept. The answer's body is still to come.
+    pub async fn post_over(&self, kept: &mut Kept, path: &str, body: Bytes) -> Result<Response<Incoming>> {
+        let json = [("content-type", "application/json")];
+        let request = self.request(Method::POST, path, true, &json, body)?;
+        let answered = timeout(ANSWER_TIMEOUT, kept.sender.send_request(request)).await;
+        Ok(answered.context("no answer in time")??)
+    }
+
+    async fn connect(&self) -> Result<Box<dyn Stream>> {
         let connecting = TcpStream::connect((&*self.url.host, self.url.port));
         let stream = timeout(CONNECT_TIMEOUT, connecting).await;
         let stream = stream.context("no connection in time")?;
@@ -230,18 +269,25 @@ impl Client {
             )
         })?;
         let Some(tls) = &self.tls else {
-            return exchange(stream, request).await;
+            return Ok(Box::new(stream));
         };
         let name = ServerName::try_from(self.url.host.clone())?;
         let secured = timeout(CONNECT_TIMEOUT, tls.connect(name, stream)).await;
-        exchange(secured.context("no connection in time")??, request).await
+        Ok(Box::new(secured.context("no connection in time")??))
     }
 }
 
-async fn exchange<S>(stream: S, request: Request<Full<Bytes>>) -> Result<Answer>
-where
-    S: AsyncRead + AsyncWrite + Unpin + Send,
-{
+/// A connection, secured or not.
+trait Stream: AsyncRead + AsyncWrite + Unpin + Send {}
+impl<S: AsyncRead + AsyncWrite + Unpin + Send> Stream for S {}
+
+/// A connection that outlives a question. It is closed when this is dropped.
+pub struct Kept {
+    sender: SendRequest<Full<Bytes>>,
+    _driver: JoinSet<()>,
+}
+
+async fn exchange(stream: Box<dyn Stream>, request: Request<Full<Bytes>>) -> Result<Answer> {
     let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await?;
     let asking = async move {
         let response = sender.send_request(request).await?;

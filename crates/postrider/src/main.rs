@@ -4,7 +4,9 @@ mod config;
 mod profiles;
 mod material;
 mod test_clock;
+mod traces;
 mod serve;
+mod doctor;
 mod fetch;
 mod az_setup;
 mod bench;
@@ -37,6 +39,8 @@ struct Cli {
 enum Command {
     /// Run the server
     Serve(config::ServeFlags),
+    /// Check configuration, disk, certificate, clock and endpoints, and say what to do
+    Doctor(doctor::DoctorArgs),
     /// Print a configuration file with every key, its meaning and its default
     Config,
     /// List the profiles, or show all of one, as the configuration leaves them
@@ -69,6 +73,10 @@ enum Command {
 fn main() -> std::process::ExitCode {
     let result = match Cli::parse().command {
         Command::Serve(flags) => serve::run(&flags),
+        Command::Doctor(args) => match doctor::run(&args) {
+            Ok(code) => return code,
+            Err(e) => Err(e),
+        },
         Command::Config => {
             print!("{}", config::default_config_text());
             Ok(())

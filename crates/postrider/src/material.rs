@@ -10,12 +10,12 @@ use rcgen::{
     KeyPair, KeyUsagePurpose, PublicKeyData, SanType,
 };
 use ring::rand::{SecureRandom, SystemRandom};
-use rustls::RootCertStore;
 use rustls::client::WebPkiServerVerifier;
 use rustls::client::danger::ServerCertVerifier;
 use rustls::crypto::CryptoProvider;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
+use rustls::{CertificateError, RootCertStore};
 use std::fs;
 use std::io::{ErrorKind, Write};
 use std::net::IpAddr;
@@ -34,6 +34,8 @@ const RENEW_BEFORE: Duration = Duration::from_secs(30 * 24 * 60 * 60);
 pub struct Material {
     /// Offers HTTP/1.1.
     pub server_config: rustls::ServerConfig,
+    /// When the certificate that it shows ends; `None` if that cannot be told.
+    pub expires: Option<Timestamp>,
     /// The CA for clients to trust; `None` with the operator's own certificate.
     pub ca_path: Option<PathBuf>,
     /// Who may manage and publish with a token: the configured clients, or the generated one.
@@ -59,6 +61,8 @@ pub fn prepare(config: &Config, now: Timestamp) -> Result<Material> {
             (server, Some(directory.join("ca.pem")))
         }
     };
+    let chain = read_certificates(&certificate_path(config)).ok();
+    let expires = chain.and_then(|chain| expires(chain.first()?));
     let credentials_path = credentials_path(config);
     let credentials = match &credentials_path {
         Some(path) => vec![generated_client(path, &config.azure, &mut created)?],
@@ -74,6 +78,7 @@ pub fn prepare(config: &Config, now: Timestamp) -> Result<Material> {
     let token_key = token_key(&config.data_dir, &mut created)?;
     Ok(Material {
         server_config,
+        expires,
         ca_path,
         credentials,
         credentials_path,
@@ -120,6 +125,31 @@ pub fn credentials_path(config: &Config) -> Option<PathBuf> {
     generated.then(|| config.data_dir.join("credentials.toml"))
 }
 
+/// The certificate chain that the listener for https shows.
+pub fn certificate_path(config: &Config) -> PathBuf {
+    let local = || config.data_dir.join("tls/server.pem");
+    config.listen.cert_file.clone().unwrap_or_else(local)
+}
+
+/// When a certificate ends. The verifier says so when it is asked about a time long after it.
+pub fn expires(certificate: &CertificateDer<'_>) -> Option<Timestamp> {
+    let mut roots = RootCertStore::empty();
+    // Its end is looked at before its issuer, so any root does.
+    roots.add(certificate.clone().into_owned()).ok()?;
+    let verifier = WebPkiServerVerifier::builder_with_provider(Arc::new(roots), provider())
+        .build()
+        .ok()?;
+    let name = ServerName::try_from("localhost").ok()?;
+    let end_of_time = UnixTime::since_unix_epoch(Duration::from_secs(253_402_300_800));
+    let verdict = verifier.verify_server_cert(certificate, &[], &name, &[], end_of_time);
+    match verdict {
+        Err(rustls::Error::InvalidCertificate(CertificateError::ExpiredContext { not_after, .. })) => {
+            i64::try_from(not_after.as_secs()).ok().map(Timestamp::from_secs)
+        }
+        _ => None,
+    }
+}
+
 fn own_server(cert: &Path, key: &Path) -> Result<rustls::ServerConfig> {
     let chain = read_certificates(cert).context("listen.cert_file")?;
     let signer = read_key(key).context("listen.key_file")?;
@@ -127,7 +157,7 @@ fn own_server(cert: &Path, key: &Path) -> Result<rustls::ServerConfig> {
 }
 
 /// The names that the server certificate vouches for, each once, in a fixed order.
-fn server_names(config: &Config) -> Vec<String> {
+pub fn server_names(config: &Config) -> Vec<String> {
     let listen = &config.listen;
     let mut names = vec!["localhost".to_owned(), "127.0.0.1".to_owned(), "::1".to_owned()];
     let addresses = listen
@@ -328,7 +358,7 @@ fn trusted(
     Ok(())
 }
 
-fn serve_with(
+pub fn serve_with(
     chain: Vec<CertificateDer<'static>>,
     key: PrivateKeyDer<'static>,
 ) -> Result<rustls::ServerConfig> {
@@ -340,7 +370,7 @@ fn serve_with(
     Ok(server)
 }
 
-fn provider() -> Arc<CryptoProvider> {
+pub fn provider() -> Arc<CryptoProvider> {
     Arc::new(rustls::crypto::ring::default_provider())
 }
 
@@ -428,7 +458,7 @@ fn generated_client(path: &Path, azure: &Azure, created: &mut Vec<PathBuf>) -> R
     Ok(credentials.client())
 }
 
-fn read_certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>> {
+pub fn read_certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>> {
     let text = fs::read(path).with_context(|| format!("reading {}", path.display()))?;
     let chain = CertificateDer::pem_slice_iter(&text)
         .collect::<Result<Vec<_>, _>>()
@@ -437,7 +467,7 @@ fn read_certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>> {
     Ok(chain)
 }
 
-fn read_key(path: &Path) -> Result<PrivateKeyDer<'static>> {
+pub fn read_key(path: &Path) -> Result<PrivateKeyDer<'static>> {
     let text = fs::read_to_string(path).with_context(|| format!("reading {}", path.display()))?;
     read_key_text(&text).with_context(|| format!("reading the private key in {}", path.display()))
 }
@@ -522,6 +552,11 @@ mod tests {
         );
         assert_eq!(first.ca_path, Some(config.data_dir.join("tls/ca.pem")));
         assert_eq!(first.server_config.alpn_protocols, [b"http/1.1"]);
+        let left = first.expires.expect("certificates have an end").since(NOW);
+        assert!(
+            left <= SERVER_LIFETIME && left + DAY >= SERVER_LIFETIME,
+            "{left:?}"
+        );
         for private in [
             "tls/ca-key.pem",
             "tls/server-key.pem",

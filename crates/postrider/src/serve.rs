@@ -1,16 +1,18 @@
 //! `postrider serve`: puts the parts together, runs them, takes them apart again.
 
 use crate::config::{
-    self, AccountKind, Config, DeclaredSubscription, EgressPolicy, Loaded, LogFormat, ServeFlags,
-    StorageAccount,
+    self, AccountKind, Config, DeclaredSubscription, EgressPolicy, Loaded, LogFormat, MetricsReporter,
+    ServeFlags, StorageAccount,
 };
 use crate::fetch::Fetcher;
 use crate::material::{self, Material};
-use crate::{profiles, test_clock};
+use crate::{profiles, test_clock, traces};
 use anyhow::{Context, Result, bail};
 use postrider_api::access;
+use postrider_api::health::Certificate;
 use postrider_api::http::Wire;
 use postrider_api::issuer::{Issuer, Trust};
+use postrider_api::listen::Listeners;
 use postrider_api::{EdgeAccess, Server, declare};
 use postrider_blobs::{Account, ObjectStores, Place};
 use postrider_core::ids::Secret;
@@ -25,6 +27,8 @@ use postrider_engine::deliver::Transport;
 use postrider_engine::destinations::{Destinations, QueueAccount, Resource};
 use postrider_engine::virtual_time::{VirtualTime, WatchedTransport};
 use postrider_engine::{Engine, Parts, dispatch, handshake};
+use postrider_otlp::Exporter;
+use postrider_recorder::FlightRecorder;
 use postrider_store::EventLog;
 use postrider_transport::{CertificateDer, HttpTransport};
 use postrider_wire::resources::{self, Road};
@@ -100,10 +104,22 @@ fn log_to_terminal(config: &Config) {
         .with_env_filter(filter)
         .with_target(false)
         .with_writer(std::io::stderr);
+    let terminal = std::io::stderr().is_terminal();
+    let json = match config.log.format {
+        LogFormat::Json => true,
+        LogFormat::Text => false,
+        LogFormat::Auto => !terminal,
+    };
     // A second call, as in a test with two servers, changes nothing.
-    let _ = match config.log.format {
-        LogFormat::Json => builder.json().try_init(),
-        LogFormat::Text => builder.with_ansi(std::io::stderr().is_terminal()).try_init(),
+    let _ = match json {
+        // Fields beside the message, not inside another object: what collects logs asks for them by name.
+        true => builder
+            .json()
+            .flatten_event(true)
+            .with_current_span(false)
+            .with_span_list(false)
+            .try_init(),
+        false => builder.with_ansi(terminal).try_init(),
     };
 }
 
@@ -120,6 +136,8 @@ pub struct Running {
     pub http: Option<SocketAddr>,
     pub https: Option<SocketAddr>,
     material: Material,
+    recorder: Option<Arc<FlightRecorder>>,
+    spans: Option<Arc<Exporter>>,
     listeners: TaskTracker,
     stop: CancellationToken,
     _lock: File,
@@ -151,14 +169,18 @@ impl Running {
         let catalog = open_catalog(&config.data_dir, &log)?;
         let wall = Arc::new(SystemClock);
         let dead_letters = dead_letters(config, wall.clone())?;
-        let mut transport: Arc<dyn Transport> =
-            Arc::new(HttpTransport::new(transport(loaded)?, clock.clone())?);
+        let network = HttpTransport::new(transport(loaded)?, clock.clone())?;
+        let event_listeners = Arc::new(Listeners::new(Arc::new(network)));
+        let mut transport: Arc<dyn Transport> = event_listeners.clone();
         let mut watched = None;
         if test_clock.is_some() {
             let watching = Arc::new(WatchedTransport::new(transport, Arc::new(SystemClock)));
             watched = Some(watching.clone());
             transport = watching;
         }
+        let recorder = recorder(config, clock.clone())?;
+        let roots = extra_roots(config)?;
+        let spans = traces::exporter(config, roots, clock.clone(), log.identity(), random())?;
         let naming_key = material.token_key.naming.clone();
         let engine = Engine::start(Parts {
             log: Arc::new(log),
@@ -181,6 +203,7 @@ impl Running {
                 }),
                 safety_net: dead_letters.fallback.is_some(),
                 destinations: Arc::new(destinations(config)),
+                spans: traces::share(config),
             },
             dead_letters,
             handshake: handshake::Rules {
@@ -189,6 +212,7 @@ impl Running {
                 operations: Arc::new(move || postrider_wire::arm::fresh_operation(naming_key.as_bytes())),
                 ..handshake::Rules::default()
             },
+            recorder: traces::told(recorder.as_ref(), spans.as_ref()),
         })
         .await
         .context("starting the engine")?;
@@ -199,10 +223,28 @@ impl Running {
             random(),
         );
         server.issuer = issuer(config)?;
+        server.metric_names = metric_names(loaded);
+        if config.listen.https.is_some() {
+            server.certificate = material.expires.map(|expires| Certificate {
+                expires,
+                ours: material.ca_path.is_some(),
+            });
+        }
+        server.listeners = Some(event_listeners);
+        server.configuration = crate::config::default_config_text();
+        server.spans = spans.as_ref().map(|spans| spans.counts.clone());
+        if let Some(recorder) = &recorder {
+            server.recordings = recorder.clone();
+            server.recording_bounds = Some(postrider_api::RecordingBounds {
+                keep: config.recorder.keep,
+                bytes_max: config.recorder.bytes_max,
+            });
+        }
         if let (Some(clock), Some(transport)) = (test_clock, watched) {
             server.virtual_time = Some(VirtualTime::new(clock, transport, wall, engine));
         }
         let server = Arc::new(server);
+        postrider_api::listen::delete_left_over(&server).await;
         declare_all(&server, config).await?;
         let running = Running {
             http: http.as_ref().map(TcpListener::local_addr).transpose()?,
@@ -211,6 +253,8 @@ impl Running {
             listeners: TaskTracker::new(),
             stop: CancellationToken::new(),
             material,
+            recorder,
+            spans,
             _lock: lock,
         };
         if let Some(listener) = http {
@@ -262,12 +306,27 @@ impl Running {
         self.server.engine.refuse();
         self.stop.cancel();
         self.listeners.close();
-        let patience = SystemClock.sleep_until(SystemClock.now() + grace);
+        let end = SystemClock.now() + grace;
+        // Before the engine: who listens leaves no subscription behind.
+        tokio::select! {
+            () = self.server.end_streams() => {}
+            () = SystemClock.sleep_until(end) => {}
+        }
+        let patience = SystemClock.sleep_until(end);
         self.server
             .engine
             .stop(patience)
             .await
             .context("closing the log")?;
+        // After the engine: its last attempts are recorded too.
+        if let Some(recorder) = self.recorder {
+            tokio::task::spawn_blocking(move || recorder.stop())
+                .await
+                .context("closing the flight recorder")?;
+        }
+        if let Some(spans) = self.spans {
+            spans.stop().await;
+        }
         // Connections end with the process; requests that were accepted have been answered.
         Ok(())
     }
@@ -301,6 +360,20 @@ fn open_catalog(data_dir: &Path, log: &EmbeddedLog) -> Result<EmbeddedCatalog> {
     Ok(EmbeddedCatalog::open(&path)?)
 }
 
+/// What keeps the stories of events, unless that is off.
+fn recorder(config: &Config, clock: Arc<dyn Clock>) -> Result<Option<Arc<FlightRecorder>>> {
+    if !config.recorder.enabled {
+        return Ok(None);
+    }
+    let kept = postrider_recorder::Config {
+        keep: config.recorder.keep,
+        bytes_max: config.recorder.bytes_max,
+        ..postrider_recorder::Config::new(config.data_dir.join("recorder"))
+    };
+    let recorder = FlightRecorder::open(kept, clock).context("opening the flight recorder")?;
+    Ok(Some(recorder))
+}
+
 /// Where dead letters go, and what is known about those that are there.
 fn dead_letters(config: &Config, wall: Arc<dyn Clock>) -> Result<DeadLetters> {
     let path = config.data_dir.join("archive.redb");
@@ -317,7 +390,7 @@ fn dead_letters(config: &Config, wall: Arc<dyn Clock>) -> Result<DeadLetters> {
     Ok(DeadLetters::new(Arc::new(blobs), Arc::new(archive), fallback))
 }
 
-fn account(configured: StorageAccount) -> Result<Account> {
+pub fn account(configured: StorageAccount) -> Result<Account> {
     let create_containers = configured.creates_containers();
     let needed = "loading refuses an account without it";
     let secret = |secret: Option<config::Secret>| Secret::new(secret.expect(needed).expose());
@@ -361,7 +434,7 @@ fn account(configured: StorageAccount) -> Result<Account> {
 }
 
 /// Where destinations are that subscriptions only name.
-fn destinations(config: &Config) -> Destinations {
+pub fn destinations(config: &Config) -> Destinations {
     let accounts = config
         .all_storage_accounts()
         .into_iter()
@@ -396,7 +469,7 @@ fn random() -> u64 {
     uuid::Uuid::new_v4().as_u64_pair().0 ^ uuid::Uuid::new_v4().as_u64_pair().1
 }
 
-fn transport(loaded: &Loaded) -> Result<postrider_transport::Config> {
+pub fn transport(loaded: &Loaded) -> Result<postrider_transport::Config> {
     let config = &loaded.config;
     Ok(postrider_transport::Config {
         egress: match config.egress.policy {
@@ -415,7 +488,7 @@ fn transport(loaded: &Loaded) -> Result<postrider_transport::Config> {
 }
 
 /// What is trusted besides what the system trusts.
-fn extra_roots(config: &Config) -> Result<Vec<CertificateDer<'static>>> {
+pub fn extra_roots(config: &Config) -> Result<Vec<CertificateDer<'static>>> {
     let mut roots = Vec::new();
     for path in &config.transport.extra_ca_files {
         let unreadable = || format!("transport.extra_ca_files: reading {}", path.display());
@@ -424,6 +497,15 @@ fn extra_roots(config: &Config) -> Result<Vec<CertificateDer<'static>>> {
         }
     }
     Ok(roots)
+}
+
+fn metric_names(loaded: &Loaded) -> postrider_api::MetricNames {
+    let metrics = &loaded.config.metrics;
+    let asked = loaded.edge.metrics_reporter == MetricsReporter::Prometheus;
+    postrider_api::MetricNames {
+        azure: metrics.azure_names,
+        edge: metrics.edge_names.unwrap_or(asked),
+    }
 }
 
 fn api_config(loaded: &Loaded, material: &Material) -> postrider_api::Config {

@@ -41,6 +41,11 @@ pub fn check_unused(data_dir: &Path, now: Timestamp) -> Result<()> {
     }
 }
 
+/// Where the last clock in this directory stood, if there was one.
+pub fn stood(data_dir: &Path) -> Result<Option<Timestamp>> {
+    read(data_dir)
+}
+
 fn read(data_dir: &Path) -> Result<Option<Timestamp>> {
     let path = file(data_dir);
     let text = match std::fs::read_to_string(&path) {

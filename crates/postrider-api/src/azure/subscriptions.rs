@@ -18,7 +18,8 @@ use postrider_engine::Error;
 use postrider_engine::directory::TopicEntry;
 use postrider_store::{Handshake, HandshakeState};
 use postrider_wire::arm::{
-    ArmError, GridId, ProvisioningState, Scope, Sent, SubscriptionView, delivery_attributes, full_url,
+    ApiVersion, ArmError, Found, GridId, ProvisioningState, Scope, Sent, SubscriptionView,
+    delivery_attributes, full_url, parse_path,
 };
 use postrider_wire::resources::validate::check_name;
 use postrider_wire::resources::{
@@ -33,6 +34,9 @@ const SUBSCRIPTIONS_MAX: usize = 500;
 const DOMAIN_SUBSCRIPTIONS_MAX: usize = 50;
 /// The unseen topic of a resource may go while the first subscription comes; then it is made again, so often.
 const SCOPE_TRIES: usize = 5;
+
+/// The version in whose form our own API shows subscriptions: the newest that is not a preview.
+const SHOWN_AS: &str = "2025-02-15";
 
 const SEPARATE: &str = "Microsoft.EventGrid/eventSubscriptions";
 
@@ -399,9 +403,16 @@ impl Request<'_> {
 
     fn get(&self, call: &Call) -> Result {
         let current = self.need_current()?;
-        let body = view(self.server, self.place, &current, self.nested, self.context).body();
+        let body = view(
+            self.server,
+            self.place,
+            &current,
+            self.nested,
+            &self.context.api_version,
+        )
+        .body();
         let mut answer = json_answer(call, StatusCode::OK, &body);
-        put_etag(&mut answer, &etag(self.server, &*current.subscription));
+        put_etag(&mut answer, &tag_of(self.server, &current.subscription));
         Ok(answer)
     }
 
@@ -430,7 +441,7 @@ impl Request<'_> {
         }
         let tag = current
             .as_ref()
-            .map(|current| etag(self.server, &*current.subscription));
+            .map(|current| tag_of(self.server, &current.subscription));
         check_preconditions(call, tag.as_deref())?;
         let previous = current.as_ref().map(|current| &*current.subscription);
         let spec = self.read(place, body, how, previous).await?;
@@ -453,14 +464,20 @@ impl Request<'_> {
             subscription: Arc::new(subscription),
             state,
         };
-        let view = view(self.server, place, &written, self.nested, self.context);
+        let view = view(
+            self.server,
+            place,
+            &written,
+            self.nested,
+            &self.context.api_version,
+        );
         let shown = match how {
             How::Put => view.first_answer(Sent::of(body)),
             How::Patch => view.body(),
         };
         let mut answer = json_answer(call, StatusCode::CREATED, &shown);
         operations::announce(&mut answer, &operation);
-        put_etag(&mut answer, &etag(self.server, &*written.subscription));
+        put_etag(&mut answer, &tag_of(self.server, &written.subscription));
         Ok(answer)
     }
 
@@ -587,7 +604,7 @@ impl Request<'_> {
         let current = place.current(server, self.name);
         let tag = current
             .as_ref()
-            .map(|current| etag(server, &*current.subscription));
+            .map(|current| tag_of(server, &current.subscription));
         check_preconditions(call, tag.as_deref())?;
         let (Some(current), Some(topic)) = (current, place.topic()) else {
             return Ok(empty_answer(call, StatusCode::NO_CONTENT));
@@ -618,6 +635,18 @@ impl Request<'_> {
             Some(&place.location),
         ))
     }
+}
+
+/// The ETag of what is shown here: a pause is none of it.
+fn tag_of(server: &Server, subscription: &Subscription) -> String {
+    if subscription.pauses.is_empty() {
+        return etag(server, subscription);
+    }
+    let shown = Subscription {
+        pauses: Default::default(),
+        ..subscription.clone()
+    };
+    etag(server, &shown)
 }
 
 /// Whether another subscription may hang here.
@@ -671,7 +700,7 @@ fn view<'a>(
     place: &'a Place,
     current: &'a Current,
     nested: bool,
-    context: &'a Context,
+    api_version: &'a ApiVersion,
 ) -> SubscriptionView<'a> {
     let of_topic = place
         .entry
@@ -689,9 +718,32 @@ fn view<'a>(
         scope: &place.scope,
         scope_id: &place.id,
         nested,
-        api_version: &context.api_version,
+        api_version,
         retry: (profile.attempts_max, u32::try_from(minutes).unwrap_or(u32::MAX)),
     }
+}
+
+/// A subscription as clients see it, and the answer to a GET of it; none if there is none of this resource id.
+pub fn seen(server: &Server, id: &str) -> Option<(Arc<Subscription>, serde_json::Value)> {
+    let segments: Vec<String> = id
+        .split('/')
+        .filter(|part| !part.is_empty())
+        .map(str::to_owned)
+        .collect();
+    let Ok(Found::EventSubscriptions {
+        scope,
+        nested,
+        name: Some(name),
+        action: None,
+    }) = parse_path(&segments, &server.config.account)
+    else {
+        return None;
+    };
+    let place = Place::find(server, &scope).ok()?;
+    let current = place.current(server, &name)?;
+    let api_version = ApiVersion::parse(SHOWN_AS)?;
+    let body = view(server, &place, &current, nested, &api_version).body();
+    Some((current.subscription, body))
 }
 
 /// All subscriptions of one resource.
@@ -709,7 +761,7 @@ fn list_of(server: &Arc<Server>, call: &Call, scope: &Scope, nested: bool, conte
         name: current.subscription.name.clone(),
         of: current,
     });
-    let show = |current: &Current| view(server, &place, current, nested, context).body();
+    let show = |current: &Current| view(server, &place, current, nested, &context.api_version).body();
     Ok(lists::page(call, context, &asked, items, show))
 }
 
@@ -786,7 +838,9 @@ pub fn list_everywhere(
             break;
         }
     }
-    let show = |(place, current): &(Place, Current)| view(server, place, current, false, context).body();
+    let show = |(place, current): &(Place, Current)| {
+        view(server, place, current, false, &context.api_version).body()
+    };
     Ok(lists::page(call, context, &asked, items, show))
 }
 
@@ -811,4 +865,4 @@ fn kind_of(place: &Place) -> &str {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

@@ -129,6 +129,7 @@ impl World {
             dispatch: dispatch::Config::default(),
             dead_letters: DeadLetters::new(shelf.clone(), archive, None),
             handshake: handshake::Rules::default(),
+            recorder: Arc::new(postrider_engine::recorder::Nothing),
         })
         .await
         .unwrap();
@@ -282,6 +283,7 @@ fn subscription(id: u64, topic: u64, name: &str) -> Subscription {
         profile: None,
         created: NOW,
         origin: Origin::Config,
+        pauses: Default::default(),
         extras: None,
     }
 }

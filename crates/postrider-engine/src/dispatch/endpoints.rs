@@ -3,6 +3,7 @@
 use super::Dispatcher;
 use crate::attempt::Plan;
 use crate::endpoint::{self, Endpoint};
+use crate::recorder::{Held, Released};
 use http::Uri;
 use postrider_core::ids::SubscriptionId;
 use postrider_core::probation::{Delay, EndpointDelay};
@@ -39,7 +40,9 @@ impl Dispatcher {
 
     /// All subscriptions of the earlier life have been put.
     pub fn restored(&self) {
-        self.delays.forget_restored();
+        for endpoint in self.delays.left_restored() {
+            self.forget_delay(&endpoint);
+        }
     }
 
     pub(super) fn endpoint(&self, url: &Uri) -> Arc<Endpoint> {
@@ -50,7 +53,7 @@ impl Dispatcher {
         }
         if endpoints.known.remove(&name).is_some() {
             // What is remembered of it was about the one before.
-            self.delays.note(&name, None);
+            self.forget_delay(&name);
         }
         if endpoints.known.len() >= endpoints.look_at {
             self.forget_unused(&mut endpoints.known);
@@ -70,10 +73,19 @@ impl Dispatcher {
         known.retain(|name, weak| {
             let used = weak.strong_count() > 0;
             if !used {
-                self.delays.note(name, None);
+                self.forget_delay(name);
             }
             used
         });
+    }
+
+    fn forget_delay(&self, endpoint: &str) {
+        if self.delays.note(endpoint, None) {
+            self.recorder.released(Released {
+                endpoint: endpoint.into(),
+                at: self.clock.now(),
+            });
+        }
     }
 
     /// A subscription has let go of an endpoint, perhaps the last that sends there. An attempt under way holds it
@@ -85,11 +97,11 @@ impl Dispatcher {
         drop(plan);
         if endpoints
             .known
-            .get(&name)
+            .get(&*name)
             .is_some_and(|weak| weak.strong_count() == 0)
         {
-            endpoints.known.remove(&name);
-            self.delays.note(&name, None);
+            endpoints.known.remove(&*name);
+            self.forget_delay(&name);
         }
     }
 
@@ -102,9 +114,9 @@ impl Dispatcher {
             };
             let backlog = self.log.backlog(outlet.id);
             let status = found
-                .entry(plan.endpoint.name.clone())
+                .entry(plan.endpoint.name.to_string())
                 .or_insert_with(|| EndpointStatus {
-                    name: plan.endpoint.name.clone(),
+                    name: plan.endpoint.name.to_string(),
                     state: plan.endpoint.state(),
                     waiting: 0,
                     subscriptions: Vec::new(),
@@ -125,6 +137,22 @@ impl Dispatcher {
             endpoints.known.get(endpoint).and_then(Weak::upgrade)
         };
         known.is_some_and(|endpoint| self.recover(&endpoint))
+    }
+
+    /// Has the endpoint of a subscription asked by one delivery though it is to be left alone, as soon as there is one
+    /// to ask it with. Whether it was to be left alone.
+    pub fn probe(self: &Arc<Self>, of: SubscriptionId) -> bool {
+        let Some(plan) = self.outlet(of).and_then(|outlet| outlet.plan()) else {
+            return false;
+        };
+        let asked = plan.endpoint.ask(self.clock.now());
+        if asked {
+            tracing::info!(endpoint = %plan.endpoint.name, "endpoint is probed by hand");
+            for outlet in plan.endpoint.take_waiting() {
+                self.wake(&outlet, 1);
+            }
+        }
+        asked
     }
 
     /// An endpoint has shown that it is well, or someone says so. Whether that ended a delay.
@@ -150,6 +178,16 @@ impl Dispatcher {
             None => tracing::info!(endpoint = %endpoint.name, "endpoint is well again: deliveries go on"),
         }
         self.delays.note(&endpoint.name, delay);
+        let (endpoint, at) = (endpoint.name.clone(), self.clock.now());
+        match delay {
+            Some(delay) => self.recorder.held(Held {
+                endpoint,
+                cause: delay.cause,
+                at,
+                until: delay.until,
+            }),
+            None => self.recorder.released(Released { endpoint, at }),
+        }
     }
 
     /// Keeps the delays of endpoints as they change.

@@ -1,8 +1,9 @@
 //! Attempts that timed out and whose answers may still come.
 
-use super::{Dispatcher, Outlet, Sending};
+use super::{Dispatcher, Outlet, Sending, place};
 use crate::attempt::Plan;
 use crate::counters::add;
+use crate::recorder::{Disposition, Ended, Place};
 use postrider_core::ids::Position;
 use postrider_core::outcome::Outcome;
 use postrider_core::retry::Next;
@@ -20,6 +21,10 @@ pub(super) struct Listening {
     until: Timestamp,
     /// Its deliveries, with the times at which they were to be retried.
     waiting: Vec<(Timestamp, Position)>,
+    /// When each of them was received.
+    received: Vec<(Position, Timestamp)>,
+    /// The same deliveries as the recorder knows them, if there is one.
+    places: Vec<Place>,
     _place: OwnedSemaphorePermit,
 }
 
@@ -45,15 +50,24 @@ impl Dispatcher {
         if waiting.is_empty() {
             return None;
         }
-        let place = self.late_room.clone().try_acquire_owned().ok()?;
+        let room = self.late_room.clone().try_acquire_owned().ok()?;
         outlet.late.listen(&waiting);
+        let retried = || settled.iter().filter(|one| matches!(one.next, Next::RetryAt(_)));
+        let received = retried().map(|one| (one.claim.position(), one.claim.received()));
+        let received = received.collect();
+        let places = match self.recorder.on() {
+            true => retried().map(|one| place(&one.claim)).collect(),
+            false => Vec::new(),
+        };
         Some(Listening {
             plan: plan.clone(),
             outlet: outlet.clone(),
             sending,
             until,
             waiting,
-            _place: place,
+            received,
+            places,
+            _place: room,
         })
     }
 
@@ -65,6 +79,8 @@ impl Dispatcher {
             mut sending,
             until,
             waiting,
+            received,
+            mut places,
             _place,
         } = listening;
         let mut window = self.clock.sleep_until(until);
@@ -87,10 +103,21 @@ impl Dispatcher {
         match self.log.withdraw(outlet.id, outlet.late.heard(&waiting)).await {
             Ok(ended) => {
                 outlet.late.forget(&ended);
+                places.retain(|place| ended.contains(&place.position()));
+                if !places.is_empty() {
+                    self.recorder.ended(Ended {
+                        subscription: outlet.id,
+                        events: places,
+                        at: now,
+                        disposition: Disposition::DeliveredLate,
+                    });
+                }
                 for counters in [&self.counters, &outlet.counters] {
                     add(&counters.delivered, ended.len());
                     add(&counters.delivered_late, ended.len());
                 }
+                let arrived = received.iter().filter(|(position, _)| ended.contains(position));
+                self.meter_late(&outlet, now, arrived.map(|(_, at)| *at));
             }
             Err(e) => {
                 tracing::error!(error = %e, "cannot record a late answer; the events will be sent again")

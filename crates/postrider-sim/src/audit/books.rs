@@ -2,6 +2,7 @@
 
 use super::endpoint::{Arrival, Endpoint, TICK};
 use super::letters::Letters;
+use super::pauses::Pauses;
 use super::rules::{Came, Rules};
 use super::{Kind, Seen, Wrong};
 use postrider_core::ids::{Position, SubscriptionId};
@@ -34,6 +35,15 @@ pub struct Sub {
     pub going: bool,
     /// Since then.
     pub gone: Option<Timestamp>,
+    pub pauses: Pauses,
+}
+
+impl Sub {
+    /// How long an event has lived that was published then, without the pauses; none if that cannot be told.
+    fn age(&self, published: Timestamp, now: Timestamp) -> Option<Duration> {
+        let paused = self.pauses.within(published, now)?;
+        Some(now.since(published).saturating_sub(paused))
+    }
 }
 
 pub struct Event {
@@ -226,6 +236,10 @@ impl Books {
             let what = format!("events {:?} for {name} sent to {}", seen.ids, seen.receiver);
             self.wrong(Kind::Astray, what);
         }
+        if self.subs[number].pauses.are_on() {
+            let what = format!("events {:?} sent at {now} for {name}, which is paused", seen.ids);
+            self.wrong(Kind::NotPaused, what);
+        }
         let sub = &self.subs[number];
         let distinct: BTreeSet<u64> = seen.ids.iter().copied().collect();
         if seen.ids.len() > sub.batch_max || distinct.len() < seen.ids.len() || seen.ids.is_empty() {
@@ -314,11 +328,9 @@ impl Books {
             return;
         }
         let (published, era) = (event.published, event.era);
-        if now.since(published) >= rules.time_to_live {
-            let what = format!(
-                "event {id} for {name} attempted {:?} after publishing",
-                now.since(published)
-            );
+        let age = sub.age(published, now);
+        if age.is_some_and(|age| age >= rules.time_to_live) {
+            let what = format!("event {id} for {name} attempted {age:?} after publishing");
             self.wrong(Kind::TooLate, what);
         }
         let delivery = self.deliveries.get(&(number, id)).cloned().unwrap_or_default();
@@ -356,8 +368,15 @@ impl Books {
         if !last.recorded {
             return;
         }
+        // Beyond the end of its time nobody can ask for it to wait; how far that has moved may be unclear.
+        let ended = before.ended.map_or(published, |ended| ended.at);
+        let paused = self.subs[number].pauses.within(published, ended);
+        // A pause that came after the clock was set back may seem to have been there before.
+        let paused = paused.filter(|_| before.sets == self.sets);
+        let published = published + paused.unwrap_or_default();
         let (earliest, latest) = due(&rules, before, last.number, published);
-        let (era, clear) = (before.era, before.told(&rules) != Told::Unclear);
+        let clear = before.told(&rules) != Told::Unclear && paused.is_some();
+        let era = before.era;
         if now < earliest {
             let what = format!(
                 "event {id} for {name} ({:?}) attempted at {now}, due {earliest}, after attempt {:?} of {}",
@@ -414,20 +433,38 @@ impl Books {
             // They may wait for as long as the clock was set back.
             return;
         }
+        if sub.pauses.changing {
+            // It goes on before they are told who have ended its pause.
+            return;
+        }
+        let due = due.max(sub.pauses.ended());
         let waited = now.since(due.max(sub.moved + sub.rules.response_timeout()));
         if era != self.era || !self.undisturbed() || !endpoint.quick || held || waited <= PROMPT {
             return;
         }
         let busy = |key: &Key| self.subs[key.0].receiver == receiver;
-        let waiting = self.missing(now).filter(busy).count() as u32;
+        let mut waiting = self.missing(now).filter(busy).count() as u32;
+        if let Some((since, flood)) = endpoint.flood
+            && due <= since + PROMPT + PROMPT_EACH * flood
+        {
+            waiting = waiting.max(flood);
+        }
         if waited > PROMPT + PROMPT_EACH * waiting {
             let what = format!("{} waited {waited:?} with {waiting} others", what());
             self.wrong(Kind::HeldBack, what);
         }
     }
 
-    /// The log is told what follows an attempt.
-    pub fn settled(&mut self, number: usize, id: u64, next: Next, now: Timestamp) {
+    /// The pause of a subscription has ended: all that has waited goes out at once.
+    pub fn flood(&mut self, number: usize, now: Timestamp) {
+        let receiver = self.subs[number].receiver;
+        let busy = |key: &Key| self.subs[key.0].receiver == receiver;
+        let waiting = self.missing(now).filter(busy).count() as u32;
+        self.endpoints[receiver].flood = Some((now, waiting));
+    }
+
+    /// The log is told what follows an attempt, and when that was decided.
+    pub fn settled(&mut self, number: usize, id: u64, next: Next, decided: Timestamp, now: Timestamp) {
         let key = (number, id);
         let before = self.deliveries.entry(key).or_default().clone();
         let end = match next {
@@ -455,14 +492,14 @@ impl Books {
             self.given_up(key, reason, recorded, now);
         }
         self.note(now, || format!("settled {id} of {name}: {next:?}"));
-        if let Some(what) = self.explained(key, next, now) {
+        if let Some(what) = self.explained(key, next, decided, now) {
             let what = format!("event {id} for {name} is {end:?}: {what}");
             self.wrong(Kind::WrongEnd, what);
         }
     }
 
     /// What speaks against such an end, if anything.
-    fn explained(&self, key: Key, next: Next, now: Timestamp) -> Option<String> {
+    fn explained(&self, key: Key, next: Next, decided: Timestamp, now: Timestamp) -> Option<String> {
         let rules = &self.subs[key.0].rules;
         let delivery = &self.deliveries[&key];
         let reason = match next {
@@ -488,8 +525,13 @@ impl Books {
         let explained = match reason {
             Reason::AttemptsExhausted => delivery.recorded.most >= rules.attempts_max,
             Reason::TimeToLiveExceeded => {
-                let event = self.events.get(&key.1);
-                event.is_some_and(|event| self.latest.since(event.published) >= rules.time_to_live)
+                let sub = &self.subs[key.0];
+                let old = |event: &Event| {
+                    let age = sub.age(event.published, self.latest);
+                    let age = age.unwrap_or_else(|| self.latest.since(event.published));
+                    age >= rules.time_to_live && !sub.pauses.were_on(decided)
+                };
+                self.events.get(&key.1).is_some_and(old)
             }
             Reason::BadRequest | Reason::ClientError => {
                 let last = delivery.tries.last().map(|t| &self.requests[t.request]);

@@ -26,6 +26,8 @@ pub struct Endpoint {
     since: Timestamp,
     /// Requests whose answer is awaited, with the time at which they are given up.
     open: Vec<Open>,
+    /// Someone wants it asked before the delay is over.
+    asked: bool,
     /// Something happened whose order cannot be told.
     unsure: bool,
     /// Deliveries may have been held back at some time in this life.
@@ -34,6 +36,8 @@ pub struct Endpoint {
     pub kept: Option<Delay>,
     /// The receiver answers at once, whatever it answers.
     pub quick: bool,
+    /// When a pause last ended of a subscription that points here, and how much waited then.
+    pub flood: Option<(Timestamp, u32)>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -43,6 +47,8 @@ struct Open {
     delivery: (usize, u64),
     obeys: bool,
     probe: bool,
+    /// Someone wanted it: the delay was not over.
+    early: bool,
     /// It was a probe of a delay that has ended since.
     stray: bool,
     /// The clock was set meanwhile: nobody knows when it is given up.
@@ -62,12 +68,13 @@ impl Endpoint {
     pub fn arrive(&mut self, arrival: Arrival, now: Timestamp) -> Option<String> {
         self.give_up(now);
         let mut wrong = None;
-        let mut probe = false;
+        let (mut probe, mut early) = (false, false);
         if arrival.obeys
             && let Some(delay) = self.delay
             && now > self.since + TICK
         {
-            if now < delay.until {
+            early = std::mem::take(&mut self.asked) && now < delay.until;
+            if now < delay.until && !early {
                 wrong = Some(format!("left alone until {}", delay.until));
             } else if self.open.iter().any(|open| open.probe) {
                 wrong = Some(format!("a probe is under way already, since {}", self.since));
@@ -80,6 +87,7 @@ impl Endpoint {
             delivery: arrival.delivery,
             obeys: arrival.obeys,
             probe,
+            early,
             stray: false,
             unclear: false,
         });
@@ -130,6 +138,11 @@ impl Endpoint {
             return;
         }
         match self.delay {
+            // Whether the delay was over by then nobody can tell who looks from outside.
+            Some(delay) if open.early && at <= delay.until + TICK && delay.until <= at + TICK => {
+                self.forget();
+            }
+            Some(delay) if open.early && at < delay.until => {}
             Some(delay) if open.probe => {
                 let step = (delay.step * 2).max(first_delay(came)).min(DELAY_MAX);
                 self.begin(step, at);
@@ -157,6 +170,12 @@ impl Endpoint {
         self.suspect = true;
     }
 
+    /// Someone wants it asked now.
+    pub fn ask(&mut self, now: Timestamp) {
+        self.give_up(now);
+        self.asked = self.delay.is_some();
+    }
+
     /// Someone says that it is well.
     pub fn admit_again(&mut self, now: Timestamp) {
         self.give_up(now);
@@ -167,6 +186,7 @@ impl Endpoint {
     fn recover(&mut self) {
         self.failing.clear();
         self.delay = None;
+        self.asked = false;
         self.unsure = self.open.iter().any(|open| open.unclear);
         for open in &mut self.open {
             open.stray |= std::mem::take(&mut open.probe);
@@ -202,6 +222,7 @@ impl Endpoint {
     /// The server starts again, knowing only what the catalogue says.
     pub fn restart(&mut self) {
         self.failing.clear();
+        self.asked = false;
         self.open.clear();
         self.unsure = false;
         self.delay = self.kept;

@@ -6,12 +6,14 @@
 mod books;
 mod endpoint;
 mod letters;
+mod pauses;
 mod rules;
 
 use books::{Books, Ended, Event, Sub};
 pub use endpoint::Delay;
 use endpoint::Endpoint;
 pub use letters::Place;
+use pauses::Pauses;
 use postrider_core::ids::{Position, SubscriptionId};
 use postrider_core::json::Raw;
 use postrider_core::retry::{Next, Reason};
@@ -50,6 +52,8 @@ pub enum Kind {
     WrongEnd,
     /// Sent to an endpoint that is to be left alone.
     NotLeftAlone,
+    /// Sent for a subscription that is paused.
+    NotPaused,
     /// Sent for a subscription that is gone, to a place where it does not point, or where nobody should go.
     Astray,
     /// Not published, not matched, or in a batch that is too large.
@@ -162,7 +166,35 @@ impl Audit {
             expires: subscription.expires,
             going: false,
             gone: None,
+            pauses: Pauses::default(),
         });
+    }
+
+    /// Someone pauses it, or ends its pause. Nobody can tell just when that takes effect before they are told.
+    pub fn pausing(&self, of: SubscriptionId) {
+        let mut books = self.books();
+        let sub = books.by_id[&of];
+        books.subs[sub].pauses.changing = true;
+    }
+
+    /// It is paused or not, as far as anyone was told.
+    pub fn paused(&self, of: SubscriptionId, paused: bool) {
+        let now = self.clock.now();
+        let mut books = self.books();
+        let sub = books.by_id[&of];
+        if books.subs[sub].pauses.set(paused, now) {
+            books.note(now, || format!("subscription {of} is paused: {paused}"));
+            if !paused {
+                books.flood(sub, now);
+            }
+        }
+    }
+
+    /// Someone wants a receiver asked before its delay is over.
+    pub fn probed(&self, receiver: usize) {
+        self.note(|| format!("{receiver} is to be asked"));
+        let now = self.clock.now();
+        self.books().endpoints[receiver].ask(now);
     }
 
     /// Someone points it there. It takes effect before they are told that it has.
@@ -296,7 +328,7 @@ impl Audit {
         books.latest = books.latest.max(now);
         for one in settled {
             let id = event_id(&one.claim).expect("our own ids");
-            books.settled(sub, id, one.next, now);
+            books.settled(sub, id, one.next, one.at, now);
         }
     }
 
@@ -307,7 +339,7 @@ impl Audit {
         let sub = books.by_id[&of];
         for position in ended {
             let id = books.ids[position];
-            books.settled(sub, id, Next::Done, now);
+            books.settled(sub, id, Next::Done, now, now);
         }
     }
 
@@ -416,6 +448,9 @@ impl Audit {
         books.disturbed = Some(elapsed);
         for endpoint in &mut books.endpoints {
             endpoint.clock_set();
+        }
+        for sub in &mut books.subs {
+            sub.pauses.clock_set();
         }
     }
 

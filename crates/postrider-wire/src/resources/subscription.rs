@@ -76,6 +76,7 @@ impl SubscriptionSpec {
             profile: self.profile,
             created,
             origin: self.origin,
+            pauses: Default::default(),
             extras: self.extras,
         }
     }

@@ -77,7 +77,7 @@ pub async fn measure(args: &BenchArgs, size: Size) -> Result<Catalogue> {
     let (config, data) = (dir.path().join("postrider.toml"), dir.path().join("data"));
     std::fs::write(
         &config,
-        server_config(Load::Single, &bench.key, bench.sink_address, None),
+        server_config(Load::Single, true, &bench.key, bench.sink_address, None),
     )?;
     std::fs::create_dir(&data)?;
 

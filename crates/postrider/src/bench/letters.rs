@@ -204,6 +204,7 @@ async fn start(data: &Path, root: &Path) -> Result<(Arc<Engine>, Arc<AheadClock>
         dispatch: dispatch::Config::default(),
         dead_letters: DeadLetters::new(Arc::new(stores(root)?), Arc::new(archive), None),
         handshake: handshake::Rules::default(),
+        recorder: Arc::new(postrider_engine::recorder::Nothing),
     })
     .await?;
     Ok((engine, clock))
@@ -222,7 +223,7 @@ async fn publish(engine: &Arc<Engine>, count: u64, size: usize) -> Result<()> {
         let events = EVENTS_PER_REQUEST.min(count - next);
         let batch = request(next, events, size, engine.clock.now());
         let (engine, topic) = (engine.clone(), topic.clone());
-        publishing.spawn(async move { engine.accept(&topic, batch, 0).await });
+        publishing.spawn(async move { engine.accept(&topic, batch, Default::default()).await });
         next += events;
     }
     while let Some(ended) = publishing.join_next().await {
@@ -321,6 +322,7 @@ fn subscription() -> Subscription {
         profile: None,
         created: Timestamp::MIN,
         origin: Origin::Config,
+        pauses: Default::default(),
         extras: None,
     }
 }

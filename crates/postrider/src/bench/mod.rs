@@ -71,6 +71,9 @@ pub struct BenchArgs {
     /// Directory for the logs, on the disk to measure; they are removed afterwards.
     #[arg(long, default_value = ".")]
     dir: PathBuf,
+    /// With the flight recorder, without it, or once each to see what it costs.
+    #[arg(long, value_enum, default_value_t = Recording::On)]
+    recorder: Recording,
     /// Repeat each load with this many events waiting for a dead endpoint.
     #[arg(long, default_value_t = 0)]
     backlog: u64,
@@ -100,6 +103,13 @@ pub enum Load {
     FanOut,
 }
 
+#[derive(clap::ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
+enum Recording {
+    On,
+    Off,
+    Both,
+}
+
 /// What is measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub enum Server {
@@ -107,6 +117,9 @@ pub enum Server {
     Relay,
     #[serde(rename = "postrider")]
     Postrider,
+    /// Postrider, with its flight recorder off.
+    #[serde(rename = "postrider-unrecorded")]
+    Unrecorded,
     /// Postrider, with events waiting for an endpoint that is dead.
     #[serde(rename = "postrider+backlog")]
     Backlogged,
@@ -153,6 +166,7 @@ impl fmt::Display for Server {
         f.write_str(match self {
             Server::Relay => "relay",
             Server::Postrider => "postrider",
+            Server::Unrecorded => "postrider-unrecorded",
             Server::Backlogged => "postrider+backlog",
         })
     }
@@ -229,6 +243,7 @@ async fn measure(args: &BenchArgs) -> Result<Report> {
         runs.push(bench.measure(run.load, run.server, Some(half)).await?);
     }
     let ratios = report::ratios(&runs);
+    let recorder = report::recorder(&runs);
     Ok(Report {
         machine: Machine::read(),
         fdatasync_ms,
@@ -238,14 +253,21 @@ async fn measure(args: &BenchArgs) -> Result<Report> {
         backlog: args.backlog,
         runs,
         ratios,
+        recorder,
     })
 }
 
 fn servers(args: &BenchArgs) -> Vec<Server> {
-    let mut servers = vec![Server::Relay, Server::Postrider, Server::Backlogged];
+    let mut servers = vec![
+        Server::Relay,
+        Server::Unrecorded,
+        Server::Postrider,
+        Server::Backlogged,
+    ];
     servers.retain(|server| match server {
         Server::Relay => !args.no_relay,
-        Server::Postrider => true,
+        Server::Unrecorded => args.recorder != Recording::On,
+        Server::Postrider => args.recorder != Recording::Off,
         Server::Backlogged => args.backlog > 0,
     });
     servers
@@ -298,7 +320,9 @@ impl<'a> Bench<'a> {
         let dir = tempfile::tempdir_in(self.dir)?;
         let ready = match server {
             Server::Relay => self.start_relay(load, dir.path()).await?,
-            Server::Postrider | Server::Backlogged => self.start_postrider(load, server, dir.path()).await?,
+            Server::Postrider | Server::Unrecorded | Server::Backlogged => {
+                self.start_postrider(load, server, dir.path()).await?
+            }
         };
         if server == Server::Backlogged {
             let mut backlog = self.publish_args(load, &ready, None);
@@ -356,11 +380,24 @@ impl<'a> Bench<'a> {
         let (config, data) = (dir.join("postrider.toml"), dir.join("data"));
         std::fs::write(
             &config,
-            server_config(load, &self.key, self.sink_address, dead_address),
+            server_config(
+                load,
+                self.recorded(server),
+                &self.key,
+                self.sink_address,
+                dead_address,
+            ),
         )?;
         std::fs::create_dir(&data)?;
         let log = dir.join("output");
         self.serve(&config, &data, log, dead).await
+    }
+
+    fn recorded(&self, server: Server) -> bool {
+        match server {
+            Server::Unrecorded => false,
+            _ => self.args.recorder != Recording::Off,
+        }
     }
 
     /// Starts the server with what it finds there, and waits until it is ready.
@@ -509,9 +546,17 @@ impl Counters {
     }
 }
 
-fn server_config(load: Load, key: &str, sink: SocketAddr, dead: Option<SocketAddr>) -> String {
-    let mut config =
-        format!("[[topic]]\nname = \"bench\"\ninputSchema = \"EventGridSchema\"\nkey1 = \"{key}\"\n");
+fn server_config(
+    load: Load,
+    recorded: bool,
+    key: &str,
+    sink: SocketAddr,
+    dead: Option<SocketAddr>,
+) -> String {
+    let mut config = format!(
+        "[recorder]\nenabled = {recorded}\n\
+         [[topic]]\nname = \"bench\"\ninputSchema = \"EventGridSchema\"\nkey1 = \"{key}\"\n"
+    );
     let batch = load.events_per_delivery_max();
     for index in 0..load.fan_out() {
         let url = format!("http://{sink}/hook/{index}");
@@ -699,8 +744,15 @@ mod tests {
     #[test]
     fn the_server_is_given_a_subscription_for_every_endpoint() {
         let sink = "127.0.0.1:9".parse().unwrap();
-        let config = server_config(Load::FanOut, "a2V5", sink, Some("127.0.0.1:8".parse().unwrap()));
+        let config = server_config(
+            Load::FanOut,
+            false,
+            "a2V5",
+            sink,
+            Some("127.0.0.1:8".parse().unwrap()),
+        );
         let config: toml::Value = toml::from_str(&config).unwrap();
+        assert_eq!(config["recorder"]["enabled"].as_bool(), Some(false));
         let topic = &config["topic"][0];
         assert_eq!(topic["key1"].as_str(), Some("a2V5"));
         let subscriptions = topic["subscription"].as_array().unwrap();
@@ -730,5 +782,9 @@ mod tests {
         assert_eq!(servers(&args), [Server::Postrider, Server::Backlogged]);
         let args: BenchArgs = parsed(&[]);
         assert_eq!(servers(&args), [Server::Relay, Server::Postrider]);
+        let args: BenchArgs = parsed(&["--recorder", "both", "--no-relay"]);
+        assert_eq!(servers(&args), [Server::Unrecorded, Server::Postrider]);
+        let args: BenchArgs = parsed(&["--recorder", "off"]);
+        assert_eq!(servers(&args), [Server::Relay, Server::Unrecorded]);
     }
 }

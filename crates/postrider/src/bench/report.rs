@@ -19,6 +19,7 @@ pub struct Report {
     pub backlog: u64,
     pub runs: Vec<Run>,
     pub ratios: Vec<Ratio>,
+    pub recorder: Vec<Recorder>,
 }
 
 /// One load on one server.
@@ -65,6 +66,16 @@ pub struct Ratio {
     pub end_to_end_p99: Option<f64>,
     pub cpu_us_per_delivery: Option<f64>,
     pub rss_peak_mib: Option<f64>,
+}
+
+/// A run with the flight recorder as a multiple of the run of the same load without it.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Recorder {
+    pub load: Load,
+    pub at_half_rate: bool,
+    pub deliveries_per_s: Option<f64>,
+    pub end_to_end_p99: Option<f64>,
+    pub cpu_us_per_delivery: Option<f64>,
 }
 
 impl Run {
@@ -134,6 +145,25 @@ pub fn ratios(runs: &[Run]) -> Vec<Ratio> {
     runs.iter().filter_map(compared).collect()
 }
 
+/// What the flight recorder costs, where a load was run with it and without it.
+pub fn recorder(runs: &[Run]) -> Vec<Recorder> {
+    let of = |server: Server| runs.iter().filter(move |run| run.server == server);
+    let compared = |with: &Run| {
+        let same = |other: &&Run| {
+            other.load == with.load && other.offered_per_s.is_some() == with.offered_per_s.is_some()
+        };
+        let ratio = with.ratio_to(of(Server::Unrecorded).find(same)?);
+        Some(Recorder {
+            load: ratio.load,
+            at_half_rate: ratio.at_half_rate,
+            deliveries_per_s: ratio.deliveries_per_s,
+            end_to_end_p99: ratio.end_to_end_p99,
+            cpu_us_per_delivery: ratio.cpu_us_per_delivery,
+        })
+    };
+    of(Server::Postrider).filter_map(compared).collect()
+}
+
 impl Report {
     /// The tables and remarks, ready to print.
     pub fn text(&self) -> String {
@@ -155,6 +185,12 @@ impl Report {
         );
         if !self.ratios.is_empty() {
             text += &format!("\nAs a multiple of the relay\n{}\n", self.ratios_table());
+        }
+        if !self.recorder.is_empty() {
+            text += &format!(
+                "\nWith the flight recorder, as a multiple of without it\n{}\n",
+                self.recorder_table()
+            );
         }
         for remark in self.remarks() {
             text += &format!("\n{remark}");
@@ -214,6 +250,20 @@ impl Report {
                 times(ratio.end_to_end_p99),
                 times(ratio.cpu_us_per_delivery),
                 times(ratio.rss_peak_mib),
+            ]);
+        }
+        table
+    }
+
+    fn recorder_table(&self) -> Table {
+        let mut table = table(&["load", "deliveries/s", "end-to-end p99", "CPU/delivery"]);
+        for cost in &self.recorder {
+            let times = |value| or_dash(value, |value| format!("{value:.2}×"));
+            table.add_row([
+                named(cost.load, cost.at_half_rate),
+                times(cost.deliveries_per_s),
+                times(cost.end_to_end_p99),
+                times(cost.cpu_us_per_delivery),
             ]);
         }
         table
@@ -317,6 +367,7 @@ mod tests {
 
     fn report(runs: Vec<Run>) -> Report {
         let ratios = ratios(&runs);
+        let recorder = recorder(&runs);
         let cpu = "A CPU".to_owned();
         let kernel = "6.1".to_owned();
         let machine = Machine {
@@ -335,6 +386,7 @@ mod tests {
             backlog: 0,
             runs,
             ratios,
+            recorder,
         }
     }
 
@@ -364,6 +416,22 @@ mod tests {
         assert_eq!(most.rss_peak_mib, Some(0.5));
         assert!(half.at_half_rate);
         assert_eq!(half.end_to_end_p99, Some(3.0));
+    }
+
+    #[test]
+    fn the_recorder_is_compared_with_its_absence() {
+        let runs = [
+            run(Load::Single, Server::Unrecorded, None, 4),
+            run(Load::Single, Server::Postrider, None, 3),
+            run(Load::FanOut, Server::Postrider, None, 3),
+        ];
+        let [cost] = &recorder(&runs)[..] else {
+            panic!("expected one comparison");
+        };
+        assert_eq!(cost.deliveries_per_s, Some(0.75));
+        let text = report(runs.to_vec()).text();
+        assert!(text.contains("With the flight recorder"), "{text}");
+        assert!(text.contains("0.75×"), "{text}");
     }
 
     #[test]

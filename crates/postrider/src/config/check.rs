@@ -2,7 +2,7 @@
 
 use super::edge::EdgeConfig;
 use super::model::{Config, EgressPolicy, StoreKind};
-use super::{ConfigError, custom, destination, duration, storage};
+use super::{ConfigError, custom, destination, duration, storage, traces};
 use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
@@ -13,20 +13,29 @@ pub fn refuse(key: impl Into<String>, reason: impl Into<String>) -> Checked {
     Err(ConfigError::new(key, reason))
 }
 
-/// Refuses a configuration that could not work or would not be safe.
-pub fn check(config: &Config, edge: &EdgeConfig) -> Checked {
-    check_listeners(config)?;
-    check_edge_access(config, edge)?;
-    check_azure(config)?;
-    check_clients(config)?;
-    check_managed_identity(config)?;
-    check_oidc(config)?;
-    storage::check(config)?;
-    destination::check(config)?;
-    check_egress(config)?;
-    check_numbers(config)?;
-    check_declared(config)?;
-    check_retry(config)?;
+/// Refuses a configuration that could not work or would not be safe: the first mistake of each kind.
+pub fn check(config: &Config, edge: &EdgeConfig) -> Vec<ConfigError> {
+    let checked = [
+        check_listeners(config),
+        check_edge_access(config, edge),
+        check_azure(config),
+        check_clients(config),
+        check_managed_identity(config),
+        check_oidc(config),
+        storage::check(config),
+        destination::check(config),
+        check_egress(config),
+        check_numbers(config),
+        check_declared(config),
+        check_retry(config),
+        check_recorder(config),
+        traces::check(config),
+        check_others(config),
+    ];
+    checked.into_iter().filter_map(Result::err).collect()
+}
+
+fn check_others(config: &Config) -> Checked {
     if config.dead_letter.delay == duration::NEVER {
         return refuse(
             "dead_letter.delay",
@@ -242,6 +251,31 @@ fn check_numbers(config: &Config) -> Checked {
         if number == 0 {
             return refuse(key, "must be at least 1");
         }
+    }
+    Ok(())
+}
+
+/// It is dropped in pieces of half as much.
+const RECORDER_BYTES_LEAST: u64 = 64 << 20;
+/// A piece spans this much time.
+const RECORDER_KEEP_LEAST: Duration = Duration::from_secs(10 * 60);
+
+fn check_recorder(config: &Config) -> Checked {
+    let recorder = &config.recorder;
+    if recorder.keep < RECORDER_KEEP_LEAST {
+        return refuse(
+            "recorder.keep",
+            "must be at least \"10m\"; recorder.enabled = false keeps nothing",
+        );
+    }
+    if recorder.bytes_max < RECORDER_BYTES_LEAST {
+        return refuse(
+            "recorder.bytes_max",
+            format!(
+                "must be at least {RECORDER_BYTES_LEAST}, was {}",
+                recorder.bytes_max
+            ),
+        );
     }
     Ok(())
 }

@@ -21,6 +21,9 @@ const NOT_KEYS: [&str; 8] = [
     "slow_tests",
 ];
 
+/// Mistakes that are told at once.
+const REFUSED_MAX: usize = 20;
+
 pub struct Layers {
     merged: Figment,
     pub file: Option<PathBuf>,
@@ -48,11 +51,23 @@ impl Layers {
     }
 
     /// Parses the merged values. Text is taken for a number or a truth value where one is wanted,
-    /// since variables have no types.
-    pub fn extract<T: DeserializeOwned>(&self) -> Result<T, ConfigError> {
-        self.merged
-            .extract_lossy()
-            .map_err(|error| self.locate(explain(self.key_at(&error.path), error.kind)))
+    /// since variables have no types. Everything that is wrong is told, as far as one mistake does not hide another.
+    pub fn extract<T: DeserializeOwned>(&self) -> Result<T, Vec<ConfigError>> {
+        let mut rest = self.merged.clone();
+        let mut refused: Vec<ConfigError> = Vec::new();
+        loop {
+            let error = match rest.extract_lossy() {
+                Ok(parsed) if refused.is_empty() => return Ok(parsed),
+                Ok(_) => return Err(refused),
+                Err(error) => error,
+            };
+            let without = without(&rest, &error.path);
+            refused.push(self.locate(explain(self.key_at(&error.path), error.kind)));
+            match without {
+                Some(values) if refused.len() < REFUSED_MAX => rest = values,
+                _ => return Err(refused),
+            }
+        }
     }
 
     /// A path in our words: `topic[1].name`. A number is a place in a list, unless it is found in a table.
@@ -89,6 +104,43 @@ impl Layers {
             .map(|metadata| metadata.name.to_string());
         refused
     }
+}
+
+/// The same values but for one, so that what else is wrong shows. None if that one is not there: what is missing
+/// cannot be left out.
+fn without(merged: &Figment, path: &[String]) -> Option<Figment> {
+    let (last, around) = path.split_last()?;
+    let mut values = merged.data().ok()?.remove(&Profile::Default)?;
+    let Some((first, between)) = around.split_first() else {
+        values.remove(last)?;
+        return Some(Figment::new().merge(Layer {
+            origin: String::new(),
+            values,
+        }));
+    };
+    let mut holder = values.get_mut(first)?;
+    for part in between {
+        holder = match holder {
+            Value::Dict(_, dict) => dict.get_mut(part)?,
+            Value::Array(_, items) => items.get_mut(part.parse::<usize>().ok()?)?,
+            _ => return None,
+        };
+    }
+    match holder {
+        Value::Dict(_, dict) => drop(dict.remove(last)?),
+        Value::Array(_, items) => {
+            let at: usize = last.parse().ok()?;
+            if at >= items.len() {
+                return None;
+            }
+            items.remove(at);
+        }
+        _ => return None,
+    }
+    Some(Figment::new().merge(Layer {
+        origin: String::new(),
+        values,
+    }))
 }
 
 /// Values with one origin.

@@ -14,15 +14,17 @@ mod model;
 mod print;
 mod secret;
 mod storage;
+mod traces;
 
 pub use custom::{EDGE_SUCCESS_STRICT, OrOff, ProbationCustom, ProfileCustom, TimeToLiveCheck};
 pub use declared::{DeclaredDomain, DeclaredSubscription, DeclaredSystemTopic, DeclaredTopic};
 pub use duration::{NEVER, print_hours};
-pub use edge::{EdgeConfig, TlsPolicy};
+pub use edge::{EdgeConfig, MetricsReporter, TlsPolicy};
 pub use model::{Azure, Client, Config, EgressPolicy, LogFormat, Role};
 pub use print::{default_config_text, print_config};
 pub use secret::Secret;
 pub use storage::{AccountKind, StorageAccount};
+pub use traces::OtlpProtocol;
 
 use std::fmt;
 use std::path::PathBuf;
@@ -48,7 +50,7 @@ pub struct ServeFlags {
     /// Let a test move the time through the API
     #[arg(long)]
     pub test_clock: bool,
-    /// How to write the log: text or json [default: text]
+    /// How to write the log: text, json or auto, which is text on a terminal [default: auto]
     #[arg(long, value_name = "FORMAT")]
     pub log_format: Option<String>,
     /// Print the effective configuration, secrets masked, and exit
@@ -116,12 +118,24 @@ pub fn load(
     flags: &ServeFlags,
     env: impl IntoIterator<Item = (String, String)>,
 ) -> Result<Loaded, ConfigError> {
+    load_or_all(flags, env).map_err(|mut refused| refused.remove(0))
+}
+
+/// The same, with everything that is wrong rather than the first of it; never an empty list.
+pub fn load_or_all(
+    flags: &ServeFlags,
+    env: impl IntoIterator<Item = (String, String)>,
+) -> Result<Loaded, Vec<ConfigError>> {
     let mut env: Vec<_> = env.into_iter().collect();
     env.sort(); // one order, whatever the operating system's, for warnings and for repeated names
 
-    let layers = layers::Layers::read(flags, &env)?;
+    let layers = layers::Layers::read(flags, &env).map_err(|refused| vec![refused])?;
     let mut config: Config = layers.extract()?;
-    let (edge, mut warnings) = edge::read(&env)?;
+    let (edge, mut warnings) = edge::read(&env).map_err(|refused| vec![refused])?;
+
+    let said = |key: &str| layers.contains(key);
+    let unspoken = traces::fill(&mut config.traces, said, &env).map_err(|refused| vec![refused])?;
+    warnings.extend(unspoken);
 
     // The module's policy speaks only where nobody said anything about our listeners.
     match edge.tls_policy {
@@ -130,7 +144,10 @@ pub fn load(
         _ => {}
     }
 
-    check::check(&config, &edge).map_err(|refused| layers.locate(refused))?;
+    let refused = check::check(&config, &edge);
+    if !refused.is_empty() {
+        return Err(refused.into_iter().map(|one| layers.locate(one)).collect());
+    }
     warnings.extend(check::warnings(&config, &edge));
     warnings.extend(edge::unheeded(&env, &config.profile));
     Ok(Loaded {

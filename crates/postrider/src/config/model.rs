@@ -7,6 +7,7 @@ use super::duration;
 use super::nearest;
 use super::secret::Secret;
 use super::storage::StorageAccount;
+use super::traces::Traces;
 use ipnet::IpNet;
 use serde::de::{Deserializer, Error};
 use serde::{Deserialize, Serialize};
@@ -49,6 +50,9 @@ pub struct Config {
     pub egress: Egress,
     pub edge: Edge,
     pub store: Store,
+    pub recorder: Recorder,
+    pub metrics: Metrics,
+    pub traces: Traces,
     pub limits: Limits,
     pub shutdown: Shutdown,
     pub log: Log,
@@ -122,6 +126,9 @@ impl Default for Config {
             egress: Egress::default(),
             edge: Edge::default(),
             store: Store::default(),
+            recorder: Recorder::default(),
+            metrics: Metrics::default(),
+            traces: Traces::default(),
             limits: Limits::default(),
             shutdown: Shutdown::default(),
             log: Log::default(),
@@ -384,6 +391,37 @@ impl Default for Limits {
     }
 }
 
+/// What became of events, kept to be looked up.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Recorder {
+    pub enabled: bool,
+    /// `Duration::MAX`: for as long as there is room.
+    #[serde(with = "duration")]
+    pub keep: Duration,
+    /// The oldest is dropped when all of it takes more.
+    pub bytes_max: u64,
+}
+
+impl Default for Recorder {
+    fn default() -> Recorder {
+        Recorder {
+            enabled: true,
+            keep: Duration::from_secs(3 * 24 * 3600),
+            bytes_max: 1 << 30,
+        }
+    }
+}
+
+/// Names on `/metrics` besides our own.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Metrics {
+    pub azure_names: bool,
+    /// `None`: only if the edge module's own variable asks for them.
+    pub edge_names: Option<bool>,
+}
+
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Shutdown {
@@ -411,7 +449,7 @@ pub struct Log {
 impl Default for Log {
     fn default() -> Log {
         Log {
-            format: LogFormat::Text,
+            format: LogFormat::Auto,
             level: "info".into(),
         }
     }
@@ -420,6 +458,8 @@ impl Default for Log {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum LogFormat {
+    /// Text for people at a terminal, JSON for whatever else reads it.
+    Auto,
     Text,
     Json,
 }

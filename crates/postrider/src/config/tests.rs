@@ -259,6 +259,14 @@ fn what_the_file_gets_wrong_is_named() {
         "[store]\nkind = \"embeded\"",
         "store.kind: \"embeded\" is not one of \"embedded\", \"jetstream\" (in postrider.toml); did you mean \"embedded\"?",
     );
+    check(
+        "[recorder]\nkeep = \"5m\"",
+        "recorder.keep: must be at least \"10m\"; recorder.enabled = false keeps nothing (in postrider.toml)",
+    );
+    check(
+        "[recorder]\nbytes_max = 1000",
+        "recorder.bytes_max: must be at least 67108864, was 1000 (in postrider.toml)",
+    );
     check("threads = 0", "threads: must be at least 1 (in postrider.toml)");
     check(
         "threads = -1",
@@ -342,7 +350,46 @@ fn what_variables_and_flags_get_wrong_is_named() {
             log_format: Some("xml".into()),
             ..none()
         },
-        "log.format: \"xml\" is not one of \"text\", \"json\" (in the flag --log-format)",
+        "log.format: \"xml\" is not one of \"auto\", \"text\", \"json\" (in the flag --log-format)",
+    );
+}
+
+#[test]
+fn all_mistakes_are_told_where_one_does_not_hide_another() {
+    let refused = |variables: &[(&str, &str)]| -> Vec<String> {
+        let env = variables
+            .iter()
+            .map(|(name, text)| ((*name).to_owned(), (*text).to_owned()));
+        let refused = load_or_all(&ServeFlags::default(), env).unwrap_err();
+        let mut keys: Vec<String> = refused.into_iter().map(|one| one.key).collect();
+        keys.sort();
+        keys
+    };
+    let two_lists = r#"[{name = "a", nam = 1}, {name = "b", nam = 1}]"#;
+    assert_eq!(
+        refused(&[
+            ("POSTRIDER_PROFIL", "edge"),
+            ("POSTRIDER_LISTEN__HTTPS", "nowhere"),
+            ("POSTRIDER_LISTEN__HTPS", "off"),
+            ("POSTRIDER_STORAGE_ACCOUNT", two_lists),
+        ]),
+        [
+            "listen.htps",
+            "listen.https",
+            "profil",
+            "storage_account[0].nam",
+            "storage_account[1].nam"
+        ]
+    );
+    // What cannot be left out, because it is missing, ends the search.
+    assert_eq!(
+        refused(&[("POSTRIDER_CLIENT", "[{id = \"a\"}]")]),
+        ["client[0].secret"]
+    );
+    // Each value may be good and the whole may not be.
+    assert_eq!(
+        refused(&[("POSTRIDER_LISTEN__KEY_FILE", "k"), ("POSTRIDER_THREADS", "0")]),
+        ["listen.cert_file", "threads"]
     );
 }
 

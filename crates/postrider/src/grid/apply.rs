@@ -10,6 +10,7 @@ use super::{GridFlags, Output, ServerFlags, Usage};
 use crate::terminal::{can_ask, confirmed, print};
 use anyhow::{Context, Result, bail};
 use clap::Args;
+use postrider_api::listen::HOST;
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
 
@@ -341,8 +342,14 @@ async fn found(arm: &Arm, list: &str) -> Result<Vec<String>> {
         Err(e) if super::arm::is_refused(&e, 404) => return Ok(Vec::new()),
         Err(e) => return Err(e),
     };
+    // Whoever listens goes by themselves.
+    let is_listener = |one: &Value| {
+        let url = one["properties"]["destination"]["properties"]["endpointBaseUrl"].as_str();
+        url.is_some_and(|url| url.starts_with(&format!("https://{HOST}/")))
+    };
     let name = |one: &Value| one["name"].as_str().map(str::to_owned);
-    Ok(items.iter().filter_map(name).collect())
+    let kept = items.iter().filter(|one| !is_listener(one));
+    Ok(kept.filter_map(name).collect())
 }
 
 #[cfg(test)]

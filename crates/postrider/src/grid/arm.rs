@@ -343,6 +343,10 @@ impl Arm {
         Ok(self.ids.resource(group, kind, name))
     }
 
+    pub fn client(&self) -> &Client {
+        &self.client
+    }
+
     /// The group that was named for this command only.
     pub fn named_group(&self) -> Option<&str> {
         self.group.as_deref()

@@ -1,16 +1,17 @@
-//! `postrider event send`: events from the command line.
+//! `postrider event`: events from the command line, and what became of them.
 
 use super::arm::{Arm, Refused, is_refused, path_and_query};
 use super::ids::Kind;
 use super::keys::OfPublisher;
 use super::words::{Pair, Schema, read_text};
-use super::{GridFlags, Output, Usage};
+use super::{GridFlags, Output, Usage, story};
 use crate::client::{Answer, encoded};
 use crate::config::Secret;
 use crate::terminal::print;
-use anyhow::Result;
+use anyhow::{Context, Result};
 use bytes::Bytes;
 use clap::Args;
+use http::Method;
 use postrider_core::time::{Clock, Timestamp};
 use postrider_engine::clock::SystemClock;
 use serde_json::{Value, json};
@@ -19,6 +20,11 @@ use std::convert::Infallible;
 const VERSION: &str = "2018-01-01";
 /// So many events are sent in one request: what is sent at once is accepted or refused at once.
 const EVENTS_PER_REQUEST: u64 = 100;
+/// What became of events.
+const RECORDED: &str = "/postrider/v1/events";
+/// The server lists no more at once.
+const FOUND_AT_ONCE_MAX: usize = 1000;
+const NOT_UNDERSTOOD: &str = "the server's answer is not understood: is it of another version?";
 
 #[derive(Clone, Debug, Args)]
 pub struct EventArgs {
@@ -32,6 +38,50 @@ pub struct EventArgs {
 enum Command {
     /// Send an event made of these flags, or events as they stand in a file
     Send(SendArgs),
+    /// Tell what became of an event: who wanted it, every attempt, what comes next
+    Trace {
+        /// The event's id
+        id: String,
+    },
+    /// Find events that were recorded, the latest first
+    Search(SearchArgs),
+}
+
+#[derive(Clone, Debug, Default, Args)]
+struct SearchArgs {
+    /// Those with this id
+    #[arg(long)]
+    id: Option<String>,
+    /// Those of this topic or domain, by name or resource id
+    #[arg(long, value_name = "NAME|ID")]
+    topic: Option<String>,
+    /// Those that were for this subscription: NAME, TOPIC/NAME or a resource id
+    #[arg(long, value_name = "NAME|ID")]
+    subscription: Option<String>,
+    /// Those of this type
+    #[arg(long = "type", visible_alias = "event-type", value_name = "TYPE")]
+    kind: Option<String>,
+    /// Those whose subject begins so
+    #[arg(long, visible_alias = "subject-begins-with", value_name = "TEXT")]
+    subject: Option<String>,
+    /// Those of which this has become: delivered, pending, retrying, deadLettered, dropped, unmatched or mixed
+    #[arg(long)]
+    state: Option<String>,
+    /// Those with an attempt that ended so: Success, Busy, TimedOut, …
+    #[arg(long)]
+    outcome: Option<String>,
+    /// Those accepted since: 2030-01-01T00:00:00Z, or so long ago, such as 1h
+    #[arg(long, value_name = "TIME")]
+    since: Option<String>,
+    /// Those accepted before: 2030-01-01T00:00:00Z, or so long ago, such as 1h
+    #[arg(long, value_name = "TIME")]
+    until: Option<String>,
+    /// List no more than this
+    #[arg(long, value_name = "N", default_value_t = 50, value_parser = clap::value_parser!(u64).range(1..))]
+    limit: u64,
+    /// Go on where an earlier search ended
+    #[arg(long)]
+    cursor: Option<String>,
 }
 
 #[derive(Clone, Debug, Args)]
@@ -83,14 +133,94 @@ struct OneEvent {
 }
 
 pub async fn event(args: &EventArgs) -> Result<()> {
-    let Command::Send(send) = &args.command;
+    match &args.command {
+        Command::Send(send_args) => send(send_args, &args.flags).await,
+        Command::Trace { id } => trace(id, &args.flags).await,
+        Command::Search(search_args) => search(search_args, &args.flags).await,
+    }
+}
+
+async fn trace(id: &str, flags: &GridFlags) -> Result<()> {
+    let arm = flags.connect().await?;
+    let answer = arm
+        .send(Method::GET, &format!("{RECORDED}/{}", encoded(id)), None)
+        .await?;
+    match flags.output {
+        Output::Json => print(std::str::from_utf8(&answer.body)?),
+        Output::Table => {
+            let found = serde_json::from_slice(&answer.body).context(NOT_UNDERSTOOD)?;
+            print(story::timeline(&found).trim_end())
+        }
+    }
+}
+
+impl SearchArgs {
+    fn path(&self, left: usize, cursor: Option<&str>) -> String {
+        let mut path = format!("{RECORDED}?limit={}", left.min(FOUND_AT_ONCE_MAX));
+        let given = [
+            ("id", &self.id),
+            ("topic", &self.topic),
+            ("subscription", &self.subscription),
+            ("type", &self.kind),
+            ("subject", &self.subject),
+            ("state", &self.state),
+            ("outcome", &self.outcome),
+            ("since", &self.since),
+            ("until", &self.until),
+        ];
+        let given = given
+            .into_iter()
+            .filter_map(|(name, value)| Some((name, value.as_deref()?)));
+        for (name, value) in given.chain(cursor.map(|cursor| ("cursor", cursor))) {
+            path.push_str(&format!("&{name}={}", encoded(value)));
+        }
+        path
+    }
+}
+
+async fn search(args: &SearchArgs, flags: &GridFlags) -> Result<()> {
+    let arm = flags.connect().await?;
+    let limit = usize::try_from(args.limit).unwrap_or(usize::MAX);
+    let mut found = Vec::new();
+    let mut cursor = args.cursor.clone();
+    // The server looks for a short while only, then says how far it has come.
+    loop {
+        let path = args.path(limit - found.len(), cursor.as_deref());
+        let answer = arm.send(Method::GET, &path, None).await?;
+        let mut page: Value = serde_json::from_slice(&answer.body).context(NOT_UNDERSTOOD)?;
+        if let Value::Array(events) = page["value"].take() {
+            found.extend(events);
+        }
+        cursor = page["cursor"].as_str().map(str::to_owned);
+        if cursor.is_none() || found.len() >= limit {
+            break;
+        }
+    }
+    match flags.output {
+        Output::Json => {
+            let mut all = json!({ "value": found });
+            if let Some(cursor) = cursor {
+                all["cursor"] = json!(cursor);
+            }
+            return print(serde_json::to_string_pretty(&all)?);
+        }
+        Output::Table if found.is_empty() => eprintln!("nothing found"),
+        Output::Table => print(story::events(&found))?,
+    }
+    if let Some(cursor) = cursor {
+        eprintln!("there may be more: raise --limit, or go on with --cursor {cursor}");
+    }
+    Ok(())
+}
+
+async fn send(send: &SendArgs, flags: &GridFlags) -> Result<()> {
     if send.count > 1 && send.event.id.is_some() {
         return Err(Usage::new("--id is for one event, not with --count").into());
     }
     if send.event.domain_topic.is_some() && send.to.domain.is_none() {
         return Err(Usage::new("--domain-topic needs --domain").into());
     }
-    let arm = args.flags.connect().await?;
+    let arm = flags.connect().await?;
     let publisher = Publisher::find(&arm, send).await?;
     let sent = match &send.body {
         Some(path) => {
@@ -121,7 +251,7 @@ pub async fn event(args: &EventArgs) -> Result<()> {
         }
     };
     let (kind, name) = send.to.named();
-    match args.flags.output {
+    match flags.output {
         Output::Json => print(json!({ "sent": sent })),
         Output::Table => print(format!(
             "sent {sent} event{} to the {} {name}",

@@ -11,7 +11,9 @@ mod topics;
 mod settings;
 mod subscriptions;
 mod keys;
+mod story;
 mod events;
+mod listen;
 mod file;
 mod plan;
 mod apply;
@@ -36,13 +38,15 @@ pub enum Command {
     Domain(topics::DomainArgs),
     /// Create, list, show, update and delete system topics
     SystemTopic(topics::SystemTopicArgs),
-    /// Create, list, show, update and delete event subscriptions
+    /// Create, list, show, update, pause, resume and delete event subscriptions
     #[command(visible_alias = "event-subscription")]
     Subscription(Box<subscriptions::SubscriptionArgs>),
     /// List and regenerate the keys of topics and domains
     Key(keys::KeyArgs),
-    /// Send events
+    /// Send events, find them again, and see what became of them
     Event(events::EventArgs),
+    /// Print events as they are delivered, or forward them to a local port
+    Listen(Box<listen::ListenArgs>),
     /// Make the server be as grid files say, after telling what that takes
     Apply(apply::ApplyArgs),
     /// Turn the configuration of another emulator into a grid file
@@ -134,6 +138,7 @@ pub fn run(command: Command) -> ExitCode {
                 Command::Subscription(args) => subscriptions::subscription(&args).await,
                 Command::Key(args) => keys::key(&args).await,
                 Command::Event(args) => events::event(&args).await,
+                Command::Listen(args) => listen::listen(&args).await,
                 Command::Apply(args) => apply::apply(&args).await,
                 Command::Import(args) => import::import(&args).await,
             }

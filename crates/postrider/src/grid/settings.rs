@@ -94,8 +94,24 @@ pub struct SubscriptionSettings {
     #[arg(long, value_name = "SCHEMA", ignore_case = true, help_heading = "Destination")]
     delivery_schema: Option<Schema>,
 
+    #[command(flatten)]
+    filter: FilterSettings,
+    #[command(flatten)]
+    retry: RetrySettings,
+
+    /// A label; may be repeated
+    #[arg(long = "label", value_name = "TEXT")]
+    labels: Vec<String>,
+    /// When the subscription ends: 2030-01-01T00:00:00Z, or that long from now, such as 30d
+    #[arg(long, value_name = "TIME")]
+    expires: Option<String>,
+}
+
+/// Which events are wanted.
+#[derive(Clone, Debug, Default, PartialEq, Args)]
+pub struct FilterSettings {
     /// Only events of this type; may be repeated
-    #[arg(long = "event-type", value_name = "TYPE", visible_alias = "included-event-types", num_args = 1..,
+    #[arg(long = "event-type", value_name = "TYPE", visible_aliases = ["included-event-types", "type"], num_args = 1..,
           help_heading = "Filter")]
     event_types: Vec<String>,
     /// Only events whose subject begins so
@@ -112,7 +128,11 @@ pub struct SubscriptionSettings {
     advanced_filtering_on_arrays: Option<bool>,
     #[command(flatten)]
     advanced: AdvancedFilters,
+}
 
+/// When a delivery is given up, and what becomes of it.
+#[derive(Clone, Debug, Default, PartialEq, Args)]
+pub struct RetrySettings {
     /// Give up after so many attempts, 1 to 30
     #[arg(long, value_name = "N", help_heading = "Retry and dead letters")]
     max_delivery_attempts: Option<u32>,
@@ -125,13 +145,6 @@ pub struct SubscriptionSettings {
     /// Which Event Grid to behave like: "postrider profiles" lists them
     #[arg(long, value_name = "NAME", help_heading = "Retry and dead letters")]
     profile: Option<String>,
-
-    /// A label; may be repeated
-    #[arg(long = "label", value_name = "TEXT")]
-    labels: Vec<String>,
-    /// When the subscription ends: 2030-01-01T00:00:00Z, or that long from now, such as 30d
-    #[arg(long, value_name = "TIME")]
-    expires: Option<String>,
 }
 
 /// `--advanced-filter KEY OPERATOR VALUES…`, each time it is given.
@@ -189,30 +202,8 @@ impl SubscriptionSettings {
     /// Puts what was said into the properties of a subscription, in which what was not said stays as it is.
     pub fn put_into(&self, properties: &mut Map<String, Value>, meaning: &Meaning<'_>) -> Result<()> {
         self.put_destination(properties, meaning)?;
-        self.put_filter(properties)?;
-        let retry = [
-            (
-                "maxDeliveryAttempts",
-                self.max_delivery_attempts.map(|number| json!(number)),
-            ),
-            (
-                "eventTimeToLiveInMinutes",
-                self.event_ttl.as_deref().map(minutes).transpose()?,
-            ),
-        ];
-        put_some(properties, "retryPolicy", retry);
-        if let Some(place) = &self.dead_letter {
-            let (account, container) = meaning
-                .ids
-                .container(place, meaning.group)
-                .context("--dead-letter")?;
-            let place = json!({"resourceId": account, "blobContainerName": container});
-            properties.remove("deadLetterWithResourceIdentity");
-            properties.insert(
-                "deadLetterDestination".into(),
-                json!({"endpointType": "StorageBlob", "properties": place}),
-            );
-        }
+        self.filter.put_into(properties)?;
+        self.retry.put_into(properties, meaning)?;
         let plain = [
             (
                 "eventDeliverySchema",
@@ -230,11 +221,6 @@ impl SubscriptionSettings {
         for (name, value) in plain {
             properties.extend(value.map(|value| (name.to_owned(), value)));
         }
-        put_some(
-            properties,
-            "postrider",
-            [("profile", self.profile.as_ref().map(|name| json!(name)))],
-        );
         Ok(())
     }
 
@@ -337,8 +323,44 @@ impl SubscriptionSettings {
         );
         Ok(found)
     }
+}
 
-    fn put_filter(&self, properties: &mut Map<String, Value>) -> Result<()> {
+impl RetrySettings {
+    pub fn put_into(&self, properties: &mut Map<String, Value>, meaning: &Meaning<'_>) -> Result<()> {
+        let retry = [
+            (
+                "maxDeliveryAttempts",
+                self.max_delivery_attempts.map(|number| json!(number)),
+            ),
+            (
+                "eventTimeToLiveInMinutes",
+                self.event_ttl.as_deref().map(minutes).transpose()?,
+            ),
+        ];
+        put_some(properties, "retryPolicy", retry);
+        if let Some(place) = &self.dead_letter {
+            let (account, container) = meaning
+                .ids
+                .container(place, meaning.group)
+                .context("--dead-letter")?;
+            let place = json!({"resourceId": account, "blobContainerName": container});
+            properties.remove("deadLetterWithResourceIdentity");
+            properties.insert(
+                "deadLetterDestination".into(),
+                json!({"endpointType": "StorageBlob", "properties": place}),
+            );
+        }
+        put_some(
+            properties,
+            "postrider",
+            [("profile", self.profile.as_ref().map(|name| json!(name)))],
+        );
+        Ok(())
+    }
+}
+
+impl FilterSettings {
+    pub fn put_into(&self, properties: &mut Map<String, Value>) -> Result<()> {
         let advanced: Vec<Value> = self
             .advanced
             .0

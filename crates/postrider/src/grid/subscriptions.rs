@@ -5,9 +5,11 @@ use super::file::with_whole_ids;
 use super::ids::{Kind, PROVIDER, group_of};
 use super::settings::{Clear, Meaning, SubscriptionSettings, clear};
 use super::words::{object, read_json};
-use super::{GridFlags, Usage, WaitFlags, delete, normal, text};
+use super::{GridFlags, Output, Usage, WaitFlags, delete, normal, text};
+use crate::terminal::print;
 use anyhow::Result;
 use clap::Args;
+use http::Method;
 use postrider_core::time::Clock;
 use postrider_engine::clock::SystemClock;
 use serde_json::{Value, json};
@@ -62,6 +64,24 @@ enum Command {
         #[command(flatten)]
         wait: WaitFlags,
     },
+    /// Send nothing more for now: events wait and do not age
+    Pause {
+        name: String,
+        #[command(flatten)]
+        on: On,
+    },
+    /// Send what waits, and whatever comes
+    Resume {
+        name: String,
+        #[command(flatten)]
+        on: On,
+    },
+    /// Ask an endpoint that is left alone at once, with one delivery
+    Probe {
+        name: String,
+        #[command(flatten)]
+        on: On,
+    },
     /// Delete a subscription
     Delete {
         name: String,
@@ -77,7 +97,7 @@ enum Command {
 
 /// What a subscription is on.
 #[derive(Clone, Debug, Default, Args)]
-struct On {
+pub struct On {
     /// On this topic
     #[arg(long, value_name = "NAME", group = "on")]
     topic: Option<String>,
@@ -96,31 +116,35 @@ struct On {
 }
 
 impl On {
-    /// The id of all subscriptions on it.
-    async fn subscriptions(&self, arm: &Arm) -> Result<String> {
+    /// The id of what it is on, and the topic inside that if it is a domain.
+    pub async fn place(&self, arm: &Arm) -> Result<(String, Option<&str>)> {
         let owner = match (&self.topic, &self.domain, &self.system_topic, &self.scope) {
             (Some(topic), ..) => arm.locate(Kind::Topic, topic).await?,
-            (_, Some(domain), ..) => {
-                let domain = arm.locate(Kind::Domain, domain).await?;
-                match &self.domain_topic {
-                    Some(topic) => format!("{domain}/topics/{topic}"),
-                    None => domain,
-                }
-            }
+            (_, Some(domain), ..) => arm.locate(Kind::Domain, domain).await?,
             (_, _, Some(topic), _) => arm.locate(Kind::SystemTopic, topic).await?,
             (_, _, _, Some(scope)) => {
                 let scope = scope.trim_end_matches('/');
                 if !scope.starts_with("/subscriptions/") {
                     return Err(Usage::new("--scope: a resource id begins with /subscriptions/").into());
                 }
-                return Ok(format!("{scope}/{PROVIDER}/eventSubscriptions"));
+                scope.to_owned()
             }
             _ => {
                 let reason = "on what? Give --topic, --domain [--domain-topic], --system-topic or --scope";
                 return Err(Usage::new(reason).into());
             }
         };
-        Ok(format!("{owner}/eventSubscriptions"))
+        Ok((owner, self.domain_topic.as_deref()))
+    }
+
+    /// The id of all subscriptions on it.
+    async fn subscriptions(&self, arm: &Arm) -> Result<String> {
+        let (owner, domain_topic) = self.place(arm).await?;
+        Ok(match domain_topic {
+            Some(topic) => format!("{owner}/topics/{topic}/eventSubscriptions"),
+            None if self.scope.is_some() => format!("{owner}/{PROVIDER}/eventSubscriptions"),
+            None => format!("{owner}/eventSubscriptions"),
+        })
     }
 
     async fn one(&self, arm: &Arm, name: &str) -> Result<String> {
@@ -223,10 +247,25 @@ pub async fn subscription(args: &SubscriptionArgs) -> Result<()> {
                 .await?;
             flags.show(&made, text::show)
         }
+        Command::Pause { name, on } => control(flags, &arm, "pause", name, on).await,
+        Command::Resume { name, on } => control(flags, &arm, "resume", name, on).await,
+        Command::Probe { name, on } => control(flags, &arm, "probe", name, on).await,
         Command::Delete { name, on, yes, wait } => {
             let id = on.one(&arm, name).await?;
             delete(&arm, &id, &format!("the subscription {name}"), *yes, wait).await
         }
+    }
+}
+
+/// What our own API does to a subscription, and how it is afterwards.
+async fn control(flags: &GridFlags, arm: &Arm, verb: &str, name: &str, on: &On) -> Result<()> {
+    let id = on.one(arm, name).await?;
+    let path = format!("/postrider/v1/subscriptions/{verb}");
+    let answer = arm.send(Method::POST, &path, Some(&json!({ "id": id }))).await?;
+    let now: Value = serde_json::from_slice(&answer.body)?;
+    match flags.output {
+        Output::Json => print(serde_json::to_string_pretty(&now)?),
+        Output::Table => print(text::how_it_is(&now)),
     }
 }
 
@@ -251,14 +290,14 @@ async fn all(arm: &Arm) -> Result<Vec<Value>> {
 }
 
 /// The group of resources that are named without one: that of what the subscription is on.
-async fn meant_group(arm: &Arm, id: &str) -> Result<String> {
+pub async fn meant_group(arm: &Arm, id: &str) -> Result<String> {
     match group_of(id) {
         Some(group) => Ok(group.to_owned()),
         None => arm.usual_group().await,
     }
 }
 
-fn meaning<'a>(arm: &'a Arm, group: &'a str) -> Meaning<'a> {
+pub fn meaning<'a>(arm: &'a Arm, group: &'a str) -> Meaning<'a> {
     Meaning {
         ids: &arm.ids,
         group,

@@ -51,6 +51,28 @@ pub fn system_topics(resources: &[Value]) -> Table {
     table
 }
 
+/// How a subscription is, in a sentence.
+pub fn how_it_is(now: &Value) -> String {
+    let waits = ["waiting", "retrying"].map(|name| now[name].as_u64().unwrap_or(0));
+    let waits = match waits.iter().sum() {
+        0 => "nothing waits".to_owned(),
+        1 => "1 event waits".to_owned(),
+        many => format!("{many} events wait"),
+    };
+    let name = text(&now["name"]);
+    let state = match now["state"].as_str() {
+        Some("paused") => format!("is paused since {}", text(&now["since"])),
+        Some("delayed") => format!(
+            "is delayed until {}: its endpoint fails with {}",
+            text(&now["until"]),
+            text(&now["cause"])
+        ),
+        Some("probing") => "is delayed, and its endpoint is being asked".to_owned(),
+        _ => "is not held back".to_owned(),
+    };
+    format!("subscription {name} {state}; {waits}")
+}
+
 pub fn domain_topics(resources: &[Value]) -> Table {
     let mut table = table(&["name", "state"], &[]);
     for one in resources {

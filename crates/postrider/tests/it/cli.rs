@@ -2,6 +2,7 @@
 
 use crate::receiver::Receiver;
 use crate::server::{Server, Setup};
+use crate::wait;
 use serde_json::{Value, json};
 use std::io::{BufRead, BufReader, Write};
 use std::path::PathBuf;
@@ -775,6 +776,97 @@ fn an_imported_file_is_a_configuration_too_and_its_keys_count() {
     let updated = shell.json(&[&on[..], &["--max-events-per-batch", "3"]].concat());
     let place = &updated["properties"]["deadLetterDestination"]["properties"];
     assert_eq!(place["blobContainerName"], "deadletters");
+}
+
+#[test]
+fn what_became_of_an_event_is_told() {
+    let server = Setup::config(TRUSTING).start();
+    let receiver = Receiver::by_path();
+    let shell = Shell::of(&server);
+    shell.ok(&["topic", "create", "orders"]);
+    let subscribe = |name: &str, path: &str, more: &[&str]| {
+        let url = receiver.url(path);
+        let on = [
+            "subscription",
+            "create",
+            name,
+            "--topic",
+            "orders",
+            "--endpoint",
+            &url,
+        ];
+        shell.ok(&[&on[..], more].concat());
+    };
+    subscribe("good", "/200", &[]);
+    subscribe("bad", "/400", &[]);
+    let filter = ["--advanced-filter", "data.n", "NumberGreaterThan", "5"];
+    subscribe("picky", "/200", &filter);
+    let send = |id: &str, kind: &str| {
+        let event = [
+            "event",
+            "send",
+            "--topic",
+            "orders",
+            "--id",
+            id,
+            "--type",
+            kind,
+            "--subject",
+            "/o/1",
+        ];
+        shell.ok(&[&event[..], &["--data", "{\"n\": 1}"]].concat());
+    };
+    send("a/1 \u{fc}", "Made");
+    send("b", "Sent");
+    let trace = wait::until("both attempts are recorded", || {
+        let trace = shell.ok(&["event", "trace", "a/1 \u{fc}"]);
+        let told = ["attempt 1: Success 200", "attempt 1: BadRequest 400"];
+        told.iter().all(|part| trace.contains(part)).then_some(trace)
+    });
+    assert!(trace.starts_with("event a/1 \u{fc}  Made  /o/1\n"), "{trace}");
+    assert!(
+        trace.contains("picky: not matched by advanced: data.n NumberGreaterThan 5"),
+        "{trace}"
+    );
+    assert!(trace.contains("  accepted by orders, "), "{trace}");
+    assert!(trace.contains("      then: "), "{trace}");
+    let whole = shell.json(&["event", "trace", "a/1 \u{fc}"]);
+    assert_eq!(
+        whole["stories"][0]["subscriptions"]
+            .as_array()
+            .expect("a list")
+            .len(),
+        3
+    );
+
+    let refused = shell.refused(1, &["event", "trace", "unheard-of"]);
+    assert!(
+        refused.contains("nothing is recorded of event \"unheard-of\""),
+        "{refused}"
+    );
+
+    let found = shell.json(&["event", "search", "--topic", "orders", "--type", "Sent"]);
+    let ids: Vec<&str> = found["value"]
+        .as_array()
+        .expect("a list")
+        .iter()
+        .filter_map(|one| one["id"].as_str())
+        .collect();
+    assert_eq!(ids, ["b"]);
+    let shown = shell.ok(&["event", "search", "--subject", "/o", "--since", "1h"]);
+    assert!(shown.contains("Made") && shown.contains("Sent"), "{shown}");
+    let one = shell.json(&["event", "search", "--limit", "1"]);
+    assert_eq!(one["value"].as_array().expect("a list").len(), 1);
+    let cursor = one["cursor"].as_str().expect("there is more");
+    let other = shell.json(&["event", "search", "--limit", "1", "--cursor", cursor]);
+    assert_ne!(other["value"][0]["id"], one["value"][0]["id"]);
+    let none = shell.run(&["event", "search", "--type", "Lost"]);
+    assert_eq!(
+        (none.code, none.out.as_str(), none.err.as_str()),
+        (0, "", "nothing found\n")
+    );
+    let refused = shell.refused(1, &["event", "search", "--state", "lost"]);
+    assert!(refused.contains("state: \"lost\" is not one of"), "{refused}");
 }
 
 #[test]

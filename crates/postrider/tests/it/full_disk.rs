@@ -106,6 +106,14 @@ fn a_full_disk_refuses_publishes_until_there_is_room_and_loses_nothing() {
             .is_some_and(|reason| reason.contains("the disk is full")),
         "{health}"
     );
+    assert_eq!(health["reasons"][0]["code"], "logUnwritable", "{health}");
+    let ready = server.send("GET", "/healthz/ready", &[], "").expect(503).json();
+    assert_eq!(
+        (&ready["ready"], &ready["reasons"]),
+        (&json!(false), &health["reasons"])
+    );
+    // Starting it anew would make no room.
+    server.send("GET", "/healthz/live", &[], "").expect(200);
     server.logged(&["ERROR", "publishes are refused", "the disk is full"]);
 
     // A full disk does not keep it from starting, nor does it forget meanwhile.

@@ -93,7 +93,12 @@ fn events_that_cannot_succeed_are_dropped_and_counted_by_reason() {
     }
     server.counted("/deliveries/dropped/UndeliverableDueToHttpBadRequest", 1);
     server.counted("/deliveries/dropped/UndeliverableDueToClientError", 4);
-    server.logged(&["event dropped", "UndeliverableDueToHttpBadRequest"]);
+    server.logged(&[
+        "WARN",
+        "events dropped",
+        "ids=\"a\"",
+        "UndeliverableDueToHttpBadRequest",
+    ]);
     assert_eq!(server.health()["deliveries"]["attempts"], 5);
     receiver.nothing_within(Duration::from_millis(50));
 }

@@ -73,9 +73,10 @@ impl Setup {
                 shell
             }
         };
-        // What happens to be set around the tests must not reach the program.
+        // What happens to be set around the tests must not reach the program. Nobody but us reads its log, as text.
         command
             .env_clear()
+            .env("POSTRIDER_LOG__FORMAT", "text")
             .envs(self.env.iter().map(|(name, value)| (name, value)));
         command
             .arg("serve")

@@ -1,5 +1,5 @@
 mod fuzz;
-mod lab;
+pub(crate) mod lab;
 mod model;
 mod replay;
 

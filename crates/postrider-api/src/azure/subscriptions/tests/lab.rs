@@ -109,6 +109,8 @@ pub struct Got {
     pub status: u16,
     pub headers: HeaderMap,
     pub body: Value,
+    /// The body as it came.
+    pub bytes: Bytes,
 }
 
 impl Got {
@@ -147,6 +149,10 @@ impl Got {
 impl Lab {
     /// `asking`: webhooks are asked before they get events.
     pub async fn new(asking: bool) -> Lab {
+        Lab::with(asking, |_| {}).await
+    }
+
+    pub async fn with(asking: bool, change: impl FnOnce(&mut Server)) -> Lab {
         let archive = Arc::new(MemoryArchive::default());
         let engine = Engine::start(Parts {
             log: Arc::new(MemoryLog::new(7)),
@@ -162,6 +168,7 @@ impl Lab {
                 enabled: asking,
                 ..handshake::Rules::default()
             },
+            recorder: Arc::new(postrider_engine::recorder::Nothing),
         })
         .await
         .unwrap();
@@ -186,7 +193,8 @@ impl Lab {
             loopback_only: true,
             publishing_max: 8,
         };
-        let server = Server::new(engine, config, Arc::new(SystemClock), 1);
+        let mut server = Server::new(engine, config, Arc::new(SystemClock), 1);
+        change(&mut server);
         Lab {
             server: Arc::new(server),
         }
@@ -219,8 +227,27 @@ impl Lab {
             .unwrap();
     }
 
-    /// Asks over a connection of its own.
+    /// Asks over a connection of its own, as the owner unless another credential is given.
     pub async fn send(
+        &self,
+        method: &str,
+        path: &str,
+        body: Option<&Value>,
+        headers: &[(&str, &str)],
+    ) -> Got {
+        let mut all = headers.to_vec();
+        let given = |name: &str| headers.iter().any(|(known, _)| *known == name);
+        if !given("host") {
+            all.push(("host", "localhost"));
+        }
+        if !given("authorization") {
+            all.push(("authorization", "Bearer owner secret"));
+        }
+        self.exchange(method, path, body, &all).await
+    }
+
+    /// Asks over a connection of its own, with these headers and no others.
+    pub async fn exchange(
         &self,
         method: &str,
         path: &str,
@@ -237,11 +264,7 @@ impl Lab {
                 .unwrap();
             let mut request = hyper::Request::builder()
                 .method(Method::from_bytes(method.as_bytes()).unwrap())
-                .uri(path)
-                .header("host", "localhost");
-            if !headers.iter().any(|(name, _)| *name == "authorization") {
-                request = request.header("authorization", "Bearer owner secret");
-            }
+                .uri(path);
             for (name, value) in headers {
                 request = request.header(*name, *value);
             }
@@ -255,6 +278,7 @@ impl Lab {
                     status: head.status.as_u16(),
                     headers: head.headers,
                     body: serde_json::from_slice(&body).unwrap_or_default(),
+                    bytes: body,
                 }
             };
             let (got, _) = tokio::join!(exchange, connection);

@@ -1,0 +1,53 @@
+//! What is done to a subscription while it runs: `POST /postrider/v1/subscriptions/pause`, `resume` and `probe`.
+
+#[cfg(test)]
+mod tests;
+
+use crate::http::{Answer, Call};
+use crate::ours::{Problem, body, read_object};
+use crate::{Server, azure, named, stats};
+use postrider_core::subscription::Subscription;
+use serde_json::{Map, Value};
+use std::sync::Arc;
+
+/// Does it, and shows the subscription as it is afterwards. What is so already is no error.
+pub(crate) async fn answer(server: &Server, call: &mut Call, verb: &str) -> Result<Answer, Problem> {
+    let members = read_object(call).await?;
+    let known = find(server, &members)?;
+    let engine = &server.engine;
+    let done = match verb {
+        "pause" => engine.pause_subscription(known.id).await,
+        "resume" => engine.resume_subscription(known.id).await,
+        _ => {
+            engine.dispatcher.probe(known.id);
+            Ok(Some(known.clone()))
+        }
+    };
+    let done = done.map_err(|e| Problem::new(503, e.to_string()))?;
+    // It may have been deleted meanwhile.
+    let now = done.ok_or_else(|| named::missing("id", &known.name))?;
+    Ok(body(call, stats::show(server, &now)))
+}
+
+fn find(server: &Server, members: &Map<String, Value>) -> Result<Arc<Subscription>, Problem> {
+    if let Some(other) = members.keys().find(|key| *key != "id") {
+        return Err(Problem::new(400, format!("{other}: is not known; known is id")));
+    }
+    let id = members.get("id").and_then(Value::as_str);
+    let id = id.filter(|id| !id.is_empty());
+    let id = id.ok_or_else(|| Problem::field("id", "must be the resource id of a subscription"))?;
+    named::subscription(server, "id", id).map_err(|problem| {
+        // Nothing is sent for it yet, so there is nothing to hold back or to hurry.
+        let asked = problem.status == 404 && azure::subscriptions::seen(server, id).is_some();
+        match asked {
+            true => Problem {
+                field: Some("id"),
+                ..Problem::new(
+                    409,
+                    format!("id: {id:?} is not in force yet: its webhook has not agreed"),
+                )
+            },
+            false => problem,
+        }
+    })
+}

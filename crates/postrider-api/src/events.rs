@@ -1,0 +1,364 @@
+//! What became of events: `/postrider/v1/events`.
+
+#[cfg(test)]
+mod tests;
+
+use crate::Server;
+use crate::dead_letters::{read_query, read_since};
+use crate::handshakes::resource_id;
+use crate::named;
+use crate::ours::Problem;
+use postrider_core::ids::SubscriptionId;
+use postrider_core::outcome::Outcome;
+use postrider_core::time::Timestamp;
+use postrider_core::trace::Context;
+use postrider_engine::recorder::{
+    AttemptStory, BlobPlace, Cursor, Decision, DeliveryState, DeliveryStory, Disposition, EventLine,
+    EventState, EventStory, Fate, Predicate, Query, Recordings, SubscriptionStory, Verdict,
+};
+use postrider_wire::resources::schema_name;
+use serde_json::{Value, json};
+use std::time::Duration;
+
+const LIMIT: usize = 50;
+const LIMIT_MAX: usize = 1000;
+/// So much of what was asked for is repeated in an error.
+const REPEATED_MAX: usize = 200;
+
+/// Asks the recordings where it may take its time: they read files.
+pub(crate) async fn ask<T: Send + 'static>(
+    server: &Server,
+    question: impl FnOnce(&dyn Recordings) -> T + Send + 'static,
+) -> Result<T, Problem> {
+    let recordings = server.recordings.clone();
+    let asked = tokio::task::spawn_blocking(move || question(&*recordings)).await;
+    asked.map_err(|_| Problem::new(500, "the recordings could not be read"))
+}
+
+/// `GET events/{id}`
+pub(crate) async fn trace(server: &Server, id: &str, query: &str) -> Result<Value, Problem> {
+    read_query(query, &[])?;
+    let wanted = id.to_owned();
+    let stories = ask(server, move |recordings| recordings.trace(&wanted)).await?;
+    if stories.is_empty() {
+        let why = match server.recordings.status().on {
+            true => "it was never accepted, or is older than what is kept",
+            false => "recording is off",
+        };
+        let id: String = id.chars().take(REPEATED_MAX).collect();
+        return Err(Problem {
+            field: Some("id"),
+            ..Problem::new(404, format!("id: nothing is recorded of event {id:?}: {why}"))
+        });
+    }
+    let stories: Vec<Value> = stories.iter().map(|one| story(server, one)).collect();
+    Ok(json!({"id": id, "stories": stories}))
+}
+
+/// `GET events?…`
+pub(crate) async fn search(server: &Server, query: &str) -> Result<Value, Problem> {
+    let query = read_search(server, query)?;
+    let page = ask(server, move |recordings| recordings.search(&query)).await?;
+    let value: Vec<Value> = page.events.iter().map(line).collect();
+    let mut found = json!({"value": value});
+    if let Some(cursor) = page.cursor {
+        found["cursor"] = json!(cursor.to_string());
+    }
+    if let Some((from, to)) = page.searched {
+        found["searched"] = json!({"from": from.to_string(), "to": to.to_string()});
+    }
+    Ok(found)
+}
+
+const PARAMETERS: [&str; 11] = [
+    "id",
+    "topic",
+    "subscription",
+    "type",
+    "subject",
+    "state",
+    "outcome",
+    "since",
+    "until",
+    "limit",
+    "cursor",
+];
+
+fn read_search(server: &Server, query: &str) -> Result<Query, Problem> {
+    let now = server.engine.clock.now();
+    let mut read = Query {
+        limit: LIMIT,
+        ..Query::default()
+    };
+    for (name, value) in read_query(query, &PARAMETERS)? {
+        if value.is_empty() {
+            continue;
+        }
+        match name {
+            "id" => read.id = Some(value),
+            "topic" => read.topic = Some(named::topic(server, &value)?.topic.id),
+            "subscription" => read.subscription = Some(named::subscription(server, name, &value)?.id),
+            "type" => read.event_type = Some(value),
+            "subject" => read.subject = Some(value),
+            "state" => {
+                let known = EventState::ALL.map(EventState::name);
+                let state = EventState::from_name(&value);
+                read.state = Some(state.ok_or_else(|| none_of("state", &value, &known))?);
+            }
+            "outcome" => {
+                let named = |outcome: &Outcome| outcome.name().eq_ignore_ascii_case(&value);
+                let known = Outcome::ALL.map(Outcome::name);
+                let outcome = Outcome::ALL.into_iter().find(named);
+                read.outcome = Some(outcome.ok_or_else(|| none_of("outcome", &value, &known))?);
+            }
+            "since" => read.since = Some(read_since(&value, now)?),
+            "until" => {
+                let reason =
+                    "must be a time such as 2030-01-01T00:00:00Z, or how long ago it was, such as 1h";
+                let until = read_since(&value, now);
+                read.until = Some(until.map_err(|_| Problem::field("until", reason))?);
+            }
+            "limit" => {
+                let number = value.parse().ok().filter(|n| (1..=LIMIT_MAX).contains(n));
+                let reason = format!("must be a number from 1 to {LIMIT_MAX}");
+                read.limit = number.ok_or_else(|| Problem::field("limit", reason))?;
+            }
+            _ => {
+                let cursor = value.parse::<Cursor>();
+                let reason = "is not one that an earlier answer gave";
+                read.cursor = Some(cursor.map_err(|()| Problem::field("cursor", reason))?);
+            }
+        }
+    }
+    Ok(read)
+}
+
+fn none_of(field: &'static str, value: &str, known: &[&str]) -> Problem {
+    Problem::field(field, format!("{value:?} is not one of {}", known.join(", ")))
+}
+
+fn line(line: &EventLine) -> Value {
+    let subscriptions = line.subscriptions.iter().map(|one| {
+        let mut shown = json!({"name": one.name, "state": one.state.name()});
+        if let Some(outcome) = one.last_outcome {
+            shown["lastOutcome"] = json!(outcome.name());
+        }
+        shown
+    });
+    let mut shown = json!({
+        "id": line.id,
+        "topic": line.topic_name,
+        "type": line.event_type,
+        "subject": line.subject,
+        "acceptedAt": line.accepted.to_string(),
+        "state": line.state.name(),
+        "attempts": line.attempts,
+        "subscriptions": subscriptions.collect::<Vec<_>>(),
+    });
+    if let Some(name) = &line.domain_topic {
+        shown["domainTopic"] = json!(name);
+    }
+    shown
+}
+
+fn story(server: &Server, story: &EventStory) -> Value {
+    let subscriptions = story.subscriptions.iter();
+    let subscriptions = subscriptions.map(|one| subscription(server, story, one));
+    let mut shown = json!({
+        "id": story.id,
+        "topic": story.topic_name,
+        "type": story.event_type,
+        "subject": story.subject,
+        "schema": schema_name(story.schema),
+        "acceptedAt": story.accepted.to_string(),
+        "publisher": story.publisher,
+        "bytes": story.bytes,
+        "state": story.state.name(),
+        "subscriptions": subscriptions.collect::<Vec<_>>(),
+    });
+    let mut put = |name: &str, value: Option<Value>| {
+        if let Some(value) = value {
+            shown[name] = value;
+        }
+    };
+    put("domainTopic", story.domain_topic.as_ref().map(|name| json!(name)));
+    put("source", story.source.as_ref().map(|source| json!(source)));
+    put(
+        "trace",
+        trace_of(server, story).map(|trace| json!(trace.trace_id())),
+    );
+    put("replay", (story.replay > 0).then(|| json!(story.replay)));
+    put("replayedFrom", story.replayed_from.as_ref().map(blob));
+    put("position", story.place.map(|place| json!(place.to_string())));
+    shown
+}
+
+/// The trace that an event is part of: its producer's, or the one that began here.
+fn trace_of(server: &Server, story: &EventStory) -> Option<Context> {
+    let carried = story.trace.as_deref().and_then(Context::parse);
+    carried.or_else(|| server.engine.dispatcher.trace_begun(story.place?.first))
+}
+
+/// The resource id of a subscription, which may be gone by now.
+fn id_of(server: &Server, story: &EventStory, one: &SubscriptionStory) -> String {
+    let known = server.engine.directory.subscription_by_id(one.id);
+    let known = known.and_then(|known| resource_id(server, &known));
+    known.unwrap_or_else(|| {
+        let inside = one.domain_topic.as_ref();
+        let inside = inside.map_or(String::new(), |name| format!("/topics/{name}"));
+        format!(
+            "{}{inside}/providers/Microsoft.EventGrid/eventSubscriptions/{}",
+            story.topic_resource, one.name
+        )
+    })
+}
+
+fn subscription(server: &Server, story: &EventStory, one: &SubscriptionStory) -> Value {
+    let mut shown = json!({"name": name_of(server, one.id, &one.name), "id": id_of(server, story, one)});
+    match &one.fate {
+        Fate::Matched(delivery) => {
+            shown["matched"] = json!(true);
+            show_delivery(&mut shown, delivery);
+            let known = server.engine.directory.subscription_by_id(one.id);
+            let paused = known.and_then(|known| known.pauses.since());
+            if let Some(since) = paused.filter(|_| delivery.end.is_none()) {
+                show_pause(&mut shown, since);
+            }
+        }
+        Fate::Refused(refused) => {
+            shown["matched"] = json!(false);
+            shown["predicate"] = predicate(refused);
+        }
+    }
+    shown
+}
+
+/// As it was called then, or as far as that is not known, now.
+fn name_of(server: &Server, id: SubscriptionId, then: &str) -> String {
+    if !then.is_empty() {
+        return then.to_owned();
+    }
+    let known = server.engine.directory.subscription_by_id(id);
+    known.map_or_else(|| id.to_string(), |known| known.name.clone())
+}
+
+pub(crate) fn predicate(refused: &Predicate) -> Value {
+    let mut shown = json!({"kind": refused.verdict.name(), "text": refused.text});
+    if let Verdict::Advanced(index) = refused.verdict {
+        shown["index"] = json!(index);
+    }
+    shown
+}
+
+fn show_delivery(shown: &mut Value, delivery: &DeliveryStory) {
+    shown["state"] = json!(delivery.state.name());
+    shown["attempts"] = delivery.attempts.iter().map(attempt).collect();
+    if let Some(next) = &delivery.next {
+        shown["next"] = json!({
+            "at": next.at.to_string(),
+            "why": next.why.name(),
+            "text": next.why.to_string(),
+        });
+    }
+    if let Some(end) = &delivery.end {
+        let mut ended = json!({
+            "at": end.at.to_string(),
+            "disposition": end.disposition.state().name(),
+        });
+        if end.disposition == Disposition::DeliveredLate {
+            ended["late"] = json!(true);
+        }
+        if let Some(reason) = end.disposition.reason() {
+            ended["reason"] = json!(reason.name());
+        }
+        if let Some(place) = &end.blob {
+            ended["blob"] = blob(place);
+        }
+        shown["ended"] = ended;
+    }
+    if !delivery.holds.is_empty() {
+        let holds = delivery.holds.iter().map(|hold| {
+            let mut shown = json!({
+                "cause": hold.cause.name(),
+                "since": hold.since.to_string(),
+                "until": hold.until.to_string(),
+            });
+            if let Some(at) = hold.released {
+                shown["released"] = json!(at.to_string());
+            }
+            shown
+        });
+        shown["holds"] = holds.collect();
+    }
+}
+
+/// When it goes on is not known. When it would have been due stays to be seen.
+fn show_pause(shown: &mut Value, since: Timestamp) {
+    shown["state"] = json!(DeliveryState::Held.name());
+    let mut next = json!({
+        "why": "paused",
+        "text": format!("the subscription is paused since {since}"),
+    });
+    if let Some(at) = shown["next"].get("at") {
+        next["at"] = at.clone();
+    }
+    shown["next"] = next;
+}
+
+fn attempt(attempt: &AttemptStory) -> Value {
+    let total = attempt.timings.map(|timings| timings.total);
+    let total = total.unwrap_or_else(|| attempt.ended.since(attempt.begun));
+    let mut timings = json!({"queuedMs": millis(attempt.queued), "totalMs": millis(total)});
+    if let Some(measured) = attempt.timings {
+        timings["connectMs"] = json!(millis(measured.connect));
+        timings["firstByteMs"] = json!(millis(measured.first_byte));
+    }
+    let mut shown = json!({
+        "number": attempt.number,
+        "at": attempt.begun.to_string(),
+        "endpoint": attempt.endpoint,
+        "outcome": attempt.outcome.name(),
+        "batch": attempt.batch,
+        "timings": timings,
+        "decision": decision(attempt.decision),
+    });
+    if let Some(status) = attempt.status {
+        shown["status"] = json!(status);
+    }
+    if let Some(failure) = &attempt.failure {
+        shown["failure"] = json!(failure);
+    }
+    if let Some(snippet) = &attempt.response {
+        let mut response = json!({"snippet": snippet.text, "truncated": snippet.truncated});
+        if let Some(content_type) = &snippet.content_type {
+            response["contentType"] = json!(content_type);
+        }
+        shown["response"] = response;
+    }
+    shown
+}
+
+fn decision(decision: Decision) -> Value {
+    match decision {
+        Decision::Done => json!({"kind": "done"}),
+        Decision::Retry { at, why } => {
+            json!({"kind": "retry", "at": at.to_string(), "why": why.name(), "text": why.to_string()})
+        }
+        Decision::DeadLetter(reason) => json!({"kind": "deadLetter", "reason": reason.name()}),
+        Decision::Drop(reason) => json!({"kind": "drop", "reason": reason.name()}),
+    }
+}
+
+fn blob(place: &BlobPlace) -> Value {
+    json!({"account": place.account, "container": place.container, "path": place.path})
+}
+
+/// To the microsecond.
+fn millis(duration: Duration) -> f64 {
+    duration.as_micros() as f64 / 1000.0
+}
+
+/// How long ago, in seconds.
+pub(crate) fn age(now: Timestamp, then: Timestamp) -> f64 {
+    now.since(then).as_millis() as f64 / 1000.0
+}

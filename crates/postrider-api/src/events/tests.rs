@@ -1,0 +1,616 @@
+//! What is recorded, in the words of the API; and the filter lab and the live stream, which show the same.
+
+use crate::azure::subscriptions::tests::lab::{GROUP, Got, Lab, web_hook};
+use bytes::Bytes;
+use postrider_core::event::{Batch, EventRef, Lacks, Schema, Span};
+use postrider_core::ids::{Position, SubscriptionId, TopicId};
+use postrider_core::outcome::Outcome;
+use postrider_core::retry::Reason;
+use postrider_core::time::Timestamp;
+use postrider_engine::deliver::Timings;
+use postrider_engine::recorder::{
+    AttemptStory, Audience, BlobPlace, Cursor, Decision, DeliveryLine, DeliveryState, DeliveryStory,
+    Disposition, End, EventLine, EventState, EventStory, Fate, Happening, Line, NextAttempt, NextWhy, Page,
+    Place, Predicate, Query, Recent, RecorderStatus, Recordings, Snippet, SubscriptionStory, Verdict, Why,
+};
+use serde_json::{Value, json};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+use tokio::sync::broadcast;
+
+const NOW: Timestamp = Timestamp::from_secs(1_790_000_000);
+const CURSOR: Cursor = Cursor {
+    segment: 5,
+    record: 6,
+    event: 7,
+};
+
+/// Knows event `e1`, has one page, and remembers what it was asked.
+#[derive(Default)]
+struct Told {
+    asked: Mutex<Vec<Query>>,
+    ids: Mutex<Vec<String>>,
+    recent: Vec<Recent>,
+    lines: Vec<Line>,
+    /// Senders that are kept: their streams do not end by themselves.
+    open: Option<Mutex<Vec<broadcast::Sender<Arc<Line>>>>>,
+}
+
+impl Recordings for Told {
+    fn trace(&self, id: &str) -> Vec<EventStory> {
+        self.ids.lock().unwrap().push(id.to_owned());
+        match id {
+            "e1" | "a/b ü" => vec![story(id)],
+            _ => Vec::new(),
+        }
+    }
+
+    fn search(&self, query: &Query) -> Page {
+        self.asked.lock().unwrap().push(query.clone());
+        Page {
+            events: vec![event_line()],
+            cursor: Some(CURSOR),
+            searched: Some((NOW - Duration::from_secs(60), NOW)),
+            ..Page::default()
+        }
+    }
+
+    fn recent(&self, topic: Option<TopicId>, max: usize) -> Vec<Recent> {
+        assert!(topic.is_some());
+        self.recent.iter().take(max).cloned().collect()
+    }
+
+    fn subscribe(&self) -> broadcast::Receiver<Arc<Line>> {
+        let (sender, receiver) = broadcast::channel(16);
+        for line in &self.lines {
+            sender.send(Arc::new(line.clone())).unwrap();
+        }
+        if let Some(open) = &self.open {
+            open.lock().unwrap().push(sender);
+        }
+        receiver
+    }
+
+    fn status(&self) -> RecorderStatus {
+        RecorderStatus {
+            on: true,
+            ..RecorderStatus::default()
+        }
+    }
+}
+
+async fn lab(told: Told) -> (Lab, Arc<Told>) {
+    let told = Arc::new(told);
+    let recordings = told.clone();
+    let lab = Lab::with(false, |server| server.recordings = recordings).await;
+    lab.topic("t1").await;
+    let path = format!("{GROUP}/providers/Microsoft.EventGrid/topics/t1/eventSubscriptions/sub1");
+    let made = lab
+        .arm("PUT", &path, Some(web_hook("/x", json!({}))))
+        .await
+        .expect(201);
+    assert_eq!(lab.ends(&made).await.0, "Succeeded");
+    (lab, told)
+}
+
+async fn get(lab: &Lab, path: &str) -> Got {
+    lab.send("GET", &format!("/postrider/v1/{path}"), None, &[]).await
+}
+
+fn story(id: &str) -> EventStory {
+    let attempt = AttemptStory {
+        number: 1,
+        begun: NOW,
+        ended: NOW + Duration::from_millis(9),
+        queued: Duration::from_micros(1500),
+        endpoint: "https://hook/x".into(),
+        outcome: Outcome::Busy,
+        status: Some(503),
+        batch: 3,
+        timings: Some(Timings {
+            connect: Duration::ZERO,
+            first_byte: Duration::from_millis(2),
+            total: Duration::from_millis(3),
+        }),
+        response: Some(Snippet {
+            content_type: Some("text/html".into()),
+            text: "<script>".into(),
+            truncated: true,
+        }),
+        failure: None,
+        decision: Decision::Retry {
+            at: NOW + Duration::from_secs(30),
+            why: Why::Floor {
+                wait: Duration::from_secs(30),
+            },
+        },
+    };
+    let unanswered = AttemptStory {
+        number: 2,
+        outcome: Outcome::SocketError,
+        status: None,
+        timings: None,
+        response: None,
+        failure: Some("refused".into()),
+        decision: Decision::DeadLetter(Reason::AttemptsExhausted),
+        ..attempt.clone()
+    };
+    let delivery = |state: DeliveryState| DeliveryStory {
+        state,
+        attempts: Vec::new(),
+        next: None,
+        end: None,
+        holds: Vec::new(),
+    };
+    let blob = BlobPlace {
+        account: "local".into(),
+        container: "dead".into(),
+        path: "x.json".into(),
+    };
+    let fates = [
+        Fate::Matched(DeliveryStory {
+            attempts: vec![attempt, unanswered],
+            end: Some(End {
+                at: NOW,
+                disposition: Disposition::DeadLettered(Reason::AttemptsExhausted),
+                blob: Some(blob.clone()),
+            }),
+            ..delivery(DeliveryState::DeadLettered)
+        }),
+        Fate::Matched(DeliveryStory {
+            next: Some(NextAttempt {
+                at: NOW,
+                why: NextWhy::Probation {
+                    cause: Outcome::TimedOut,
+                },
+            }),
+            ..delivery(DeliveryState::Held)
+        }),
+        Fate::Matched(DeliveryStory {
+            end: Some(End {
+                at: NOW,
+                disposition: Disposition::DeliveredLate,
+                blob: None,
+            }),
+            ..delivery(DeliveryState::Delivered)
+        }),
+        Fate::Refused(Predicate {
+            verdict: Verdict::Advanced(0),
+            text: "data.n NumberGreaterThan 5".into(),
+        }),
+    ];
+    let subscriptions = fates.into_iter().zip(1000..).map(|(fate, id)| SubscriptionStory {
+        id: SubscriptionId(id),
+        name: format!("gone{id}"),
+        domain_topic: None,
+        fate,
+    });
+    EventStory {
+        id: id.into(),
+        topic: TopicId(1),
+        topic_name: "t1".into(),
+        topic_resource: "/r/t1".into(),
+        domain_topic: None,
+        event_type: "T".into(),
+        subject: "s".into(),
+        source: None,
+        schema: Schema::EventGrid,
+        accepted: NOW,
+        publisher: "key1".into(),
+        bytes: 200,
+        trace: None,
+        replay: 0,
+        replayed_from: None,
+        place: Some(Place {
+            first: Position(12345),
+            index: 2,
+        }),
+        state: EventState::Mixed,
+        subscriptions: subscriptions.collect(),
+    }
+}
+
+fn event_line() -> EventLine {
+    EventLine {
+        id: "e1".into(),
+        topic: TopicId(1),
+        topic_name: "t1".into(),
+        domain_topic: None,
+        event_type: "T".into(),
+        subject: "s".into(),
+        accepted: NOW,
+        state: EventState::All(DeliveryState::Retrying),
+        attempts: 2,
+        subscriptions: vec![DeliveryLine {
+            id: SubscriptionId(1),
+            name: "s1".into(),
+            state: DeliveryState::Retrying,
+            last_outcome: Some(Outcome::Busy),
+        }],
+    }
+}
+
+#[tokio::test]
+async fn the_story_of_an_event_is_told() {
+    let (lab, _) = lab(Told::default()).await;
+    let got = get(&lab, "events/e1").await.expect(200).body;
+    assert_eq!(got["id"], "e1");
+    let story = &got["stories"][0];
+    assert_eq!(story["position"], "12345:2");
+    assert_eq!(story["schema"], "EventGridSchema");
+    assert_eq!(story["state"], "mixed");
+    assert_eq!(story["acceptedAt"], NOW.to_string());
+    assert!(story.get("replay").is_none() && story.get("source").is_none());
+
+    let dead = &story["subscriptions"][0];
+    assert_eq!(dead["name"], "gone1000");
+    assert_eq!(
+        dead["id"],
+        "/r/t1/providers/Microsoft.EventGrid/eventSubscriptions/gone1000"
+    );
+    assert_eq!(
+        (&dead["matched"], &dead["state"]),
+        (&json!(true), &json!("deadLettered"))
+    );
+    let expected = json!({
+        "number": 1,
+        "at": NOW.to_string(),
+        "endpoint": "https://hook/x",
+        "outcome": "Busy",
+        "status": 503,
+        "batch": 3,
+        "timings": {"queuedMs": 1.5, "connectMs": 0.0, "firstByteMs": 2.0, "totalMs": 3.0},
+        "response": {"contentType": "text/html", "snippet": "<script>", "truncated": true},
+        "decision": {
+            "kind": "retry",
+            "at": (NOW + Duration::from_secs(30)).to_string(),
+            "why": "floor",
+            "text": "after this status at least 30s are waited",
+        },
+    });
+    assert_eq!(dead["attempts"][0], expected);
+    let second = &dead["attempts"][1];
+    assert_eq!(second["timings"], json!({"queuedMs": 1.5, "totalMs": 9.0}));
+    assert_eq!(second["decision"]["kind"], "deadLetter");
+    assert_eq!(second["failure"], "refused");
+    assert_eq!(dead["ended"]["disposition"], "deadLettered");
+    assert_eq!(
+        dead["ended"]["blob"],
+        json!({"account": "local", "container": "dead", "path": "x.json"})
+    );
+    assert_eq!(story["subscriptions"][1]["next"]["why"], "probation");
+    let late = &story["subscriptions"][2]["ended"];
+    assert_eq!(
+        (&late["disposition"], &late["late"]),
+        (&json!("delivered"), &json!(true))
+    );
+    assert_eq!(
+        story["subscriptions"][3]["predicate"],
+        json!({"kind": "advanced", "text": "data.n NumberGreaterThan 5", "index": 0})
+    );
+}
+
+#[tokio::test]
+async fn hostile_ids_are_only_looked_up() {
+    let (lab, told) = lab(Told::default()).await;
+    get(&lab, "events/a%2Fb%20%C3%BC").await.expect(200);
+    let long = "x".repeat(5000);
+    for (sent, meant) in [
+        ("%2e%2e%2f%2e%2e", "../.."),
+        ("%00", "\0"),
+        ("%ff", "\u{fffd}"),
+        ("%3Cscript%3E", "<script>"),
+        ("a+b", "a+b"),
+        (&long, &long),
+    ] {
+        told.ids.lock().unwrap().clear();
+        let got = get(&lab, &format!("events/{sent}")).await.expect(404);
+        assert_eq!(*told.ids.lock().unwrap(), [meant]);
+        assert_eq!(got.header("content-type"), "application/problem+json");
+        assert_eq!(got.header("x-content-type-options"), "nosniff");
+        assert_eq!(got.body["field"], "id");
+        let detail = got.body["detail"].as_str().unwrap();
+        assert!(detail.len() < 1000, "{detail}");
+        assert!(detail.contains("older than what is kept"), "{detail}");
+    }
+    get(&lab, "events/e1/x").await.expect(404);
+    get(&lab, "events/e1?x=1").await.expect(400);
+    lab.send("DELETE", "/postrider/v1/events/e1", None, &[])
+        .await
+        .expect(405);
+    // Where nothing is recorded it says so.
+    let off = Lab::new(false).await;
+    let got = get(&off, "events/e1").await.expect(404);
+    assert!(got.body["detail"].as_str().unwrap().ends_with("recording is off"));
+    let got = get(&off, "events/stream").await.expect(404);
+    assert!(
+        got.body["detail"]
+            .as_str()
+            .unwrap()
+            .starts_with("recording is off")
+    );
+    assert_eq!(get(&off, "events").await.expect(200).body, json!({"value": []}));
+}
+
+#[tokio::test]
+async fn a_search_is_asked_as_it_is_meant() {
+    let (lab, told) = lab(Told::default()).await;
+    let query = "topic=T1&subscription=sub1&type=T&subject=a+b%2B&state=DEADLETTERED&outcome=busy\
+                 &since=2026-01-01T00:00:00Z&until=1h&limit=7&cursor=5-6-7&id=e1";
+    let got = get(&lab, &format!("events?{query}")).await.expect(200).body;
+    let expected = json!({
+        "value": [{
+            "id": "e1", "topic": "t1", "type": "T", "subject": "s", "acceptedAt": NOW.to_string(),
+            "state": "retrying", "attempts": 2,
+            "subscriptions": [{"name": "s1", "state": "retrying", "lastOutcome": "Busy"}],
+        }],
+        "cursor": CURSOR.to_string(),
+        "searched": {"from": (NOW - Duration::from_secs(60)).to_string(), "to": NOW.to_string()},
+    });
+    assert_eq!(got, expected);
+    let asked = told.asked.lock().unwrap().pop().unwrap();
+    let directory = &lab.server.engine.directory;
+    let topic = directory.topic("t1").unwrap().topic.id;
+    assert_eq!(asked.topic, Some(topic));
+    assert_eq!(
+        asked.subscription,
+        directory.subscription(topic, None, "sub1").map(|one| one.id)
+    );
+    assert_eq!(asked.id.as_deref(), Some("e1"));
+    assert_eq!(asked.event_type.as_deref(), Some("T"));
+    assert_eq!(asked.subject.as_deref(), Some("a b+"));
+    assert_eq!(asked.state, Some(EventState::All(DeliveryState::DeadLettered)));
+    assert_eq!(asked.outcome, Some(Outcome::Busy));
+    assert_eq!(asked.since, Timestamp::parse("2026-01-01T00:00:00Z"));
+    assert_eq!(asked.until, Some(NOW - Duration::from_secs(3600)));
+    assert_eq!((asked.limit, asked.cursor), (7, Some(CURSOR)));
+
+    get(&lab, "events?topic=&state=&cursor=").await.expect(200);
+    let id = format!("{GROUP}/providers/Microsoft.EventGrid/topics/t1");
+    get(&lab, &format!("events?topic={id}")).await.expect(200);
+    let id = format!("{id}/providers/Microsoft.EventGrid/eventSubscriptions/SUB1");
+    get(&lab, &format!("events?subscription={id}")).await.expect(200);
+    get(&lab, "events?subscription=t1/sub1").await.expect(200);
+    for (bad, status, field) in [
+        ("state=happy", 400, json!("state")),
+        ("outcome=Good", 400, json!("outcome")),
+        ("since=later", 400, json!("since")),
+        ("until=later", 400, json!("until")),
+        ("limit=0", 400, json!("limit")),
+        ("limit=1001", 400, json!("limit")),
+        ("cursor=1", 400, json!("cursor")),
+        ("topic=t2", 404, json!("topic")),
+        ("subscription=s2", 404, json!("subscription")),
+        ("limit=1&limit=2", 400, json!("limit")),
+        ("nothing=1", 400, Value::Null),
+    ] {
+        let got = get(&lab, &format!("events?{bad}")).await.expect(status);
+        assert_eq!(got.body["field"], field, "{bad}");
+    }
+}
+
+fn recent(data: &str) -> Recent {
+    let event = format!(
+        r#"{{"id":"e","subject":"s","eventType":"T","eventTime":"2026-01-01T00:00:00Z","dataVersion":"","data":{data}}}"#
+    );
+    let batch = Batch {
+        topic: TopicId(1),
+        schema: Schema::EventGrid,
+        received: NOW,
+        publisher: "key1".into(),
+        trace: None,
+        replay: 0,
+        events: vec![EventRef {
+            object: Span::new(0, event.len()),
+            matched: 0,
+            data_version: Span::default(),
+            topic: Span::default(),
+            lacks: Lacks::default(),
+        }],
+        body: Bytes::from(event),
+        matched: vec![Box::default()],
+    };
+    Recent {
+        audience: Arc::new(Audience {
+            topic: TopicId(1),
+            name: "t1".into(),
+            full_id: "/r/t1".into(),
+            domain: false,
+            mapping: None,
+            subscriptions: Vec::new(),
+        }),
+        batch: Arc::new(batch),
+        index: 0,
+    }
+}
+
+#[tokio::test]
+async fn a_filter_is_tried_on_the_latest_events() {
+    let told = Told {
+        recent: vec![recent(r#"{"n":6}"#), recent(r#"{"n":5}"#), recent("null")],
+        ..Told::default()
+    };
+    let (lab, _) = lab(told).await;
+    let test = async |body: Value, headers: &[(&str, &str)]| {
+        lab.send("POST", "/postrider/v1/filters/test", Some(&body), headers)
+            .await
+    };
+    let filter =
+        json!({"advancedFilters": [{"operatorType": "NumberGreaterThan", "key": "data.n", "value": 5}]});
+    // It changes nothing: who may look may ask.
+    let reader = [("authorization", "Bearer reader secret")];
+    let got = test(json!({"topic": "t1", "filter": filter, "limit": 2}), &reader)
+        .await
+        .expect(200);
+    let expected = json!({"value": [
+        {"id": "e", "type": "T", "subject": "s", "at": NOW.to_string(), "matched": true},
+        {"id": "e", "type": "T", "subject": "s", "at": NOW.to_string(), "matched": false, "predicate":
+            {"kind": "advanced", "index": 0, "text": "data.n NumberGreaterThan 5"}},
+    ]});
+    assert_eq!(got.body, expected);
+    let all = test(json!({"topic": "t1"}), &[]).await.expect(200);
+    assert_eq!(all.body["value"].as_array().unwrap().len(), 3);
+
+    let bad = json!({"advancedFilters": [{"operatorType": "Like", "key": "data.n", "value": 5}]});
+    for (body, status, field) in [
+        (
+            json!({"topic": "t1", "filter": bad}),
+            400,
+            json!("filter.advancedFilters[0].operatorType"),
+        ),
+        (json!({"topic": "t1", "filter": 5}), 400, json!("filter")),
+        (json!({"topic": "t2"}), 404, json!("topic")),
+        (json!({"filter": {}}), 400, json!("topic")),
+        (json!({"topic": "t1", "limit": 501}), 400, json!("limit")),
+        (json!({"topic": "t1", "more": 1}), 400, Value::Null),
+        (json!([]), 400, Value::Null),
+    ] {
+        let got = test(body.clone(), &[]).await;
+        assert_eq!(
+            (got.status, &got.body["field"]),
+            (status, &field),
+            "{body}: {}",
+            got.body
+        );
+    }
+    lab.send("GET", "/postrider/v1/filters/test", None, &[])
+        .await
+        .expect(405);
+    test(json!({"topic": "t1"}), &[("authorization", "Bearer x")])
+        .await
+        .expect(401);
+}
+
+#[tokio::test]
+async fn the_stream_tells_what_happens_until_it_ends() {
+    let line = |what: Happening, subscription: Option<u64>| Line {
+        what,
+        at: NOW,
+        id: "e\n1".into(),
+        topic: TopicId(1),
+        topic_name: "t1".into(),
+        domain_topic: None,
+        event_type: "T".into(),
+        subject: "s".into(),
+        subscription: subscription.map(|id| (SubscriptionId(id), format!("s{id}"))),
+    };
+    let attempted = Happening::Attempted {
+        outcome: Outcome::Busy,
+        status: Some(503),
+        state: DeliveryState::Retrying,
+    };
+    let ended = Happening::Ended(Disposition::Dropped(Reason::TimeToLiveExceeded));
+    let told = Told {
+        lines: vec![
+            line(Happening::Accepted { matched: 1 }, None),
+            line(attempted, Some(1)),
+            line(ended, Some(2)),
+        ],
+        ..Told::default()
+    };
+    let (lab, _) = lab(told).await;
+    let got = get(&lab, "events/stream").await.expect(200);
+    assert_eq!(got.header("content-type"), "text/event-stream");
+    assert_eq!(got.header("cache-control"), "no-store");
+    let text = String::from_utf8(got.bytes.to_vec()).unwrap();
+    let mut events = text.split("\n\n").filter(|event| event.starts_with("event: "));
+    let mut next = || {
+        let (event, data) = events.next().unwrap().split_once("\ndata: ").unwrap();
+        let data: Value = serde_json::from_str(data).unwrap();
+        (event.to_owned(), data)
+    };
+    let whole = json!({"id": "e\n1", "topic": "t1", "type": "T", "subject": "s", "at": NOW.to_string(), "matched": 1});
+    assert_eq!(next(), ("event: accepted".into(), whole));
+    let (event, data) = next();
+    assert_eq!(event, "event: attempted");
+    assert_eq!(
+        (
+            &data["subscription"],
+            &data["outcome"],
+            &data["status"],
+            &data["state"]
+        ),
+        (&json!("s1"), &json!("Busy"), &json!(503), &json!("retrying"))
+    );
+    let (event, data) = next();
+    assert_eq!(
+        (event.as_str(), &data["state"]),
+        ("event: ended", &json!("dropped"))
+    );
+
+    get(&lab, "events/stream?topic=t2").await.expect(404);
+    get(&lab, "events/stream?x=1").await.expect(400);
+    lab.send("POST", "/postrider/v1/events/stream", None, &[])
+        .await
+        .expect(405);
+}
+
+/// Waits until somebody follows.
+async fn followed(told: &Told) {
+    while told.open.as_ref().unwrap().lock().unwrap().is_empty() {
+        tokio::task::yield_now().await;
+    }
+}
+
+#[tokio::test]
+async fn streams_end_with_the_server_and_with_their_session() {
+    let open = || Told {
+        open: Some(Mutex::default()),
+        ..Told::default()
+    };
+    let (first, told) = lab(open()).await;
+    let stop = async {
+        followed(&told).await;
+        first.server.streams.end().await;
+    };
+    let (got, ()) = tokio::join!(get(&first, "events/stream"), stop);
+    got.expect(200);
+    get(&first, "events/stream").await.expect(200);
+
+    let (second, told) = lab(open()).await;
+    let (id, _) = second.server.sessions.begin("reader", second.server.wall.now());
+    let cookie = format!("postrider_session={}", id.expose());
+    let headers = [("host", "localhost"), ("cookie", cookie.as_str())];
+    let path = "/postrider/v1/events/stream";
+    let sign_out = async {
+        followed(&told).await;
+        second.server.sessions.end(id.expose());
+        // The next line is not for whoever has signed out.
+        let line = Arc::new(accepted());
+        for sender in told.open.as_ref().unwrap().lock().unwrap().iter() {
+            sender.send(line.clone()).unwrap();
+        }
+    };
+    let (got, ()) = tokio::join!(second.exchange("GET", path, None, &headers), sign_out);
+    let got = got.expect(200);
+    assert!(!String::from_utf8_lossy(&got.bytes).contains("event:"));
+}
+
+#[tokio::test]
+async fn slow_readers_are_told_what_they_lost() {
+    let told = Told {
+        lines: vec![accepted(); 20],
+        ..Told::default()
+    };
+    let (lab, _) = lab(told).await;
+    let got = get(&lab, "events/stream").await.expect(200);
+    let text = String::from_utf8(got.bytes.to_vec()).unwrap();
+    assert!(text.contains("\n\n: 4 lines were lost\n\n"), "{text}");
+    assert_eq!(text.matches("event: accepted\n").count(), 16);
+    let got = get(&lab, "events/stream?subscription=sub1").await.expect(200);
+    assert!(!String::from_utf8_lossy(&got.bytes).contains("event:"));
+}
+
+fn accepted() -> Line {
+    Line {
+        what: Happening::Accepted { matched: 1 },
+        at: NOW,
+        id: "e1".into(),
+        topic: TopicId(1),
+        topic_name: "t1".into(),
+        domain_topic: None,
+        event_type: "T".into(),
+        subject: "s".into(),
+        subscription: None,
+    }
+}

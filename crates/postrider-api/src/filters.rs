@@ -1,0 +1,125 @@
+//! `POST /postrider/v1/filters/test`: what a filter would have made of the latest events.
+
+use crate::Server;
+use crate::declare;
+use crate::events::{ask, predicate};
+use crate::http::{Answer, Call};
+use crate::named;
+use crate::ours::{Problem, body, read_bytes};
+use postrider_core::envelope::{Envelope, Field};
+use postrider_core::filter::Filter;
+use postrider_core::ids::{SubscriptionId, TopicId};
+use postrider_core::json::Raw;
+use postrider_core::subscription::Subscription;
+use postrider_core::time::Timestamp;
+use postrider_engine::recorder::{Predicate, Recent, Verdict};
+use postrider_wire::resources::{FieldError, Road, SubscriptionContext, parse_subscription, read_body};
+use serde::Deserialize;
+use serde_json::value::RawValue;
+use serde_json::{Value, json};
+
+const LIMIT: usize = 50;
+const LIMIT_MAX: usize = 500;
+/// What the filter is read as part of: a subscription of which only the filter matters.
+const NAME: &str = "filter-test";
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Asked<'a> {
+    topic: Option<String>,
+    /// As it was written: numbers keep all their digits.
+    #[serde(borrow)]
+    filter: Option<&'a RawValue>,
+    limit: Option<usize>,
+}
+
+pub(crate) async fn test(server: &Server, call: &mut Call) -> Result<Answer, Problem> {
+    let bytes = read_bytes(call).await?;
+    let asked: Asked<'_> = serde_json::from_slice(&bytes)
+        .map_err(|e| Problem::new(400, format!("the body is not as it must be: {e}")))?;
+    let topic = asked.topic.as_deref();
+    let topic = topic.ok_or_else(|| Problem::field("topic", "must be the name of a topic"))?;
+    let entry = named::topic(server, topic)?;
+    let limit = asked.limit.unwrap_or(LIMIT);
+    if !(1..=LIMIT_MAX).contains(&limit) {
+        let reason = format!("must be a number from 1 to {LIMIT_MAX}");
+        return Err(Problem::field("limit", reason));
+    }
+    let filter = asked.filter.map_or("{}", RawValue::get);
+    let context = SubscriptionContext {
+        road: Road::Azure,
+        name: NAME,
+        topic: declare::topic_context(&entry.topic),
+        limits: &server.config.resource_limits,
+        now: server.engine.clock.now(),
+        previous: None,
+        api_version: "",
+    };
+    let subscription = read_filter(filter, &context)?;
+    let id = entry.topic.id;
+    let value = ask(server, move |recordings| {
+        let recent = recordings.recent(Some(id), limit);
+        recent
+            .iter()
+            .filter_map(|one| judge(&subscription, one))
+            .collect::<Vec<Value>>()
+    })
+    .await?;
+    Ok(body(call, json!({ "value": value })))
+}
+
+/// The filter of a subscription that is otherwise empty: read by the same rules as those that are created.
+fn read_filter(text: &str, context: &SubscriptionContext<'_>) -> Result<Subscription, Problem> {
+    let destination = r#"{"endpointType":"WebHook","properties":{"endpointUrl":"https://localhost/"}}"#;
+    let whole = format!(r#"{{"properties":{{"destination":{destination},"filter":{text}}}}}"#);
+    let spec = read_body(whole.as_bytes()).and_then(|raw: Raw<'_>| parse_subscription(raw, context));
+    let spec = spec.map_err(|e: FieldError| {
+        let path = e.path.strip_prefix("properties.").unwrap_or(&e.path);
+        Problem {
+            field: Some("filter"),
+            path: Some(path.to_owned()),
+            ..Problem::new(400, format!("{path}: {}", e.reason))
+        }
+    })?;
+    Ok(spec.into_subscription(SubscriptionId(0), TopicId(0), None, Timestamp::MIN))
+}
+
+/// None for an event that cannot be read, which no recorder keeps.
+fn judge(subscription: &Subscription, recent: &Recent) -> Option<Value> {
+    let Recent {
+        audience,
+        batch,
+        index,
+    } = recent;
+    let object = Raw::parse(batch.object(*index)).ok()?;
+    let event = Envelope::read(batch.schema, object, audience.mapping.as_ref());
+    let text = |field: Option<Field<'_>>| {
+        field
+            .and_then(Field::scalar_text)
+            .unwrap_or_default()
+            .into_owned()
+    };
+    // Delivered events of a domain name the topic inside it.
+    let inside = audience
+        .domain
+        .then(|| event.topic.and_then(|raw| raw.as_str()))
+        .flatten();
+    let topic = match inside {
+        Some(name) => format!("{}/topics/{name}", audience.full_id),
+        None => audience.full_id.clone(),
+    };
+    let filter: &Filter = &subscription.filter;
+    let verdict = filter.matches(&event, &topic).map_err(Verdict::from);
+    let mut shown = json!({
+        "id": text(event.id_field()),
+        "type": text(event.event_type_field()),
+        "subject": text(event.subject_field()),
+        "at": batch.received.to_string(),
+        "matched": verdict.is_ok(),
+    });
+    if let Err(verdict) = verdict {
+        let text = verdict.text(subscription);
+        shown["predicate"] = predicate(&Predicate { verdict, text });
+    }
+    Some(shown)
+}

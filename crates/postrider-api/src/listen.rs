@@ -1,0 +1,492 @@
+//! `POST /postrider/v1/listen`: a subscription that lives as long as someone listens to it.
+//!
+//! It is an event subscription like any other, to a webhook whose host is a reserved name. Requests to that host never
+//! reach a network: [`Listeners`] hands them to whoever listens, over the stream that the listener reads, and the
+//! answer that the listener posts is the webhook's.
+
+mod asked;
+#[cfg(test)]
+mod tests;
+
+use crate::Server;
+use crate::access::Caller;
+use crate::http::{Answer, Call, Content, empty};
+use crate::locks;
+use crate::ours::{Problem, read_bytes};
+use crate::stream;
+use asked::Asked;
+use base64::Engine as _;
+use base64::prelude::BASE64_STANDARD;
+use bytes::{BufMut, Bytes, BytesMut};
+use hyper::header::{AUTHORIZATION, HeaderMap};
+use hyper::{Method, StatusCode};
+use postrider_core::subscription::{Destination, Subscription};
+use postrider_core::time::Timestamp;
+use postrider_engine::deliver::{Failure, FailureKind, Reply, Request, Timings, Transport};
+use postrider_wire::resources::validate::Url;
+use serde_json::{Map, Value, json};
+use std::collections::HashMap;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+/// No network knows this name, and no subscription but a listener's may use it.
+pub const HOST: &str = "listen.postrider.invalid";
+/// Listeners at once.
+const LISTENERS_MAX: usize = 32;
+/// Deliveries that wait for a slow reader in writing; further ones wait as they are, and within their time.
+const PIECES: usize = 4;
+/// A sign of life is sent this often, after a look whether the subscription is still there.
+const QUIET_MAX: Duration = Duration::from_secs(5);
+/// Nobody listens for longer. Whoever still may asks again.
+const LIFETIME: Duration = Duration::from_secs(12 * 3600);
+/// By the engine's clock; for a subscription that could not be deleted when its listener had gone.
+const EXPIRES_AFTER: Duration = Duration::from_secs(7 * 86_400);
+/// A reader that is to be told why its stream ends gets this long to take it.
+const FAREWELL: Duration = Duration::from_secs(1);
+
+/// The transport that knows who listens. Everything else goes on to the one that it is made of.
+pub struct Listeners {
+    inner: Arc<dyn Transport>,
+    /// By their tokens.
+    lines: Mutex<HashMap<String, Arc<Line>>>,
+    room: Arc<Semaphore>,
+}
+
+impl Listeners {
+    pub fn new(inner: Arc<dyn Transport>) -> Listeners {
+        Listeners {
+            inner,
+            lines: Mutex::default(),
+            room: Arc::new(Semaphore::new(LISTENERS_MAX)),
+        }
+    }
+
+    fn lines(&self) -> MutexGuard<'_, HashMap<String, Arc<Line>>> {
+        self.lines.lock().expect("no panic holds it")
+    }
+
+    fn line(&self, token: &str) -> Option<Arc<Line>> {
+        self.lines().get(token).cloned()
+    }
+
+    /// Hands a request to its listener and waits for what that answers.
+    async fn hand_over(self: Arc<Self>, request: Request) -> Reply {
+        let begun = Instant::now();
+        let line = self.line(request.url.path().trim_start_matches('/'));
+        let answered = match line {
+            Some(line) => line.ask(&request).await,
+            None => None,
+        };
+        match answered {
+            Some(Reply::Answered(mut answer)) => {
+                let waited = begun.elapsed();
+                answer.timings = Timings {
+                    connect: Duration::ZERO,
+                    first_byte: waited,
+                    total: waited,
+                };
+                Reply::Answered(answer)
+            }
+            Some(failed) => failed,
+            None => failed("nobody listens any more"),
+        }
+    }
+}
+
+/// By hand, so that a request which is for nobody here costs no future of its own.
+impl Transport for Listeners {
+    fn send<'a>(self: Arc<Self>, request: Request) -> Pin<Box<dyn Future<Output = Reply> + Send + 'a>>
+    where
+        Self: 'a,
+    {
+        match request.url.host() {
+            Some(HOST) => Box::pin(self.hand_over(request)),
+            _ => self.inner.clone().send(request),
+        }
+    }
+}
+
+fn failed(detail: impl Into<String>) -> Reply {
+    Reply::Failed(Failure {
+        kind: FailureKind::Socket,
+        detail: detail.into(),
+    })
+}
+
+/// The way to one listener.
+struct Line {
+    pieces: mpsc::Sender<Bytes>,
+    waiting: Mutex<Waiting>,
+    ended: CancellationToken,
+}
+
+/// Deliveries without an answer: as many as the engine makes at once, each removed when nobody waits for it.
+#[derive(Default)]
+struct Waiting {
+    last: u64,
+    by_number: HashMap<u64, oneshot::Sender<Reply>>,
+}
+
+impl Line {
+    fn new(pieces: mpsc::Sender<Bytes>) -> Line {
+        Line {
+            pieces,
+            waiting: Mutex::default(),
+            ended: CancellationToken::new(),
+        }
+    }
+
+    fn waiting(&self) -> MutexGuard<'_, Waiting> {
+        self.waiting.lock().expect("no panic holds it")
+    }
+
+    /// What the listener answers; none if it goes away first. Dropping this gives the delivery up.
+    async fn ask(&self, request: &Request) -> Option<Reply> {
+        let (answer, answered) = oneshot::channel();
+        let number = {
+            let mut waiting = self.waiting();
+            waiting.last += 1;
+            let number = waiting.last;
+            waiting.by_number.insert(number, answer);
+            number
+        };
+        let _place = Place { line: self, number };
+        let asking = async {
+            // Written only when there is room: what waits for a slow reader is not there twice.
+            let room = self.pieces.reserve().await.ok()?;
+            room.send(delivery(number, request));
+            answered.await.ok()
+        };
+        tokio::select! {
+            biased;
+            // First: an answer that was taken counts, even if its listener left right after it.
+            reply = asking => reply,
+            () = self.ended.cancelled() => None,
+        }
+    }
+
+    /// Whether somebody waited for it.
+    fn answer(&self, number: u64, reply: Reply) -> bool {
+        let waits = self.waiting().by_number.remove(&number);
+        waits.is_some_and(|waits| waits.send(reply).is_ok())
+    }
+}
+
+/// A delivery's place among those that wait.
+struct Place<'a> {
+    line: &'a Line,
+    number: u64,
+}
+
+impl Drop for Place<'_> {
+    fn drop(&mut self) {
+        self.line.waiting().by_number.remove(&self.number);
+    }
+}
+
+fn put(event: &str, data: &Value) -> Bytes {
+    let mut piece = BytesMut::new();
+    for text in ["event: ", event, "\ndata: ", &data.to_string(), "\n\n"] {
+        piece.put_slice(text.as_bytes());
+    }
+    piece.freeze()
+}
+
+/// A delivery as its listener reads it: all of it, since it is the subscriber.
+fn delivery(number: u64, request: &Request) -> Bytes {
+    let mut headers = Map::new();
+    let all = request.headers.iter();
+    for (name, value) in all.chain(request.more.iter().map(|(name, value)| (name, value))) {
+        let value = String::from_utf8_lossy(value.as_bytes());
+        match headers.get_mut(name.as_str()) {
+            Some(Value::String(known)) => *known = format!("{known}, {value}"),
+            _ => drop(headers.insert(name.to_string(), json!(value))),
+        }
+    }
+    let mut data = json!({"delivery": number, "method": request.method.as_str(), "headers": headers});
+    match std::str::from_utf8(&request.body) {
+        Ok(text) => data["body"] = json!(text),
+        Err(_) => data["bodyBase64"] = json!(BASE64_STANDARD.encode(&request.body)),
+    }
+    put("delivery", &data)
+}
+
+/// Whether a destination is a listener's.
+pub(crate) fn is_listener(destination: &Destination) -> bool {
+    let url = match destination {
+        Destination::WebHook(hook) => hook.url.expose(),
+        Destination::EventGrid { url, .. } => url,
+        _ => return false,
+    };
+    Url::parse(url).is_ok_and(|url| url.host.trim_end_matches('.').eq_ignore_ascii_case(HOST))
+}
+
+/// Deletes the subscriptions of listeners of an earlier life, which nobody listens to.
+pub async fn delete_left_over(server: &Server) {
+    let directory = &server.engine.directory;
+    for subscription in directory.all_subscriptions() {
+        if !is_listener(&subscription.destination) {
+            continue;
+        }
+        match server.engine.delete_subscription(subscription.id).await {
+            Ok(()) => tracing::info!(subscription = %subscription.name, "deleted: its listener has gone"),
+            Err(e) => {
+                tracing::warn!(subscription = %subscription.name, error = %e, "cannot delete a subscription that nobody listens to");
+            }
+        }
+    }
+}
+
+/// Answers a client that may write: `listen`, and `listen/{token}/{delivery}`.
+pub(crate) async fn answer(
+    server: &Arc<Server>,
+    call: &mut Call,
+    caller: &Caller,
+    rest: &[&str],
+) -> Result<Answer, Problem> {
+    let known = matches!(rest, [] | [_, _]);
+    if !known {
+        return Err(crate::ours::nothing_here(call));
+    }
+    if call.method != Method::POST {
+        return Err(Problem::method("POST"));
+    }
+    let Some(listeners) = &server.listeners else {
+        return Err(Problem::new(404, "this server cannot be listened to"));
+    };
+    match rest {
+        [token, number] => acknowledge(listeners, call, token, number).await,
+        _ => listen(server, listeners, call, caller).await,
+    }
+}
+
+async fn listen(
+    server: &Arc<Server>,
+    listeners: &Arc<Listeners>,
+    call: &mut Call,
+    caller: &Caller,
+) -> Result<Answer, Problem> {
+    let body = read_bytes(call).await?;
+    let asked = Asked::read(&body)?;
+    // Nobody who is not told it can guess it.
+    let token = uuid::Uuid::new_v4().simple().to_string();
+    let subscription = asked.subscription(server, &token, &caller.id).await?;
+    let room = listeners.room.clone().try_acquire_owned();
+    let permit =
+        room.map_err(|_| Problem::new(503, format!("{LISTENERS_MAX} listeners are here already")))?;
+    // Who shows a credential is not judged by a cookie.
+    let session = match call.headers.contains_key(AUTHORIZATION) {
+        true => None,
+        false => server.session(call)?.map(|(id, _)| id),
+    };
+    let (pieces, received) = mpsc::channel(PIECES);
+    let listening = Listening {
+        server: server.clone(),
+        listeners: listeners.clone(),
+        line: Arc::new(Line::new(pieces)),
+        token,
+        session,
+        _permit: permit,
+    };
+    // The subscription is made by whoever deletes it: a client that goes away meanwhile leaves nothing behind.
+    let (begun, begins) = oneshot::channel();
+    server.streams.tasks.spawn(listening.run(subscription, begun));
+    let stopping = |_| Problem::new(503, "the server is shutting down");
+    begins.await.map_err(stopping)??;
+    let mut answer = empty(StatusCode::OK, &call.id);
+    *answer.body_mut() = Content::Going(received);
+    stream::put_headers(answer.headers_mut());
+    Ok(answer)
+}
+
+/// Why a listener's stream ends, if its reader is still there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum End {
+    Stopping,
+    SignedOut,
+    TooLong,
+    Expired,
+    Deleted,
+}
+
+impl End {
+    fn name(self) -> &'static str {
+        match self {
+            End::Stopping => "stopping",
+            End::SignedOut => "signedOut",
+            End::TooLong => "tooLong",
+            End::Expired => "expired",
+            End::Deleted => "deleted",
+        }
+    }
+}
+
+struct Listening {
+    server: Arc<Server>,
+    listeners: Arc<Listeners>,
+    line: Arc<Line>,
+    token: String,
+    session: Option<String>,
+    _permit: OwnedSemaphorePermit,
+}
+
+impl Listening {
+    /// From the making of the subscription to its deletion, which comes when nobody reads any more.
+    async fn run(self, subscription: Subscription, begun: oneshot::Sender<Result<(), Problem>>) {
+        self.listeners
+            .lines()
+            .insert(self.token.clone(), self.line.clone());
+        let made = self.make(subscription).await;
+        let made = match made {
+            Ok(made) => made,
+            Err(problem) => {
+                self.listeners.lines().remove(&self.token);
+                // Whoever asked may have gone; nothing was made.
+                let _ = begun.send(Err(problem));
+                return;
+            }
+        };
+        let first = put("subscription", &self.introduction(&made));
+        // A new channel has room, and a reader that has gone already is noticed below.
+        let _ = self.line.pieces.try_send(first);
+        let _ = begun.send(Ok(()));
+        tracing::info!(subscription = %made.name, "someone listens");
+        let end = self.until_it_ends(&made).await;
+        // What is under way fails now: a subscription is deleted only when its attempts have ended.
+        self.line.ended.cancel();
+        self.listeners.lines().remove(&self.token);
+        if let Some(end) = end {
+            self.say_why(end).await;
+        }
+        if let Err(e) = self.server.engine.delete_subscription(made.id).await {
+            tracing::warn!(subscription = %made.name, error = %e, "nobody listens any more, but the subscription stays");
+        }
+        tracing::info!(subscription = %made.name, "nobody listens any more");
+    }
+
+    /// A listener takes nobody's place.
+    async fn make(&self, subscription: Subscription) -> Result<Arc<Subscription>, Problem> {
+        let engine = &self.server.engine;
+        let (topic, name) = (subscription.topic, subscription.name.clone());
+        let domain_topic = subscription.domain_topic.clone();
+        let inside = domain_topic.as_deref();
+        let lock = locks::subscription(topic, inside, &name);
+        let _one_at_a_time = self.server.declaring.hold(lock).await;
+        let known = engine.directory.subscription(topic, inside, &name).is_some()
+            || engine.handshakes.pending(topic, inside, &name).is_some();
+        if known {
+            let taken = Problem::field("name", format!("a subscription {name:?} is there already"));
+            return Err(Problem { status: 409, ..taken });
+        }
+        engine.put_subscription(subscription).await.map_err(|e| match e {
+            postrider_engine::Error::Gone => Problem {
+                status: 404,
+                ..Problem::field("topic", "does not exist any more")
+            },
+            postrider_engine::Error::DomainTopicMissing { domain, name } => Problem {
+                status: 404,
+                ..Problem::field("domainTopic", format!("domain {domain:?} has no topic {name:?}"))
+            },
+            other => Problem::new(503, other.to_string()),
+        })
+    }
+
+    fn introduction(&self, made: &Subscription) -> Value {
+        let entry = self.server.engine.directory.topic_by_id(made.topic);
+        let mut shown = json!({
+            "token": self.token,
+            "name": made.name,
+            "id": crate::handshakes::resource_id(&self.server, made),
+            "topic": entry.map(|entry| entry.topic.name.clone()),
+            "expires": made.expires.map(|at| at.to_string()),
+        });
+        if let Some(name) = &made.domain_topic {
+            shown["domainTopic"] = json!(name);
+        }
+        shown
+    }
+
+    /// None if nobody reads any more.
+    async fn until_it_ends(&self, made: &Subscription) -> Option<End> {
+        let clock = &self.server.wall;
+        let stop = &self.server.streams.stop;
+        let begun = clock.now();
+        loop {
+            let quiet = clock.sleep_until(clock.now() + QUIET_MAX);
+            tokio::select! {
+                biased;
+                () = stop.cancelled() => return Some(End::Stopping),
+                () = self.line.pieces.closed() => return None,
+                () = quiet => {}
+            }
+            if let Some(end) = self.is_over(made, begun) {
+                return Some(end);
+            }
+            // Without room the reader has enough to read.
+            let _ = self.line.pieces.try_send(Bytes::from_static(b": \n\n"));
+        }
+    }
+
+    fn is_over(&self, made: &Subscription, begun: Timestamp) -> Option<End> {
+        let (server, now) = (&self.server, self.server.wall.now());
+        let session = self.session.as_deref();
+        if session.is_some_and(|id| server.sessions.get(id, now).is_none()) {
+            return Some(End::SignedOut);
+        }
+        if server.engine.directory.subscription_by_id(made.id).is_none() {
+            let expired = made.expires.is_some_and(|at| at <= server.engine.clock.now());
+            return Some(if expired { End::Expired } else { End::Deleted });
+        }
+        (now.since(begun) >= LIFETIME).then_some(End::TooLong)
+    }
+
+    async fn say_why(&self, end: End) {
+        let clock = &self.server.wall;
+        let said = self
+            .line
+            .pieces
+            .send(put("ended", &json!({"reason": end.name()})));
+        tokio::select! {
+            _ = said => {}
+            () = clock.sleep_until(clock.now() + FAREWELL) => {}
+        }
+    }
+}
+
+/// What a listener made of a delivery.
+async fn acknowledge(
+    listeners: &Listeners,
+    call: &mut Call,
+    token: &str,
+    number: &str,
+) -> Result<Answer, Problem> {
+    let body = read_bytes(call).await?;
+    let reply = asked::read_reply(&body)?;
+    let missing = |what: String| Problem::new(404, what);
+    let line = listeners.line(token);
+    let line = line.ok_or_else(|| missing("token: nobody listens with this one".to_owned()))?;
+    let taken = number.parse().is_ok_and(|number| line.answer(number, reply));
+    if !taken {
+        let reason = "is not waited for: it was answered before, or not in time";
+        return Err(missing(format!("delivery: {number:?} {reason}")));
+    }
+    Ok(empty(StatusCode::NO_CONTENT, &call.id))
+}
+
+/// Headers as an answer may have them; `Err` names the one that cannot be.
+fn header_map(headers: &HashMap<String, String>) -> Result<HeaderMap, String> {
+    let mut map = HeaderMap::with_capacity(headers.len());
+    for (name, value) in headers {
+        let read = hyper::header::HeaderName::try_from(name.as_str());
+        let read = read.map_err(|_| format!("{name:?} is not the name of a header"))?;
+        let value = hyper::header::HeaderValue::try_from(value.as_str());
+        let value = value.map_err(|_| format!("the value of {name:?} cannot be sent in a header"))?;
+        map.append(read, value);
+    }
+    Ok(map)
+}

@@ -1,0 +1,609 @@
+//! `/metrics`: the numbers as Prometheus reads them.
+
+mod names;
+mod page;
+#[cfg(test)]
+mod tests;
+
+pub use names::Names;
+
+use crate::Server;
+use crate::http::{Answer, Call, Content, empty};
+use crate::ours::{Problem, open_on_loopback};
+use http_body_util::Full;
+use hyper::header::{CONTENT_TYPE, HeaderValue};
+use hyper::{Method, StatusCode};
+use page::{Kind, Page};
+use postrider_core::outcome::Outcome;
+use postrider_core::retry::Reason;
+use postrider_core::subscription::{Subscription, TopicKind};
+use postrider_core::time::Timestamp;
+use postrider_engine::counters::{Counters, Published};
+use postrider_engine::directory::TopicEntry;
+use postrider_engine::meters::{DURATION_BOUNDS, Histogram, LATENCY_BOUNDS, Meter, Totals};
+use std::collections::{HashMap, HashSet};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Mutex, OnceLock};
+
+/// Topics that have lines of their own; the others are added up. Of subscriptions the engine decides it.
+const TOPICS_LABELLED_MAX: usize = 2000;
+/// Topics that have histograms of their own: those are forty lines each.
+const HISTOGRAMS_MAX: usize = 200;
+/// The topic, or the subscription, of what is added up. No name can have parentheses.
+const OTHERS: &str = "(others)";
+
+/// What has to be remembered between one look and the next.
+#[derive(Debug, Default)]
+pub(crate) struct Shown {
+    /// What was shown of topics that are added up. When one of them is deleted what is left is less, and whoever
+    /// reads counters would take that for a new beginning.
+    least: Mutex<HashMap<String, f64>>,
+}
+
+pub fn answer(server: &Server, call: &Call) -> Answer {
+    if !matches!(call.method, Method::GET | Method::HEAD) {
+        return Problem::method("GET").answer(&call.id);
+    }
+    if let Err(problem) = open_on_loopback(server, call) {
+        return problem.answer(&call.id);
+    }
+    let mut answer = empty(StatusCode::OK, &call.id);
+    let content_type = HeaderValue::from_static("text/plain; version=0.0.4; charset=utf-8");
+    answer.headers_mut().insert(CONTENT_TYPE, content_type);
+    *answer.body_mut() = Content::Whole(Full::new(text(server).into()));
+    answer
+}
+
+pub(crate) fn text(server: &Server) -> String {
+    let numbers = Numbers::of(server);
+    let mut page = Page::default();
+    published(&mut page, &numbers, &server.shown);
+    deliveries(&mut page, &numbers);
+    histograms(&mut page, &numbers, &server.shown);
+    of_the_server(&mut page, server);
+    if server.metric_names.azure {
+        names::azure(&mut page, &numbers);
+    }
+    if server.metric_names.edge {
+        names::edge(&mut page, &numbers);
+    }
+    page.text
+}
+
+/// All numbers of topics and subscriptions, as they were at one moment.
+struct Numbers {
+    now: Timestamp,
+    topics: Vec<OfTopic>,
+    /// All that have no lines of their own, if there are any.
+    other_topics: Option<OfTopic>,
+    subscriptions: Vec<OfSubscription>,
+    /// By topic, of those that have something to show.
+    totals: Vec<(String, Totals)>,
+    other_totals: Option<Totals>,
+}
+
+#[derive(Default)]
+struct OfTopic {
+    label: String,
+    /// It is a domain or lies in one, for which Azure has other names.
+    domain: bool,
+    requests: u64,
+    events: u64,
+    unmatched: u64,
+    refused: u64,
+    refused_by_trouble: u64,
+    micros: u64,
+}
+
+/// Of one subscription, or of all that have no lines of their own.
+#[derive(Default)]
+struct OfSubscription {
+    topic: String,
+    domain: bool,
+    domain_topic: Option<String>,
+    name: String,
+    labels: String,
+    matched: u64,
+    attempts: u64,
+    failed: u64,
+    delivered: u64,
+    late: u64,
+    retried: u64,
+    waiting: u64,
+    retrying: u64,
+    oldest: Option<Timestamp>,
+    dead_lettered: [u64; Reason::ALL.len()],
+    dropped: [u64; Reason::ALL.len()],
+    totals: Totals,
+}
+
+impl Numbers {
+    fn of(server: &Server) -> Numbers {
+        let engine = &server.engine;
+        let directory = &engine.directory;
+        let mut entries = directory.topics();
+        entries.extend(directory.domains());
+        entries.extend(directory.system_topics());
+        entries.extend(directory.scopes());
+        let alive = |of: fn(&Published) -> &OnceLock<bool>| {
+            let labelled = entries
+                .iter()
+                .filter(|entry| of(&entry.published).get() == Some(&true));
+            labelled.count()
+        };
+        let mut labelled = alive(|of| &of.labelled);
+        let mut in_full = alive(|of| &of.labelled_in_full);
+        let mut numbers = Numbers {
+            now: engine.clock.now(),
+            topics: Vec::with_capacity(entries.len()),
+            other_topics: None,
+            subscriptions: Vec::new(),
+            totals: Vec::new(),
+            other_totals: None,
+        };
+        let mut taken = HashSet::new();
+        let mut others = OfSubscription {
+            topic: OTHERS.into(),
+            name: OTHERS.into(),
+            ..OfSubscription::default()
+        };
+        let mut any_others = false;
+        for entry in &entries {
+            let label = label(entry, &mut taken);
+            let domain = matches!(entry.topic.kind, TopicKind::Domain { .. });
+            let totals = entry.published.meter.totals();
+            if let Some(totals) = totals {
+                match decide(&entry.published.labelled_in_full, &mut in_full, HISTOGRAMS_MAX) {
+                    true => numbers.totals.push((label.clone(), totals)),
+                    false => numbers.other_totals.get_or_insert_default().merge(&totals),
+                }
+            }
+            for subscription in directory.subscriptions(entry.topic.id) {
+                let outlet = engine.dispatcher.outlet(subscription.id);
+                if outlet.as_ref().is_some_and(|outlet| !outlet.labelled) {
+                    any_others = true;
+                    others.add(server, &subscription);
+                    continue;
+                }
+                let mut one = OfSubscription {
+                    topic: label.clone(),
+                    domain,
+                    domain_topic: subscription.domain_topic.clone(),
+                    name: subscription.name.clone(),
+                    ..OfSubscription::default()
+                };
+                one.add(server, &subscription);
+                numbers.subscriptions.push(one);
+            }
+            let labelled = decide(&entry.published.labelled, &mut labelled, TOPICS_LABELLED_MAX);
+            let mut fresh = OfTopic {
+                label,
+                domain,
+                ..OfTopic::default()
+            };
+            match labelled {
+                true => {
+                    fresh.add(&entry.published);
+                    numbers.topics.push(fresh);
+                }
+                false => numbers
+                    .other_topics
+                    .get_or_insert_with(OfTopic::others)
+                    .add(&entry.published),
+            }
+        }
+        let gone = &engine.dispatcher.unlabelled;
+        if any_others || gone.counters.attempts.load(Relaxed) > 0 {
+            others.count(&gone.counters, &gone.meter);
+            numbers.subscriptions.push(others);
+        }
+        for one in &mut numbers.subscriptions {
+            let name = match &one.domain_topic {
+                Some(inside) => format!("{inside}/{}", one.name),
+                None => one.name.clone(),
+            };
+            one.labels = page::labels(&[("topic", &one.topic), ("subscription", &name)]);
+        }
+        numbers
+    }
+}
+
+/// Whether a topic is shown by itself: decided at the first look, and never changed.
+fn decide(decided: &OnceLock<bool>, so_far: &mut usize, max: usize) -> bool {
+    *decided.get_or_init(|| {
+        let room = *so_far < max;
+        *so_far += usize::from(room);
+        room
+    })
+}
+
+/// What a topic is called where it stands among all others. Those of different kinds may have the same name.
+fn label(entry: &TopicEntry, taken: &mut HashSet<String>) -> String {
+    let topic = &entry.topic;
+    let plain = match &topic.kind {
+        TopicKind::Scope { source, .. } => source.clone(),
+        _ => topic.name.clone(),
+    };
+    if taken.insert(plain.to_lowercase()) {
+        return plain;
+    }
+    match &topic.kind {
+        TopicKind::Domain { .. } => format!("domains/{plain}"),
+        _ => format!("systemTopics/{}/{plain}", topic.resource_group),
+    }
+}
+
+impl OfTopic {
+    fn others() -> OfTopic {
+        OfTopic {
+            label: OTHERS.into(),
+            ..OfTopic::default()
+        }
+    }
+
+    fn add(&mut self, published: &Published) {
+        let sums: [(&mut u64, &AtomicU64); 6] = [
+            (&mut self.requests, &published.requests),
+            (&mut self.events, &published.events),
+            (&mut self.unmatched, &published.unmatched),
+            (&mut self.refused, &published.refused),
+            (&mut self.refused_by_trouble, &published.refused_by_trouble),
+            (&mut self.micros, &published.micros),
+        ];
+        for (sum, count) in sums {
+            *sum += count.load(Relaxed);
+        }
+    }
+}
+
+impl OfSubscription {
+    fn add(&mut self, server: &Server, subscription: &Subscription) {
+        let backlog = server.engine.log().backlog(subscription.id);
+        self.waiting += backlog.waiting + backlog.claimed;
+        self.retrying += backlog.retrying;
+        self.oldest = self.oldest.into_iter().chain(backlog.oldest).min();
+        if let Some(outlet) = server.engine.dispatcher.outlet(subscription.id) {
+            self.count(&outlet.counters, &outlet.meter);
+        }
+    }
+
+    fn count(&mut self, counters: &Counters, meter: &Meter) {
+        let sums: [(&mut u64, &AtomicU64); 6] = [
+            (&mut self.matched, &counters.matched),
+            (&mut self.attempts, &counters.attempts),
+            (&mut self.failed, &counters.attempts_failed),
+            (&mut self.delivered, &counters.delivered),
+            (&mut self.late, &counters.delivered_late),
+            (&mut self.retried, &counters.retried),
+        ];
+        for (sum, count) in sums {
+            *sum += count.load(Relaxed);
+        }
+        for (sums, counts) in [
+            (&mut self.dead_lettered, &counters.dead_lettered),
+            (&mut self.dropped, &counters.dropped),
+        ] {
+            for (sum, count) in sums.iter_mut().zip(counts) {
+                *sum += count.load(Relaxed);
+            }
+        }
+        if let Some(totals) = meter.totals() {
+            self.totals.merge(&totals);
+        }
+    }
+}
+
+/// Those of the counts that are not zero, with their reasons.
+fn by_reason(counts: &[u64]) -> impl Iterator<Item = (&'static str, u64)> {
+    let named = Reason::ALL.iter().zip(counts);
+    named
+        .filter(|(_, n)| **n > 0)
+        .map(|(reason, n)| (reason.name(), *n))
+}
+
+/// Those of the outcomes that have come about.
+fn by_outcome(totals: &Totals) -> impl Iterator<Item = (Outcome, u64)> {
+    let named = Outcome::ALL.into_iter().zip(totals.outcomes);
+    named.filter(|(_, n)| *n > 0)
+}
+
+fn published(page: &mut Page, numbers: &Numbers, shown: &Shown) {
+    type Count = fn(&OfTopic) -> f64;
+    let counts: [(&str, &str, Count); 5] = [
+        (
+            "postrider_publish_requests_total",
+            "Publish requests that were accepted.",
+            |t| t.requests as f64,
+        ),
+        (
+            "postrider_published_events_total",
+            "Events that were accepted.",
+            |t| t.events as f64,
+        ),
+        (
+            "postrider_unmatched_events_total",
+            "Accepted events that no subscription wanted.",
+            |t| t.unmatched as f64,
+        ),
+        (
+            "postrider_publish_refused_total",
+            "Publish requests that were refused.",
+            |t| t.refused as f64,
+        ),
+        (
+            "postrider_publish_seconds_total",
+            "What accepted publish requests took together, from their arrival until they were durable.",
+            |t| t.micros as f64 / 1e6,
+        ),
+    ];
+    for (name, help, count) in counts {
+        page.family(name, Kind::Counter, help);
+        for topic in &numbers.topics {
+            page.line(name, &page::labels(&[("topic", &topic.label)]), count(topic));
+        }
+        if let Some(others) = &numbers.other_topics {
+            let labels = page::labels(&[("topic", OTHERS)]);
+            let value = shown.at_least(name, count(others));
+            page.line(name, &labels, value);
+        }
+    }
+}
+
+impl Shown {
+    fn at_least(&self, line: &str, value: f64) -> f64 {
+        let mut least = self.least.lock().expect("no panic holds it");
+        let known = least.entry(line.to_owned()).or_default();
+        *known = known.max(value);
+        *known
+    }
+}
+
+fn deliveries(page: &mut Page, numbers: &Numbers) {
+    let all = &numbers.subscriptions;
+    type Count = fn(&OfSubscription) -> u64;
+    let counts: [(&str, Kind, &str, Count); 8] = [
+        (
+            "postrider_matched_events_total",
+            Kind::Counter,
+            "Events that a subscription wanted.",
+            |s| s.matched,
+        ),
+        (
+            "postrider_delivery_attempts_total",
+            Kind::Counter,
+            "Requests made to destinations.",
+            |s| s.attempts,
+        ),
+        (
+            "postrider_delivery_attempts_failed_total",
+            Kind::Counter,
+            "Those of them that failed.",
+            |s| s.failed,
+        ),
+        (
+            "postrider_delivered_events_total",
+            Kind::Counter,
+            "Events that arrived.",
+            |s| s.delivered,
+        ),
+        (
+            "postrider_delivered_late_events_total",
+            Kind::Counter,
+            "Those of them whose answer came after the time for it.",
+            |s| s.late,
+        ),
+        (
+            "postrider_retried_events_total",
+            Kind::Counter,
+            "Failed deliveries that were put off to a later time.",
+            |s| s.retried,
+        ),
+        (
+            "postrider_waiting_events",
+            Kind::Gauge,
+            "Events that wait for their first attempt or are under way.",
+            |s| s.waiting,
+        ),
+        (
+            "postrider_retrying_events",
+            Kind::Gauge,
+            "Events that wait for another attempt.",
+            |s| s.retrying,
+        ),
+    ];
+    for (name, kind, help, count) in counts {
+        page.family(name, kind, help);
+        for one in all {
+            page.line(name, &one.labels, count(one));
+        }
+    }
+    type ByReason = fn(&OfSubscription) -> &[u64];
+    let with_reasons: [(&str, &str, ByReason); 2] = [
+        (
+            "postrider_dead_lettered_events_total",
+            "Events that were given up for a dead-letter destination.",
+            |s| &s.dead_lettered,
+        ),
+        (
+            "postrider_dropped_events_total",
+            "Events that were given up for good.",
+            |s| &s.dropped,
+        ),
+    ];
+    for (name, help, counts) in with_reasons {
+        page.family(name, Kind::Counter, help);
+        for one in all {
+            for (reason, count) in by_reason(counts(one)) {
+                page.line(name, &format!("{},reason=\"{reason}\"", one.labels), count);
+            }
+        }
+    }
+    let name = "postrider_delivery_attempt_outcomes_total";
+    page.family(
+        name,
+        Kind::Counter,
+        "Requests made to destinations, by what they came to.",
+    );
+    for one in all {
+        for (outcome, count) in by_outcome(&one.totals) {
+            page.line(name, &format!("{},outcome=\"{outcome}\"", one.labels), count);
+        }
+    }
+    let name = "postrider_delivery_attempt_seconds_total";
+    page.family(
+        name,
+        Kind::Counter,
+        "What requests made to destinations took together.",
+    );
+    for one in all {
+        page.line(name, &one.labels, one.totals.duration.sum.as_secs_f64());
+    }
+    let name = "postrider_oldest_undelivered_seconds";
+    let help = "Age of the oldest event that has not arrived and is not given up; 0 if there is none.";
+    page.family(name, Kind::Gauge, help);
+    for one in all {
+        let age = one
+            .oldest
+            .map_or(0.0, |oldest| numbers.now.since(oldest).as_secs_f64());
+        page.line(name, &one.labels, age);
+    }
+}
+
+fn histograms(page: &mut Page, numbers: &Numbers, shown: &Shown) {
+    fn family<const BOUNDS: usize>(
+        page: &mut Page,
+        numbers: &Numbers,
+        shown: &Shown,
+        (name, help): (&str, &str),
+        bounds: &[f64; BOUNDS],
+        of: fn(&Totals) -> &Histogram<BOUNDS>,
+    ) {
+        page.family(name, Kind::Histogram, help);
+        for (topic, totals) in &numbers.totals {
+            let labels = page::labels(&[("topic", topic)]);
+            page.histogram(name, &labels, bounds, of(totals), |_, value| value);
+        }
+        if let Some(totals) = &numbers.other_totals {
+            let labels = page::labels(&[("topic", OTHERS)]);
+            page.histogram(name, &labels, bounds, of(totals), |line, value| {
+                shown.at_least(line, value)
+            });
+        }
+    }
+    let latency = (
+        "postrider_delivery_latency_seconds",
+        "From the moment an event was accepted until it arrived.",
+    );
+    family(page, numbers, shown, latency, &LATENCY_BOUNDS, |t| &t.latency);
+    let duration = (
+        "postrider_attempt_duration_seconds",
+        "From the beginning of a request to a destination until its answer, or the end of waiting for one.",
+    );
+    family(page, numbers, shown, duration, &DURATION_BOUNDS, |t| &t.duration);
+}
+
+fn of_the_server(page: &mut Page, server: &Server) {
+    let engine = &server.engine;
+    let counters = &engine.dispatcher.counters;
+    let store = engine.log().health();
+    let pending: u64 = engine
+        .log()
+        .letters_waiting()
+        .iter()
+        .map(|letters| letters.count)
+        .sum();
+    let delayed = engine.dispatcher.endpoints();
+    let delayed = delayed.iter().filter(|one| one.state.delay.is_some()).count() as u64;
+    let recorder = server.recordings.status();
+    let up = store.refusing.is_none() && !engine.is_stopping();
+    let lines: [(&str, Kind, &str, u64); 10] = [
+        (
+            "postrider_dead_letters_pending",
+            Kind::Gauge,
+            "Dead letters that are not in a blob yet.",
+            pending,
+        ),
+        (
+            "postrider_dead_letters_written_total",
+            Kind::Counter,
+            "Dead letters that are in a blob.",
+            counters.dead_letters_written.load(Relaxed),
+        ),
+        (
+            "postrider_blobs_written_total",
+            Kind::Counter,
+            "Blobs of dead letters.",
+            counters.blobs_written.load(Relaxed),
+        ),
+        (
+            "postrider_blobs_not_told_total",
+            Kind::Counter,
+            "Blobs that nobody could be told of.",
+            engine.dead_letters.announcements_given_up.load(Relaxed),
+        ),
+        (
+            "postrider_delayed_endpoints",
+            Kind::Gauge,
+            "Endpoints that are left alone.",
+            delayed,
+        ),
+        (
+            "postrider_log_bytes",
+            Kind::Gauge,
+            "Size of the log.",
+            store.bytes,
+        ),
+        (
+            "postrider_log_segments",
+            Kind::Gauge,
+            "Files of the log.",
+            store.segments,
+        ),
+        (
+            "postrider_log_corrupt_records_total",
+            Kind::Counter,
+            "Records that could not be read.",
+            store.corrupt_records,
+        ),
+        (
+            "postrider_recorder_lost_total",
+            Kind::Counter,
+            "What the flight recorder had no room for.",
+            recorder.lost,
+        ),
+        (
+            "postrider_up",
+            Kind::Gauge,
+            "1 while publishes would be accepted.",
+            u64::from(up),
+        ),
+    ];
+    for (name, kind, help, value) in lines {
+        page.family(name, kind, help);
+        page.line(name, "", value);
+    }
+    let spans = server.spans.as_deref();
+    let spans = spans.map_or((0, 0), |c| (c.exported.load(Relaxed), c.dropped.load(Relaxed)));
+    for (name, help, value) in [
+        (
+            "postrider_traces_exported_total",
+            "Spans that a collector has taken.",
+            spans.0,
+        ),
+        (
+            "postrider_traces_dropped_total",
+            "Spans that could not be exported.",
+            spans.1,
+        ),
+    ] {
+        page.family(name, Kind::Counter, help);
+        page.line(name, "", value);
+    }
+    let name = "postrider_build_info";
+    page.family(name, Kind::Gauge, "Which program this is; always 1.");
+    let labels = [
+        ("version", server.config.version),
+        ("profile", server.config.profile.as_str()),
+    ];
+    page.line(name, &page::labels(&labels), 1);
+}

@@ -1,0 +1,90 @@
+//! Text in Prometheus' exposition format, version 0.0.4.
+
+use postrider_engine::meters::Histogram;
+use std::fmt::{Display, Write};
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    Counter,
+    Gauge,
+    Histogram,
+    /// Only a sum and a count.
+    Summary,
+    /// A counter whose name, given by others, does not end as those of counters should.
+    Untyped,
+}
+
+#[derive(Default)]
+pub(super) struct Page {
+    pub text: String,
+}
+
+impl Page {
+    pub fn family(&mut self, name: &str, kind: Kind, help: &str) {
+        let kind = match kind {
+            Kind::Counter => "counter",
+            Kind::Gauge => "gauge",
+            Kind::Histogram => "histogram",
+            Kind::Summary => "summary",
+            Kind::Untyped => "untyped",
+        };
+        let _ = writeln!(self.text, "# HELP {name} {help}\n# TYPE {name} {kind}");
+    }
+
+    /// `labels` as [`labels`] makes them.
+    pub fn line(&mut self, name: &str, labels: &str, value: impl Display) {
+        self.text.push_str(name);
+        if !labels.is_empty() {
+            self.text.push('{');
+            self.text.push_str(labels);
+            self.text.push('}');
+        }
+        let _ = writeln!(self.text, " {value}");
+    }
+
+    /// `told` may change a value before it is told; it is given the beginning of the line too.
+    pub fn histogram<const BOUNDS: usize>(
+        &mut self,
+        name: &str,
+        labels: &str,
+        bounds: &[f64; BOUNDS],
+        histogram: &Histogram<BOUNDS>,
+        told: impl Fn(&str, f64) -> f64,
+    ) {
+        let mut tell = |ending: &str, labels: &str, value: f64| {
+            let name = format!("{name}_{ending}");
+            let value = told(&format!("{name}{labels}"), value);
+            self.line(&name, labels, value);
+        };
+        let mut so_far = 0;
+        for (bound, count) in bounds.iter().zip(histogram.counts) {
+            so_far += count;
+            tell("bucket", &format!("{labels},le=\"{bound}\""), so_far as f64);
+        }
+        let all = histogram.count() as f64;
+        tell("bucket", &format!("{labels},le=\"+Inf\""), all);
+        tell("sum", labels, histogram.sum.as_secs_f64());
+        tell("count", labels, all);
+    }
+}
+
+pub(super) fn labels(labels: &[(&str, &str)]) -> String {
+    let mut text = String::new();
+    for (label, value) in labels {
+        if !text.is_empty() {
+            text.push(',');
+        }
+        text.push_str(label);
+        text.push_str("=\"");
+        for c in value.chars() {
+            match c {
+                '\\' => text.push_str("\\\\"),
+                '"' => text.push_str("\\\""),
+                '\n' => text.push_str("\\n"),
+                other => text.push(other),
+            }
+        }
+        text.push('"');
+    }
+    text
+}

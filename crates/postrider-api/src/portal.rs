@@ -1,0 +1,222 @@
+//! `/portal`: the files of the portal, and the sessions of those who use it.
+
+#[cfg(test)]
+mod tests;
+
+use crate::Server;
+use crate::access::NoAccess;
+use crate::http::{Answer, Call, Content, empty};
+use crate::ours::{Problem, body, nothing_here, read_object};
+use crate::sessions::{LIFETIME, NAME, Session};
+use bytes::Bytes;
+use http_body_util::Full;
+use hyper::header::{
+    CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE, ETAG, HeaderName, HeaderValue, IF_NONE_MATCH,
+    REFERRER_POLICY, SET_COOKIE, VARY, X_CONTENT_TYPE_OPTIONS, X_FRAME_OPTIONS,
+};
+use hyper::{Method, StatusCode};
+use postrider_portal::{File, INDEX};
+use serde_json::{Value, json};
+use std::collections::HashMap;
+use std::hash::{DefaultHasher, Hasher};
+use std::sync::LazyLock;
+
+const OPENER_POLICY: HeaderName = HeaderName::from_static("cross-origin-opener-policy");
+/// Nothing but what comes from here is run, shown or called.
+const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; \
+                      img-src 'self' data:; form-action 'self'; frame-ancestors 'none'; base-uri 'none'";
+
+pub(crate) async fn answer(server: &Server, call: &mut Call) -> Answer {
+    let outcome = route(server, call).await;
+    guarded(outcome.unwrap_or_else(|problem| problem.answer(&call.id)))
+}
+
+/// With what tells a browser to be careful.
+pub(crate) fn guarded(mut answer: Answer) -> Answer {
+    let headers = answer.headers_mut();
+    let fixed = [
+        (CONTENT_SECURITY_POLICY, POLICY),
+        (X_CONTENT_TYPE_OPTIONS, "nosniff"),
+        (REFERRER_POLICY, "no-referrer"),
+        (X_FRAME_OPTIONS, "DENY"),
+        (OPENER_POLICY, "same-origin"),
+    ];
+    for (name, value) in fixed {
+        headers.insert(name, HeaderValue::from_static(value));
+    }
+    // Files say for themselves how they are kept.
+    headers
+        .entry(CACHE_CONTROL)
+        .or_insert(HeaderValue::from_static("no-store"));
+    answer
+}
+
+async fn route(server: &Server, call: &mut Call) -> Result<Answer, Problem> {
+    let path = call.uri.path();
+    if path == "/portal/session" {
+        return match call.method {
+            Method::GET | Method::HEAD => current(server, call),
+            Method::POST => sign_in(server, call).await,
+            Method::DELETE => sign_out(server, call),
+            _ => Err(Problem::method("GET, POST, DELETE")),
+        };
+    }
+    let name = match path {
+        "/portal" | "/portal/" => INDEX,
+        other => other.strip_prefix("/portal/").unwrap_or_default(),
+    };
+    let file = postrider_portal::file(name).ok_or_else(|| nothing_here(call))?;
+    match call.method {
+        Method::GET | Method::HEAD if file.path == INDEX => Ok(index(server, call, file)),
+        Method::GET | Method::HEAD => Ok(static_file(call, file)),
+        _ => Err(Problem::method("GET, HEAD")),
+    }
+}
+
+/// The page for whoever has no session: it says so, that its scripts need not ask only to be refused.
+static STRANGERS: LazyLock<File> = LazyLock::new(|| {
+    let index = postrider_portal::file(INDEX).expect("the portal has a first page");
+    let text = std::str::from_utf8(index.bytes).expect("it is text");
+    let told = text.replacen("<html ", "<html data-visitor=\"stranger\" ", 1);
+    File {
+        path: "a stranger's index.html",
+        bytes: told.into_bytes().leak(),
+        ..*index
+    }
+});
+
+fn index(server: &Server, call: &Call, file: &File) -> Answer {
+    // Who comes by a link from elsewhere may have a session all the same: its cookie is not sent along with that.
+    let is_from_elsewhere = matches!(call.header("sec-fetch-site"), Some("cross-site" | "same-site"));
+    let has_session = is_from_elsewhere || matches!(server.session(call), Ok(Some(_)));
+    let mut answer = static_file(call, if has_session { file } else { &STRANGERS });
+    let headers = answer.headers_mut();
+    headers.insert(VARY, HeaderValue::from_static("cookie, sec-fetch-site"));
+    answer
+}
+
+/// By path. The same in every process of one version.
+static TAGS: LazyLock<HashMap<&'static str, String>> = LazyLock::new(|| {
+    let files = postrider_portal::FILES.iter().chain([&*STRANGERS]);
+    files.map(|file| (file.path, tag_of(file.bytes))).collect()
+});
+
+fn static_file(call: &Call, file: &File) -> Answer {
+    let tag = TAGS.get(file.path).map_or("", String::as_str);
+    tagged(call, file.content_type, Bytes::from_static(file.bytes), tag)
+}
+
+/// Something that is the same until the server is another.
+pub(crate) fn content(call: &Call, content_type: &'static str, bytes: Bytes) -> Answer {
+    let tag = tag_of(&bytes);
+    tagged(call, content_type, bytes, &tag)
+}
+
+fn tag_of(bytes: &[u8]) -> String {
+    let mut hasher = DefaultHasher::new();
+    hasher.write(bytes);
+    format!("\"{:016x}\"", hasher.finish())
+}
+
+fn tagged(call: &Call, content_type: &'static str, bytes: Bytes, tag: &str) -> Answer {
+    let known = call.headers.get_all(IF_NONE_MATCH).into_iter();
+    let mut known = known
+        .filter_map(|header| header.to_str().ok())
+        .flat_map(|header| header.split(','))
+        .map(|known| known.trim().trim_start_matches("W/"));
+    let same = known.any(|known| known == tag || known == "*");
+    let mut answer = match same {
+        true => empty(StatusCode::NOT_MODIFIED, &call.id),
+        false => empty(StatusCode::OK, &call.id),
+    };
+    if !same {
+        *answer.body_mut() = Content::Whole(Full::new(bytes));
+    }
+    let headers = answer.headers_mut();
+    headers.insert(CONTENT_TYPE, HeaderValue::from_static(content_type));
+    // The names of files do not change with their content: they are asked for again every time.
+    headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-cache"));
+    if let Ok(tag) = HeaderValue::from_str(tag) {
+        headers.insert(ETAG, tag);
+    }
+    answer
+}
+
+/// `{"secret": …}` of a client.
+async fn sign_in(server: &Server, call: &mut Call) -> Result<Answer, Problem> {
+    server.check_page(call)?;
+    // Pages of others can post text without being asked, but not JSON.
+    let content_type = call.header("content-type").unwrap_or_default();
+    let media = content_type.split(';').next().unwrap_or_default().trim();
+    if !media.eq_ignore_ascii_case("application/json") {
+        return Err(Problem::new(415, "content-type: must be application/json"));
+    }
+    let members = read_object(call).await?;
+    if let Some(other) = members.keys().find(|key| *key != "secret") {
+        return Err(Problem::new(
+            400,
+            format!("{other}: is not known; known is secret"),
+        ));
+    }
+    let Some(secret) = members.get("secret").and_then(Value::as_str) else {
+        return Err(Problem::field("secret", "must be the secret of a client"));
+    };
+    let now = server.wall.now();
+    let Some(client) = server.client_with_secret(secret) else {
+        server.logins_refused.count("portal", now);
+        return Err(Problem {
+            field: Some("secret"),
+            ..Problem::new(401, "secret: is not that of any client")
+        });
+    };
+    // One that is replaced would only wait for its end. If the request does not prove that it is its own, it stays.
+    if let Ok(Some((id, _))) = server.session(call) {
+        server.sessions.end(&id);
+    }
+    let (id, session) = server.sessions.begin(&client.id, now);
+    let mut answer = shown(server, call, &session)?;
+    let seconds = LIFETIME.as_secs();
+    set_cookie(server, call, &mut answer, id.expose(), seconds);
+    Ok(answer)
+}
+
+fn current(server: &Server, call: &Call) -> Result<Answer, Problem> {
+    let (_, session) = required(server, call)?;
+    shown(server, call, &session)
+}
+
+fn sign_out(server: &Server, call: &Call) -> Result<Answer, Problem> {
+    let (id, _) = required(server, call)?;
+    server.sessions.end(&id);
+    let mut answer = empty(StatusCode::NO_CONTENT, &call.id);
+    set_cookie(server, call, &mut answer, "", 0);
+    Ok(answer)
+}
+
+fn required(server: &Server, call: &Call) -> Result<(String, Session), Problem> {
+    let session = server.session(call)?;
+    session.ok_or_else(|| NoAccess::unknown("nobody has signed in").into())
+}
+
+fn shown(server: &Server, call: &Call, session: &Session) -> Result<Answer, Problem> {
+    let caller = server.caller_of_session(session)?;
+    let roles: Vec<&str> = caller.roles.iter().map(|role| role.name()).collect();
+    let shown = json!({"csrf": session.token.expose(), "client": caller.id, "roles": roles});
+    Ok(body(call, shown))
+}
+
+fn set_cookie(server: &Server, call: &Call, answer: &mut Answer, id: &str, seconds: u64) {
+    let secure = if is_https(server, call) { "; Secure" } else { "" };
+    let cookie = format!("{NAME}={id}; Path=/; Max-Age={seconds}; HttpOnly; SameSite=Strict{secure}");
+    if let Ok(cookie) = HeaderValue::from_str(&cookie) {
+        answer.headers_mut().insert(SET_COOKIE, cookie);
+    }
+}
+
+/// Whether the browser speaks TLS: with us, or with a proxy at the public URL.
+fn is_https(server: &Server, call: &Call) -> bool {
+    let public = server.config.public_url.as_deref().unwrap_or_default();
+    let public = public.strip_prefix("https://").unwrap_or_default();
+    let authority = public.split('/').next().unwrap_or_default();
+    call.scheme == "https" || (!authority.is_empty() && authority.eq_ignore_ascii_case(call.host()))
+}

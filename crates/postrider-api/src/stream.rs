@@ -1,0 +1,249 @@
+//! `GET /postrider/v1/events/stream`: what happens to events, as it happens.
+
+use crate::Server;
+use crate::dead_letters::read_query;
+use crate::http::{Answer, Call, Content, empty};
+use crate::named;
+use crate::ours::Problem;
+use bytes::{BufMut, Bytes, BytesMut};
+use hyper::StatusCode;
+use hyper::header::{AUTHORIZATION, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue};
+use postrider_core::ids::{SubscriptionId, TopicId};
+use postrider_engine::recorder::{Happening, Line};
+use serde_json::json;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::broadcast::error::{RecvError, TryRecvError};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, broadcast, mpsc};
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+/// Streams at once.
+const STREAMS_MAX: usize = 64;
+/// Pieces that wait for a slow reader. Beyond it lines are lost, and the reader is told.
+const PIECES: usize = 16;
+/// Lines that are sent as one piece, when so many have come.
+const LINES_PER_PIECE: usize = 256;
+/// A sign of life is sent this often.
+const QUIET_MAX: Duration = Duration::from_secs(15);
+/// A stream ends after this time. Whoever still may read asks again.
+const LIFETIME: Duration = Duration::from_secs(3600);
+/// Says to nginx and others that they must not wait for more.
+const BUFFERING: HeaderName = HeaderName::from_static("x-accel-buffering");
+
+/// Those that are read.
+pub(crate) struct Streams {
+    room: Arc<Semaphore>,
+    pub tasks: TaskTracker,
+    pub stop: CancellationToken,
+}
+
+impl Default for Streams {
+    fn default() -> Streams {
+        Streams {
+            room: Arc::new(Semaphore::new(STREAMS_MAX)),
+            tasks: TaskTracker::new(),
+            stop: CancellationToken::new(),
+        }
+    }
+}
+
+impl Streams {
+    /// Ends all of them, and those that begin later.
+    pub async fn end(&self) {
+        self.stop.cancel();
+        self.tasks.close();
+        self.tasks.wait().await;
+    }
+}
+
+/// Answers a client that may look.
+pub(crate) fn answer(server: &Arc<Server>, call: &Call) -> Result<Answer, Problem> {
+    let query = call.uri.query().unwrap_or("").replace('+', "%20");
+    let wanted = Wanted::read(server, &query)?;
+    if !server.recordings.status().on {
+        return Err(Problem::new(404, "recording is off: there is nothing to follow"));
+    }
+    let room = server.streams.room.clone().try_acquire_owned();
+    let permit =
+        room.map_err(|_| Problem::new(503, format!("{STREAMS_MAX} streams are being read already")))?;
+    // Who shows a credential is not judged by a cookie.
+    let session = match call.headers.contains_key(AUTHORIZATION) {
+        true => None,
+        false => server.session(call)?.map(|(id, _)| id),
+    };
+    let (pieces, received) = mpsc::channel(PIECES);
+    let stream = Stream {
+        lines: server.recordings.subscribe(),
+        server: server.clone(),
+        wanted,
+        session,
+        pieces,
+        _permit: permit,
+    };
+    server.streams.tasks.spawn(stream.run());
+    let mut answer = empty(StatusCode::OK, &call.id);
+    *answer.body_mut() = Content::Going(received);
+    put_headers(answer.headers_mut());
+    Ok(answer)
+}
+
+/// What says that an answer is a stream.
+pub(crate) fn put_headers(headers: &mut HeaderMap) {
+    headers.insert(CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
+    headers.insert(BUFFERING, HeaderValue::from_static("no"));
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Wanted {
+    topic: Option<TopicId>,
+    subscription: Option<SubscriptionId>,
+}
+
+impl Wanted {
+    fn read(server: &Server, query: &str) -> Result<Wanted, Problem> {
+        let mut wanted = Wanted::default();
+        for (name, value) in read_query(query, &["topic", "subscription"])? {
+            match name {
+                _ if value.is_empty() => {}
+                "topic" => wanted.topic = Some(named::topic(server, &value)?.topic.id),
+                _ => wanted.subscription = Some(named::subscription(server, name, &value)?.id),
+            }
+        }
+        Ok(wanted)
+    }
+
+    fn takes(&self, line: &Line) -> bool {
+        let of = line.subscription.as_ref().map(|(id, _)| *id);
+        self.topic.is_none_or(|topic| topic == line.topic)
+            && self.subscription.is_none_or(|wanted| of == Some(wanted))
+    }
+}
+
+struct Stream {
+    server: Arc<Server>,
+    lines: broadcast::Receiver<Arc<Line>>,
+    wanted: Wanted,
+    session: Option<String>,
+    pieces: mpsc::Sender<Bytes>,
+    _permit: OwnedSemaphorePermit,
+}
+
+impl Stream {
+    /// Until nobody reads or writes any more, or whoever reads may not.
+    async fn run(mut self) {
+        let clock = self.server.wall.clone();
+        let stop = self.server.streams.stop.clone();
+        let begun = clock.now();
+        let mut next = Bytes::from_static(b": begin\n\n");
+        loop {
+            let sent = tokio::select! {
+                biased;
+                () = stop.cancelled() => return,
+                sent = self.pieces.send(next) => sent,
+            };
+            if sent.is_err() {
+                return;
+            }
+            next = loop {
+                let quiet = clock.sleep_until(clock.now() + QUIET_MAX);
+                let received = tokio::select! {
+                    biased;
+                    () = stop.cancelled() => return,
+                    () = self.pieces.closed() => return,
+                    received = self.lines.recv() => Some(received),
+                    () = quiet => None,
+                };
+                let now = clock.now();
+                let session = self.session.as_deref();
+                let ended = session.is_some_and(|id| self.server.sessions.get(id, now).is_none());
+                if ended || now.since(begun) >= LIFETIME {
+                    return;
+                }
+                let Some(received) = received else {
+                    break Bytes::from_static(b": \n\n");
+                };
+                let Some(piece) = self.piece(received) else {
+                    return;
+                };
+                if !piece.is_empty() {
+                    break piece;
+                }
+            };
+        }
+    }
+
+    /// What has come, as far as it is wanted; none if nothing comes any more.
+    fn piece(&mut self, first: Result<Arc<Line>, RecvError>) -> Option<Bytes> {
+        let mut piece = BytesMut::new();
+        let mut received = first;
+        for _ in 0..LINES_PER_PIECE {
+            match received {
+                Ok(line) if self.wanted.takes(&line) => write(&mut piece, &line),
+                Ok(_) => {}
+                // A comment, for people: programs that read on know no such event.
+                Err(RecvError::Lagged(count)) => {
+                    piece.put_slice(format!(": {count} lines were lost\n\n").as_bytes());
+                }
+                Err(RecvError::Closed) if piece.is_empty() => return None,
+                Err(RecvError::Closed) => break,
+            }
+            received = match self.lines.try_recv() {
+                Ok(line) => Ok(line),
+                Err(TryRecvError::Lagged(count)) => Err(RecvError::Lagged(count)),
+                // The next look tells them apart.
+                Err(TryRecvError::Empty | TryRecvError::Closed) => break,
+            };
+        }
+        Some(piece.freeze())
+    }
+}
+
+/// JSON has no line ends of its own: one line of data is enough.
+fn put(piece: &mut BytesMut, event: &str, data: &str) {
+    for text in ["event: ", event, "\ndata: ", data, "\n\n"] {
+        piece.put_slice(text.as_bytes());
+    }
+}
+
+fn write(piece: &mut BytesMut, line: &Line) {
+    let mut data = json!({
+        "id": line.id,
+        "topic": line.topic_name,
+        "type": line.event_type,
+        "subject": line.subject,
+        "at": line.at.to_string(),
+    });
+    if let Some(name) = &line.domain_topic {
+        data["domainTopic"] = json!(name);
+    }
+    if let Some((_, name)) = &line.subscription {
+        data["subscription"] = json!(name);
+    }
+    let event = match line.what {
+        Happening::Accepted { matched } => {
+            data["matched"] = json!(matched);
+            "accepted"
+        }
+        Happening::Attempted {
+            outcome,
+            status,
+            state,
+        } => {
+            data["outcome"] = json!(outcome.name());
+            data["state"] = json!(state.name());
+            if let Some(status) = status {
+                data["status"] = json!(status);
+            }
+            "attempted"
+        }
+        Happening::Ended(disposition) => {
+            data["state"] = json!(disposition.state().name());
+            if let Some(reason) = disposition.reason() {
+                data["reason"] = json!(reason.name());
+            }
+            "ended"
+        }
+    };
+    put(piece, event, &data.to_string());
+}

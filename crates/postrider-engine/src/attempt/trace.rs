@@ -1,0 +1,135 @@
+//! How an attempt stands in traces: what the receiver is told, and what is exported.
+
+use super::{Plan, Way};
+use http::header::{HeaderName, HeaderValue};
+use postrider_core::event::Schema;
+use postrider_core::json::Raw;
+use postrider_core::subscription::{InputMapping, Topic};
+use postrider_core::trace::{Carried, Context, Gathered, Ids, Share, Standing};
+use postrider_core::{envelope, event::Batch, trace};
+use postrider_store::Claim;
+use std::borrow::Cow;
+use std::sync::Arc;
+
+const TRACEPARENT: HeaderName = HeaderName::from_static(trace::TRACEPARENT);
+const TRACESTATE: HeaderName = HeaderName::from_static(trace::TRACESTATE);
+
+/// A span names at most so many events.
+pub const IDS_MAX: usize = 16;
+/// A longer id is cut.
+const ID_BYTES_MAX: usize = 128;
+
+/// What one attempt is in traces.
+#[derive(Debug, Default)]
+pub struct Traced {
+    /// What the receiver is told, with the state that goes with it.
+    pub told: Option<(Context, Box<str>)>,
+    /// Told to whoever exports spans; none if nobody wants this one.
+    pub span: Option<Box<AttemptSpan>>,
+}
+
+/// What is known of an attempt's span before it ends.
+#[derive(Clone, Debug)]
+pub struct AttemptSpan {
+    pub standing: Standing,
+    pub state: Box<str>,
+    pub topic: Arc<Topic>,
+    pub events: usize,
+    /// Of the first events.
+    pub ids: Vec<Box<str>>,
+}
+
+impl Plan {
+    /// Works out how an attempt for these claims stands in traces. `exported`: spans are, and of the traces that
+    /// begin here this share.
+    pub fn traced(&self, claims: &[Claim], exported: Option<Share>) -> Traced {
+        let ids = Ids { log: self.log };
+        let mut gathered = Gathered::default();
+        let mut begun = None;
+        let mut last = None;
+        for claim in claims {
+            let (batch, first) = (&claim.entry.batch, claim.entry.first);
+            // Only CloudEvents speak for themselves; others of one request came with the same context.
+            if batch.schema != Schema::CloudEvent && last == Some(first) {
+                continue;
+            }
+            last = Some(first);
+            let carried = Carried::of_event(batch, claim.index as usize);
+            let carried = carried.or_else(|| {
+                let context = ids.begun(first, exported?);
+                begun = Some(context);
+                Some(Carried {
+                    context,
+                    state: Cow::Borrowed(""),
+                })
+            });
+            gathered.add(carried);
+        }
+        let (Some(first), Some(_), true) = (claims.first(), exported, gathered.sampled()) else {
+            // Nobody looks at a span of ours: whoever looks at the trace sees the receiver's under the producer's.
+            let told = gathered.shared();
+            return Traced {
+                told: told.map(|shared| (shared.context, shared.state.as_ref().into())),
+                span: None,
+            };
+        };
+        let number = first.attempts_made + 1;
+        let mut standing = ids.attempt(&gathered, self.subscription.id, first.position(), number);
+        if begun.is_some() && standing.parent == begun {
+            // It hangs on our own span of the publish request; there is no producer to name.
+            standing.links.clear();
+        }
+        let state: Box<str> = gathered.shared().map_or("", |shared| &shared.state).into();
+        let mapping = self.topic.topic.mapping.as_ref();
+        let named = claims.iter().take(IDS_MAX);
+        let named = named.filter_map(|claim| event_id(&claim.entry.batch, claim.index as usize, mapping));
+        Traced {
+            told: Some((standing.context, state.clone())),
+            span: Some(Box::new(AttemptSpan {
+                standing,
+                state,
+                topic: self.topic.topic.clone(),
+                events: claims.len(),
+                ids: named.collect(),
+            })),
+        }
+    }
+
+    /// Adds what the receiver is told, unless the subscription says something else there.
+    pub(super) fn tell(&self, traced: &Traced, more: &mut Vec<(HeaderName, HeaderValue)>) {
+        let Some((context, state)) = &traced.told else {
+            return;
+        };
+        // To a broker headers are properties of the message, which are the subscription's to choose.
+        if !matches!(self.way, Way::Plain | Way::Relay { .. }) || self.sets(&TRACEPARENT) {
+            return;
+        }
+        let header = HeaderValue::try_from(context.to_string());
+        more.push((TRACEPARENT, header.expect("digits fit a header")));
+        if !state.is_empty()
+            && !self.sets(&TRACESTATE)
+            && let Ok(state) = HeaderValue::from_str(state)
+        {
+            more.push((TRACESTATE, state));
+        }
+    }
+
+    /// Whether the subscription has a header of its own by this name.
+    fn sets(&self, name: &HeaderName) -> bool {
+        self.headers.contains_key(name) || self.dynamic.iter().any(|(known, _)| known == name)
+    }
+}
+
+/// The beginning of an event's id.
+pub fn event_id(batch: &Batch, index: usize, mapping: Option<&InputMapping>) -> Option<Box<str>> {
+    let object = Raw::trusted(batch.object(index));
+    let id = match batch.schema {
+        Schema::EventGrid | Schema::CloudEvent => object.get("id")?,
+        Schema::Custom => envelope::path(object, mapping?.id.source_field.as_deref()?)?,
+    };
+    let id = id.as_str()?;
+    let end = (0..=ID_BYTES_MAX.min(id.len()))
+        .rev()
+        .find(|at| id.is_char_boundary(*at))?;
+    Some(id[..end].into())
+}

@@ -1,0 +1,163 @@
+//! What the recorder is told of deliveries.
+
+use super::Dispatcher;
+use crate::attempt::trace::AttemptSpan;
+use crate::attempt::{self, Plan};
+use crate::deliver::{Reply, Timings};
+use crate::recorder::{AnswerBody, Attempted, Decision, Disposition, Ended, Place, Run, Why};
+use bytes::Bytes;
+use http::header::CONTENT_TYPE;
+use postrider_core::ids::SubscriptionId;
+use postrider_core::pause::Pauses;
+use postrider_core::retry::Next;
+use postrider_core::time::Timestamp;
+use postrider_store::{Claim, Settled};
+
+/// Of a longer answer only a beginning of this many bytes waits in memory to be recorded. It is more than is kept, so
+/// that it shows that something was cut off.
+const ANSWER_BYTES_MAX: usize = 2048;
+
+pub(super) fn place(claim: &Claim) -> Place {
+    Place {
+        first: claim.entry.first,
+        index: claim.index,
+    }
+}
+
+/// What came back from an attempt, as far as it is recorded.
+#[derive(Default)]
+pub(super) struct Heard {
+    timings: Option<Timings>,
+    answer: Option<AnswerBody>,
+    failure: Option<Box<str>>,
+}
+
+impl Heard {
+    pub(super) fn of(reply: Reply) -> Heard {
+        match reply {
+            Reply::Answered(answer) => {
+                let mut body = answer.body;
+                if body.len() > ANSWER_BYTES_MAX {
+                    body = Bytes::copy_from_slice(&body[..ANSWER_BYTES_MAX]);
+                }
+                let content_type = answer.headers.get(CONTENT_TYPE).cloned();
+                let says_something = content_type.is_some() || !body.is_empty();
+                Heard {
+                    timings: Some(answer.timings),
+                    answer: says_something.then_some(AnswerBody { content_type, body }),
+                    failure: None,
+                }
+            }
+            failed => Heard::unrecorded(failed),
+        }
+    }
+
+    /// Only what the log says of it.
+    pub(super) fn unrecorded(reply: Reply) -> Heard {
+        match reply {
+            Reply::Answered(_) => Heard::default(),
+            Reply::Failed(failure) => Heard {
+                failure: Some(failure.detail.into()),
+                ..Heard::default()
+            },
+        }
+    }
+
+    /// Why there was no answer.
+    pub(super) fn failure(&self) -> Option<&str> {
+        self.failure.as_deref()
+    }
+}
+
+/// One attempt that has ended.
+pub(super) struct Sent<'a> {
+    pub(super) plan: &'a Plan,
+    pub(super) pauses: &'a Pauses,
+    pub(super) begun: Timestamp,
+    pub(super) ended: Timestamp,
+    pub(super) attempted: attempt::Attempted,
+    pub(super) heard: Heard,
+    /// For whoever exports spans.
+    pub(super) span: Option<Box<AttemptSpan>>,
+    /// Where its deliveries begin among those that are settled; those before it were not attempted.
+    pub(super) from: usize,
+}
+
+impl Dispatcher {
+    /// Tells the recorder what follows deliveries.
+    pub(super) fn note(&self, of: SubscriptionId, settled: &[Settled], sent: Option<Sent<'_>>) {
+        let from = sent.as_ref().map_or(settled.len(), |sent| sent.from);
+        let (aside, attempted) = settled.split_at(from);
+        for alike in aside.chunk_by(|a, b| a.next == b.next && a.at == b.at) {
+            let disposition = match alike[0].next {
+                // An earlier attempt was answered after the time for it.
+                Next::Done => Disposition::DeliveredLate,
+                Next::DeadLetter(reason) => Disposition::DeadLettered(reason),
+                Next::Drop(reason) => Disposition::Dropped(reason),
+                Next::RetryAt(_) => continue,
+            };
+            self.recorder.ended(Ended {
+                subscription: of,
+                events: alike.iter().map(|one| place(&one.claim)).collect(),
+                at: alike[0].at,
+                disposition,
+            });
+        }
+        let Some(sent) = sent else {
+            return;
+        };
+        let mut runs: Vec<Run> = Vec::new();
+        for one in attempted {
+            let run = sent.run(one);
+            match runs.last_mut() {
+                Some(last) if follows(last, &run) => last.count += 1,
+                _ => runs.push(run),
+            }
+        }
+        self.recorder.attempted(Attempted {
+            subscription: sent.plan.subscription.clone(),
+            endpoint: sent.plan.endpoint.name.clone(),
+            begun: sent.begun,
+            ended: sent.ended,
+            outcome: sent.attempted.outcome,
+            status: sent.attempted.status,
+            timings: sent.heard.timings,
+            answer: sent.heard.answer,
+            failure: sent.heard.failure,
+            span: sent.span,
+            runs,
+        });
+    }
+}
+
+impl Sent<'_> {
+    fn run(&self, one: &Settled) -> Run {
+        let (plan, claim) = (self.plan, &one.claim);
+        let attempt = self.attempted.number(one.attempts_made);
+        let why = |due| {
+            Why::of(
+                &plan.policy,
+                plan.profile,
+                plan.kind,
+                attempt,
+                self.pauses.effective(claim.received(), one.at),
+                one.at,
+                due,
+            )
+        };
+        Run {
+            start: place(claim),
+            count: 1,
+            number: one.attempts_made,
+            since: claim.due.unwrap_or(claim.received()),
+            decision: Decision::new(one.next, why),
+        }
+    }
+}
+
+/// Whether a run of one event goes on with another run.
+fn follows(last: &Run, next: &Run) -> bool {
+    next.start.first == last.start.first
+        && next.start.index == last.start.index + last.count
+        && (next.number, next.since, next.decision) == (last.number, last.since, last.decision)
+}

@@ -1,0 +1,671 @@
+//! How fast and how slow: what has happened minute by minute, kept as it happens so that nobody need scan for it.
+//!
+//! A meter takes no room until something is noted on it. Only minutes in which something happened are kept, so that a
+//! clock may leap by years at no cost.
+
+use postrider_core::outcome::Outcome;
+use postrider_core::time::Timestamp;
+use std::collections::VecDeque;
+use std::sync::{Mutex, MutexGuard};
+use std::time::Duration;
+
+/// Minutes that are remembered of the whole engine …
+pub const MINUTES_OF_ALL: usize = 24 * 60;
+/// … and of one topic or subscription: there may be very many.
+pub const MINUTES_OF_ONE: usize = 3 * 60;
+/// Percentiles that are shown without saying of when are of so many minutes, the present one included.
+pub const LATENCY_MINUTES: usize = 15;
+
+const NANOS_PER_MINUTE: i64 = 60_000_000_000;
+/// Rates are counted in steps, so that they follow quickly and fall to nothing within a minute.
+const NANOS_PER_STEP: i64 = 5_000_000_000;
+const STEPS_PER_MINUTE: usize = 12;
+/// Lanes look at the clock before they note: a minute that is this much older may come after a newer one. When more
+/// than that lies in the future, the clock was set back.
+const MINUTES_LATE_MAX: i64 = 2;
+
+/// Upper bounds of how long events are on their way, in seconds, as Prometheus gets them.
+pub const LATENCY_BOUNDS: [f64; 17] = [
+    0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0, 30.0, 60.0, 300.0, 1800.0, 7200.0, 21600.0,
+    86400.0,
+];
+/// Upper bounds of how long requests take.
+pub const DURATION_BOUNDS: [f64; 15] = [
+    0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0,
+];
+
+/// The numbers of the whole engine, of a topic or of a subscription.
+#[derive(Debug)]
+pub struct Meter {
+    minutes_max: usize,
+    kept: Mutex<Option<Box<Kept>>>,
+}
+
+/// Of one topic or subscription.
+impl Default for Meter {
+    fn default() -> Meter {
+        Meter {
+            minutes_max: MINUTES_OF_ONE,
+            kept: Mutex::new(None),
+        }
+    }
+}
+
+/// What one delivery request came to, or one look at deliveries that were not sent any more.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Noted<'a> {
+    pub attempt: Option<Attempt>,
+    /// How long events that have arrived were on their way, and how many took so long.
+    pub delivered: &'a [(Duration, usize)],
+    pub dead_lettered: usize,
+    pub dropped: usize,
+}
+
+/// One delivery request.
+#[derive(Clone, Copy, Debug)]
+pub struct Attempt {
+    pub outcome: Outcome,
+    pub took: Duration,
+    /// How long its first event had waited, if this was its first attempt.
+    pub waited: Option<Duration>,
+}
+
+#[derive(Debug, Default)]
+struct Kept {
+    steps: [Step; STEPS_PER_MINUTE + 1],
+    /// By time; there are no empty ones.
+    minutes: VecDeque<Minute>,
+    totals: Totals,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Step {
+    number: i64,
+    published: u32,
+    delivered: u32,
+    failed: u32,
+}
+
+#[derive(Debug, Default)]
+struct Minute {
+    number: i64,
+    published: u64,
+    delivered: u64,
+    failed: u32,
+    dead_lettered: u32,
+    dropped: u32,
+    latency: Latencies,
+}
+
+/// Everything since the start, for those who keep the past themselves.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Totals {
+    /// From accepted to delivered, of each event.
+    pub latency: Histogram<{ LATENCY_BOUNDS.len() }>,
+    /// Of each request.
+    pub duration: Histogram<{ DURATION_BOUNDS.len() }>,
+    /// The requests by what they came to.
+    pub outcomes: [u64; Outcome::ALL.len()],
+    /// What successful requests took together, and the others.
+    pub succeeded: Duration,
+    pub failed: Duration,
+    /// Requests that were a first attempt, and how long their events had waited for it together.
+    pub first_attempts: u64,
+    pub waited: Duration,
+}
+
+/// Counts by upper bound; the last are those beyond all of them.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Histogram<const BOUNDS: usize> {
+    pub counts: [u64; BOUNDS],
+    pub beyond: u64,
+    pub sum: Duration,
+}
+
+impl<const BOUNDS: usize> Default for Histogram<BOUNDS> {
+    fn default() -> Self {
+        Histogram {
+            counts: [0; BOUNDS],
+            beyond: 0,
+            sum: Duration::ZERO,
+        }
+    }
+}
+
+impl<const BOUNDS: usize> Histogram<BOUNDS> {
+    fn add(&mut self, bounds: &[f64; BOUNDS], took: Duration, count: usize) {
+        let seconds = took.as_secs_f64();
+        let at = bounds.partition_point(|bound| *bound < seconds);
+        *self.counts.get_mut(at).unwrap_or(&mut self.beyond) += count as u64;
+        self.sum = self.sum.saturating_add(times(took, count));
+    }
+
+    pub fn count(&self) -> u64 {
+        self.counts.iter().sum::<u64>() + self.beyond
+    }
+
+    pub fn merge(&mut self, other: &Self) {
+        for (count, more) in self.counts.iter_mut().zip(&other.counts) {
+            *count += more;
+        }
+        self.beyond += other.beyond;
+        self.sum = self.sum.saturating_add(other.sum);
+    }
+}
+
+impl Totals {
+    pub fn merge(&mut self, other: &Totals) {
+        self.latency.merge(&other.latency);
+        self.duration.merge(&other.duration);
+        for (count, more) in self.outcomes.iter_mut().zip(&other.outcomes) {
+            *count += more;
+        }
+        self.succeeded = self.succeeded.saturating_add(other.succeeded);
+        self.failed = self.failed.saturating_add(other.failed);
+        self.first_attempts += other.first_attempts;
+        self.waited = self.waited.saturating_add(other.waited);
+    }
+}
+
+/// Events and failed requests per second, over the last minute.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Rates {
+    pub published: f64,
+    pub delivered: f64,
+    pub failed: f64,
+}
+
+/// Of the events that were delivered in a while, so many percent took no longer. Right within an eighth.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Percentiles {
+    pub p50: Duration,
+    pub p95: Duration,
+    pub p99: Duration,
+}
+
+/// What happened in each of a number of minutes, the last of them the present one.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Series {
+    /// When the first of them began.
+    pub start: Timestamp,
+    pub published: Vec<u64>,
+    pub delivered: Vec<u64>,
+    pub failed: Vec<u64>,
+    pub dead_lettered: Vec<u64>,
+    pub dropped: Vec<u64>,
+    /// None where nothing was delivered.
+    pub latency: Vec<Option<Percentiles>>,
+}
+
+impl Meter {
+    /// Of the whole engine.
+    pub fn of_all() -> Meter {
+        Meter {
+            minutes_max: MINUTES_OF_ALL,
+            ..Meter::default()
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Option<Box<Kept>>> {
+        self.kept.lock().expect("no panic holds it")
+    }
+
+    /// Events were accepted.
+    pub fn published(&self, now: Timestamp, events: usize) {
+        let mut kept = self.lock();
+        let kept = kept.get_or_insert_default();
+        kept.step(now).published += events as u32;
+        kept.minute(now, self.minutes_max).published += events as u64;
+    }
+
+    pub fn note(&self, now: Timestamp, noted: &Noted<'_>) {
+        let mut kept = self.lock();
+        let kept = kept.get_or_insert_default();
+        let delivered: usize = noted.delivered.iter().map(|(_, count)| count).sum();
+        let failed = u32::from(noted.attempt.is_some_and(|one| one.outcome != Outcome::Success));
+        let step = kept.step(now);
+        step.delivered += delivered as u32;
+        step.failed += failed;
+        let minute = kept.minute(now, self.minutes_max);
+        minute.delivered += delivered as u64;
+        minute.failed += failed;
+        minute.dead_lettered += noted.dead_lettered as u32;
+        minute.dropped += noted.dropped as u32;
+        for (latency, count) in noted.delivered {
+            minute.latency.add(*latency, *count);
+        }
+        for (latency, count) in noted.delivered {
+            kept.totals.latency.add(&LATENCY_BOUNDS, *latency, *count);
+        }
+        if let Some(attempt) = noted.attempt {
+            kept.totals.attempted(attempt);
+        }
+    }
+
+    pub fn rates(&self, now: Timestamp) -> Rates {
+        self.lock()
+            .as_ref()
+            .map_or(Rates::default(), |kept| kept.rates(now))
+    }
+
+    /// Of the last minutes, the present one included; none if nothing was delivered in them.
+    pub fn latency(&self, now: Timestamp, minutes: usize) -> Option<Percentiles> {
+        let kept = self.lock();
+        let last = now.nanos().div_euclid(NANOS_PER_MINUTE);
+        let mut all = Counts::default();
+        for minute in kept.as_ref()?.between(last - minutes as i64 + 1, last) {
+            all.add(&minute.latency);
+        }
+        all.percentiles()
+    }
+
+    pub fn series(&self, now: Timestamp, minutes: usize) -> Series {
+        let last = now.nanos().div_euclid(NANOS_PER_MINUTE);
+        let first = last - minutes as i64 + 1;
+        let mut series = Series {
+            start: Timestamp::from_nanos(first * NANOS_PER_MINUTE),
+            published: vec![0; minutes],
+            delivered: vec![0; minutes],
+            failed: vec![0; minutes],
+            dead_lettered: vec![0; minutes],
+            dropped: vec![0; minutes],
+            latency: vec![None; minutes],
+        };
+        let kept = self.lock();
+        for minute in kept.iter().flat_map(|kept| kept.between(first, last)) {
+            let at = (minute.number - first) as usize;
+            series.published[at] = minute.published;
+            series.delivered[at] = minute.delivered;
+            series.failed[at] = u64::from(minute.failed);
+            series.dead_lettered[at] = u64::from(minute.dead_lettered);
+            series.dropped[at] = u64::from(minute.dropped);
+            let mut counts = Counts::default();
+            counts.add(&minute.latency);
+            series.latency[at] = counts.percentiles();
+        }
+        series
+    }
+
+    /// None while nothing was noted.
+    pub fn totals(&self) -> Option<Totals> {
+        self.lock().as_ref().map(|kept| kept.totals.clone())
+    }
+
+    /// Adds what another one has counted in all; it is about to go.
+    pub fn absorb(&self, other: &Meter) {
+        if let Some(more) = other.totals() {
+            self.lock().get_or_insert_default().totals.merge(&more);
+        }
+    }
+}
+
+impl Totals {
+    fn attempted(&mut self, attempt: Attempt) {
+        let Attempt {
+            outcome,
+            took,
+            waited,
+        } = attempt;
+        self.duration.add(&DURATION_BOUNDS, took, 1);
+        self.outcomes[usize::from(outcome.code())] += 1;
+        let sum = match outcome {
+            Outcome::Success => &mut self.succeeded,
+            _ => &mut self.failed,
+        };
+        *sum = sum.saturating_add(took);
+        if let Some(waited) = waited {
+            self.first_attempts += 1;
+            self.waited = self.waited.saturating_add(waited);
+        }
+    }
+}
+
+impl Kept {
+    fn step(&mut self, now: Timestamp) -> &mut Step {
+        let number = now.nanos().div_euclid(NANOS_PER_STEP);
+        let at = number.rem_euclid(self.steps.len() as i64) as usize;
+        let step = &mut self.steps[at];
+        if step.number != number {
+            *step = Step {
+                number,
+                ..Step::default()
+            };
+        }
+        step
+    }
+
+    fn rates(&self, now: Timestamp) -> Rates {
+        let present = now.nanos().div_euclid(NANOS_PER_STEP);
+        let oldest = present - STEPS_PER_MINUTE as i64;
+        let into = now.nanos().rem_euclid(NANOS_PER_STEP) as f64 / NANOS_PER_STEP as f64;
+        let mut rates = Rates::default();
+        for step in &self.steps {
+            // A part of the oldest one lies more than a minute back.
+            let share = match step.number {
+                number if number == oldest => 1.0 - into,
+                number if number > oldest && number <= present => 1.0,
+                _ => continue,
+            };
+            rates.published += share * f64::from(step.published);
+            rates.delivered += share * f64::from(step.delivered);
+            rates.failed += share * f64::from(step.failed);
+        }
+        for rate in [&mut rates.published, &mut rates.delivered, &mut rates.failed] {
+            *rate /= 60.0;
+        }
+        rates
+    }
+
+    fn minute(&mut self, now: Timestamp, minutes_max: usize) -> &mut Minute {
+        let number = now.nanos().div_euclid(NANOS_PER_MINUTE);
+        let minutes = &mut self.minutes;
+        while minutes
+            .back()
+            .is_some_and(|last| last.number > number + MINUTES_LATE_MAX)
+        {
+            minutes.pop_back();
+        }
+        let mut at = minutes.len();
+        while at > 0 && minutes[at - 1].number > number {
+            at -= 1;
+        }
+        if at > 0 && minutes[at - 1].number == number {
+            return &mut minutes[at - 1];
+        }
+        // Only what is shown is kept, however long ago it was noted.
+        while minutes
+            .front()
+            .is_some_and(|first| first.number <= number - minutes_max as i64)
+        {
+            minutes.pop_front();
+            at -= 1;
+        }
+        minutes.insert(
+            at,
+            Minute {
+                number,
+                ..Minute::default()
+            },
+        );
+        &mut minutes[at]
+    }
+
+    fn between(&self, first: i64, last: i64) -> impl Iterator<Item = &Minute> {
+        let from = self.minutes.partition_point(|minute| minute.number < first);
+        let to = self.minutes.partition_point(|minute| minute.number <= last);
+        self.minutes.range(from..to.max(from))
+    }
+}
+
+/// How often each stretch of time was taken: by number of the stretch, without the empty ones.
+#[derive(Debug, Default)]
+struct Latencies(Vec<(u16, u32)>);
+
+impl Latencies {
+    fn add(&mut self, took: Duration, count: usize) {
+        let stretch = stretch_of(took);
+        match self.0.iter_mut().find(|(known, _)| *known == stretch) {
+            Some((_, known)) => *known += count as u32,
+            None => self.0.push((stretch, count as u32)),
+        }
+    }
+}
+
+/// The same with the empty ones, added up.
+struct Counts([u64; STRETCHES]);
+
+impl Default for Counts {
+    fn default() -> Counts {
+        Counts([0; STRETCHES])
+    }
+}
+
+impl Counts {
+    fn add(&mut self, latencies: &Latencies) {
+        for (stretch, count) in &latencies.0 {
+            self.0[usize::from(*stretch)] += u64::from(*count);
+        }
+    }
+
+    fn percentiles(&self) -> Option<Percentiles> {
+        let all: u64 = self.0.iter().sum();
+        (all > 0).then(|| Percentiles {
+            p50: self.quantile(all, 0.50),
+            p95: self.quantile(all, 0.95),
+            p99: self.quantile(all, 0.99),
+        })
+    }
+
+    /// Within a stretch they are taken to be spread evenly.
+    fn quantile(&self, all: u64, share: f64) -> Duration {
+        let wanted = share * all as f64;
+        let mut before = 0.0;
+        for (stretch, count) in self.0.iter().enumerate().filter(|(_, count)| **count > 0) {
+            let count = *count as f64;
+            if before + count >= wanted {
+                let (from, to) = (begin_of(stretch), begin_of(stretch + 1));
+                let micros = from + (to - from) * ((wanted - before) / count);
+                return Duration::from_secs_f64(micros / 1e6);
+            }
+            before += count;
+        }
+        Duration::ZERO
+    }
+}
+
+/// Stretches double their length every eight; the first is 64 µs long.
+const FIRST_STRETCH_BITS: u32 = 6;
+const STRETCHES_PER_DOUBLING: usize = 8;
+/// As many as 64 bits of microseconds need.
+const STRETCHES: usize = 1 + (u64::BITS - FIRST_STRETCH_BITS) as usize * STRETCHES_PER_DOUBLING;
+
+fn stretch_of(took: Duration) -> u16 {
+    let micros = u64::try_from(took.as_micros()).unwrap_or(u64::MAX);
+    if micros < 1 << FIRST_STRETCH_BITS {
+        return 0;
+    }
+    let bits = micros.ilog2();
+    let part = (micros >> (bits - STRETCHES_PER_DOUBLING.ilog2())) as usize % STRETCHES_PER_DOUBLING;
+    let doublings = (bits - FIRST_STRETCH_BITS) as usize;
+    (1 + doublings * STRETCHES_PER_DOUBLING + part) as u16
+}
+
+/// Where a stretch begins, in microseconds.
+fn begin_of(stretch: usize) -> f64 {
+    let Some(beyond) = stretch.checked_sub(1) else {
+        return 0.0;
+    };
+    let doublings = (beyond / STRETCHES_PER_DOUBLING) as u32 + FIRST_STRETCH_BITS;
+    let part = (beyond % STRETCHES_PER_DOUBLING) as f64 / STRETCHES_PER_DOUBLING as f64;
+    f64::powi(2.0, doublings as i32) * (1.0 + part)
+}
+
+fn times(took: Duration, count: usize) -> Duration {
+    took.saturating_mul(u32::try_from(count).unwrap_or(u32::MAX))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const START: i64 = 1_700_000_040;
+
+    fn at(secs: i64) -> Timestamp {
+        Timestamp::from_secs(START + secs)
+    }
+
+    fn millis(n: u64) -> Duration {
+        Duration::from_millis(n)
+    }
+
+    fn delivered(meter: &Meter, secs: i64, latency: Duration, count: usize) {
+        let noted = Noted {
+            delivered: &[(latency, count)],
+            ..Noted::default()
+        };
+        meter.note(at(secs), &noted);
+    }
+
+    fn failed(meter: &Meter, secs: i64) {
+        let attempt = Attempt {
+            outcome: Outcome::Busy,
+            took: millis(20),
+            waited: Some(millis(5)),
+        };
+        let noted = Noted {
+            attempt: Some(attempt),
+            ..Noted::default()
+        };
+        meter.note(at(secs), &noted);
+    }
+
+    #[track_caller]
+    fn about(found: Duration, expected: Duration) {
+        let (found, expected) = (found.as_secs_f64(), expected.as_secs_f64());
+        assert!(
+            (found - expected).abs() <= expected / 8.0 + 64e-6,
+            "{found} s, not about {expected} s"
+        );
+    }
+
+    #[test]
+    fn stretches_follow_each_other_and_hold_what_they_should() {
+        // Up to a thousand years; beyond that, numbers with fractions are not precise enough to look.
+        for stretch in 0..400 {
+            let (from, to) = (begin_of(stretch), begin_of(stretch + 1));
+            assert!(from < to);
+            let first = Duration::from_micros(from as u64);
+            assert_eq!(usize::from(stretch_of(first)), stretch, "{first:?}");
+            let last = Duration::from_micros(to as u64 - 1);
+            assert_eq!(usize::from(stretch_of(last)), stretch, "{last:?}");
+            assert!(stretch == 0 || to / from <= 1.125 + 1e-9);
+        }
+        assert_eq!(usize::from(stretch_of(Duration::MAX)), STRETCHES - 1);
+    }
+
+    #[test]
+    fn percentiles_are_about_right() {
+        let meter = Meter::default();
+        assert_eq!(meter.latency(at(0), 15), None);
+        for n in 1..=1000 {
+            delivered(&meter, n / 100, millis(n as u64), 1);
+        }
+        let found = meter.latency(at(60), 15).unwrap();
+        about(found.p50, millis(500));
+        about(found.p95, millis(950));
+        about(found.p99, millis(990));
+        // Whatever took as long takes as long, however many they are.
+        let meter = Meter::default();
+        delivered(&meter, 0, Duration::from_secs(86_400), 5000);
+        let found = meter.latency(at(0), 1).unwrap();
+        about(found.p50, Duration::from_secs(86_400));
+        about(found.p99, Duration::from_secs(86_400));
+        assert_eq!(meter.latency(at(60), 1), None, "that was another minute");
+    }
+
+    #[test]
+    fn rates_are_of_the_last_minute() {
+        let meter = Meter::default();
+        assert_eq!(meter.rates(at(0)), Rates::default());
+        for secs in 0..120 {
+            meter.published(at(secs), 10);
+            delivered(&meter, secs, millis(1), 5);
+            failed(&meter, secs);
+        }
+        let rates = meter.rates(at(120));
+        assert_eq!((rates.published, rates.delivered, rates.failed), (10.0, 5.0, 1.0));
+        // Nothing more comes: half of it is left after half a minute, and nothing after a whole one.
+        let half = meter.rates(at(150));
+        assert_eq!(half.published, 5.0);
+        assert_eq!(meter.rates(at(180)), Rates::default());
+        assert_eq!(meter.rates(at(86_400)), Rates::default());
+        // One that came this instant counts already.
+        meter.published(at(86_400), 60);
+        assert_eq!(meter.rates(at(86_400)).published, 1.0);
+    }
+
+    #[test]
+    fn series_have_a_place_for_every_minute() {
+        let meter = Meter::default();
+        meter.published(at(0), 2);
+        delivered(&meter, 59, millis(10), 2);
+        delivered(&meter, 121, millis(80), 1);
+        failed(&meter, 122);
+        let noted = Noted {
+            dead_lettered: 3,
+            dropped: 4,
+            ..Noted::default()
+        };
+        meter.note(at(130), &noted);
+        let series = meter.series(at(179), 4);
+        assert_eq!(series.start, at(-60));
+        assert_eq!(series.published, [0, 2, 0, 0]);
+        assert_eq!(series.delivered, [0, 2, 0, 1]);
+        assert_eq!(series.failed, [0, 0, 0, 1]);
+        assert_eq!(series.dead_lettered, [0, 0, 0, 3]);
+        assert_eq!(series.dropped, [0, 0, 0, 4]);
+        assert_eq!(
+            series.latency.iter().map(Option::is_some).collect::<Vec<_>>(),
+            [false, true, false, true]
+        );
+        about(series.latency[3].unwrap().p50, millis(80));
+        assert_eq!(meter.series(at(180), 1).delivered, [0]);
+        assert_eq!(Meter::default().series(at(0), 2).published, [0, 0]);
+    }
+
+    #[test]
+    fn what_is_too_old_is_let_go_and_leaps_cost_nothing() {
+        let meter = Meter::default();
+        let count = |meter: &Meter| meter.lock().as_ref().unwrap().minutes.len();
+        for minute in 0..1000 {
+            meter.published(at(minute * 60), 1);
+        }
+        assert_eq!(count(&meter), MINUTES_OF_ONE);
+        let series = meter.series(at(999 * 60), MINUTES_OF_ALL);
+        assert_eq!(series.published.iter().sum::<u64>(), MINUTES_OF_ONE as u64);
+        // A hundred years on, nothing of it is left.
+        let later = 100 * 365 * 86_400;
+        meter.published(at(later), 7);
+        assert_eq!(count(&meter), 1);
+        assert_eq!(meter.series(at(later), 3).published, [0, 0, 7]);
+        // The clock is set back: what it showed before never was.
+        meter.published(at(0), 1);
+        assert_eq!(meter.series(at(0), 1).published, [1]);
+        assert_eq!(count(&meter), 1);
+    }
+
+    // Two lanes read the clock on either side of the minute and note in the other order.
+    #[test]
+    fn a_minute_may_come_late() {
+        let meter = Meter::default();
+        meter.published(at(61), 1);
+        meter.published(at(59), 2);
+        meter.published(at(62), 4);
+        assert_eq!(meter.series(at(62), 2).published, [2, 5]);
+    }
+
+    #[test]
+    fn totals_are_counted_by_bound_and_outcome() {
+        let meter = Meter::default();
+        assert_eq!(meter.totals(), None);
+        delivered(&meter, 0, millis(5), 2);
+        delivered(&meter, 0, millis(6), 1);
+        delivered(&meter, 0, Duration::from_secs(100_000), 1);
+        failed(&meter, 0);
+        let other = Meter::default();
+        failed(&other, 0);
+        meter.absorb(&other);
+        let totals = meter.totals().unwrap();
+        assert_eq!(
+            totals.latency.counts[..3],
+            [2, 1, 0],
+            "bounds belong to what is below"
+        );
+        assert_eq!((totals.latency.beyond, totals.latency.count()), (1, 4));
+        assert_eq!(totals.latency.sum, millis(16) + Duration::from_secs(100_000));
+        assert_eq!(totals.duration.count(), 2);
+        assert_eq!(totals.outcomes[usize::from(Outcome::Busy.code())], 2);
+        assert_eq!((totals.succeeded, totals.failed), (Duration::ZERO, millis(40)));
+        assert_eq!((totals.first_attempts, totals.waited), (2, millis(10)));
+    }
+}

@@ -1,0 +1,972 @@
+//! What the flight recorder is told, and what it can be asked. The engine tells; it never waits for it.
+
+use bytes::Bytes;
+use http::HeaderValue;
+use postrider_core::event::{Batch, Schema};
+use postrider_core::filter::{AdvancedFilter, Filter, Mismatch, Test};
+use postrider_core::ids::{Position, SubscriptionId, TopicId};
+use postrider_core::outcome::Outcome;
+use postrider_core::profile::{EndpointKind, Profile, StatusRule};
+use postrider_core::retry::{Attempt, Next, Reason, RetryPolicy};
+use postrider_core::subscription::{InputMapping, Subscription, Topic, TopicKind};
+use postrider_core::time::Timestamp;
+use std::fmt;
+use std::str::FromStr;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::time::Duration;
+use tokio::sync::broadcast;
+
+use crate::attempt::trace::AttemptSpan;
+use crate::deliver::Timings;
+
+/// Told of everything that happens to events. Called on the hot path from anywhere: never blocks, never fails;
+/// what it cannot take it loses and counts.
+pub trait Recorder: Send + Sync {
+    /// Whether anything is kept. What costs something to collect is collected only then.
+    fn on(&self) -> bool;
+    /// Once per publish request, when it is durable.
+    fn accepted(&self, accepted: Accepted);
+    /// Once per delivery request, when it is decided what follows.
+    fn attempted(&self, attempted: Attempted);
+    /// Deliveries that ended without an attempt of their own.
+    fn ended(&self, ended: Ended);
+    /// A subscription is gone, and with it whatever waited for it.
+    fn retired(&self, retired: Retired);
+    /// An endpoint is left alone for a while, or for longer than was said before.
+    fn held(&self, held: Held);
+    /// Deliveries to an endpoint go on.
+    fn released(&self, released: Released);
+    /// Dead letters are in a blob.
+    fn blob(&self, blob: BlobWritten);
+    /// Dead letters were appended anew.
+    fn replayed(&self, replayed: Replayed);
+}
+
+/// A topic as routing saw it: the names for what an accepted request refers to.
+#[derive(Debug)]
+pub struct Audience {
+    pub topic: TopicId,
+    pub name: String,
+    /// The full resource id.
+    pub full_id: String,
+    pub domain: bool,
+    pub mapping: Option<InputMapping>,
+    /// In the order in which verdicts are given.
+    pub subscriptions: Vec<Arc<Subscription>>,
+}
+
+impl Audience {
+    pub fn new(topic: &Topic, full_id: &str, subscriptions: Vec<Arc<Subscription>>) -> Audience {
+        Audience {
+            topic: topic.id,
+            name: topic.name.clone(),
+            full_id: full_id.to_owned(),
+            domain: matches!(topic.kind, TopicKind::Domain { .. }),
+            mapping: topic.mapping.clone(),
+            subscriptions,
+        }
+    }
+}
+
+/// What routing said about one event and one subscription.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Verdict {
+    Matched,
+    /// The subscription's own time was over.
+    Expired,
+    /// It is attached to another topic of the domain.
+    DomainTopic,
+    EventType,
+    SubjectBeginsWith,
+    SubjectEndsWith,
+    /// Index into `Filter::advanced`.
+    Advanced(u16),
+}
+
+impl From<Mismatch> for Verdict {
+    fn from(mismatch: Mismatch) -> Verdict {
+        match mismatch {
+            Mismatch::EventType => Verdict::EventType,
+            Mismatch::SubjectPrefix => Verdict::SubjectBeginsWith,
+            Mismatch::SubjectSuffix => Verdict::SubjectEndsWith,
+            Mismatch::Advanced(index) => Verdict::Advanced(u16::try_from(index).unwrap_or(u16::MAX)),
+        }
+    }
+}
+
+/// The verdicts on the events of one request.
+#[derive(Clone, Debug, Default)]
+pub struct Verdicts {
+    /// The distinct lists, each with a verdict for every subscription of the audience, or for the first of them
+    /// where the others are too many. Empty when no subscription looks at the event: all have matched.
+    pub lists: Vec<Box<[Verdict]>>,
+    /// For each event the number of its list. As empty as `lists`.
+    pub of_event: Vec<u32>,
+}
+
+#[derive(Clone, Debug)]
+pub struct Accepted {
+    /// Of the request's first event; none when nobody wanted any of them and nothing was stored.
+    pub first: Option<Position>,
+    pub batch: Arc<Batch>,
+    pub audience: Arc<Audience>,
+    pub verdicts: Verdicts,
+}
+
+/// An event by the position of its request's first event and its place in the request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Place {
+    pub first: Position,
+    pub index: u32,
+}
+
+impl Place {
+    pub fn position(self) -> Position {
+        Position(self.first.0 + u64::from(self.index))
+    }
+}
+
+/// `12345:0`
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}", self.first, self.index)
+    }
+}
+
+/// Neighbouring events of one publish request that fared alike in one delivery request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Run {
+    pub start: Place,
+    pub count: u32,
+    /// Which attempt of theirs it was. The first is 1.
+    pub number: u32,
+    /// Since when they could have been attempted: when they were accepted, or their retry came due.
+    pub since: Timestamp,
+    pub decision: Decision,
+}
+
+#[derive(Clone, Debug)]
+pub struct Attempted {
+    pub subscription: Arc<Subscription>,
+    /// Scheme, host, port and path.
+    pub endpoint: Arc<str>,
+    pub begun: Timestamp,
+    pub ended: Timestamp,
+    pub outcome: Outcome,
+    pub status: Option<u16>,
+    /// As far as the transport measured them; the total is known in any case.
+    pub timings: Option<Timings>,
+    pub answer: Option<AnswerBody>,
+    /// Why no answer came, for people.
+    pub failure: Option<Box<str>>,
+    /// Where it stands in traces, if its span is exported.
+    pub span: Option<Box<AttemptSpan>>,
+    pub runs: Vec<Run>,
+}
+
+/// The beginning of what was answered. It is cut and redacted before it is kept.
+#[derive(Clone, Debug)]
+pub struct AnswerBody {
+    pub content_type: Option<HeaderValue>,
+    pub body: Bytes,
+}
+
+/// What follows an attempt, and why then.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Decision {
+    Done,
+    Retry { at: Timestamp, why: Why },
+    DeadLetter(Reason),
+    Drop(Reason),
+}
+
+impl Decision {
+    /// `why` is asked only when there is a retry.
+    pub fn new(next: Next, why: impl FnOnce(Timestamp) -> Why) -> Decision {
+        match next {
+            Next::Done => Decision::Done,
+            Next::RetryAt(at) => Decision::Retry { at, why: why(at) },
+            Next::DeadLetter(reason) => Decision::DeadLetter(reason),
+            Next::Drop(reason) => Decision::Drop(reason),
+        }
+    }
+}
+
+/// Which rule set the time of a retry.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Why {
+    /// The schedule's wait after this many attempts.
+    Schedule { after: u32, wait: Duration },
+    /// The status asks for at least this wait.
+    Floor { wait: Duration },
+    /// The receiver asked for this wait.
+    RetryAfter { asked: Duration },
+    /// The receiver asked to wait beyond the end of the event's time: it is looked at then.
+    EndOfLife,
+}
+
+impl Why {
+    /// The rule behind the decision that an attempt which ended at `now` is followed by another at `due`.
+    pub fn of(
+        policy: &RetryPolicy,
+        profile: &Profile,
+        kind: EndpointKind,
+        attempt: Attempt,
+        published: Timestamp,
+        now: Timestamp,
+        due: Timestamp,
+    ) -> Why {
+        let wait = profile.step(attempt.number);
+        let floor = match profile.rule(attempt.status, kind) {
+            StatusRule::RetryAfter(floor) | StatusRule::FinalIfDeadLettered(floor) => floor,
+            StatusRule::Final => Duration::ZERO,
+        };
+        // Chance only lengthens a step, and only by so much.
+        let longest = wait.mul_f64(1.0 + f64::from(profile.jitter_percent) / 100.0);
+        let by_rule = now + longest.max(floor);
+        if let Some(asked) = attempt.retry_after
+            && (now + asked).min(published + policy.time_to_live) == due
+            && due >= now + wait.max(floor)
+        {
+            return if now + asked == due {
+                Why::RetryAfter { asked }
+            } else {
+                Why::EndOfLife
+            };
+        }
+        if floor > wait && due <= by_rule && now + floor == due {
+            return Why::Floor { wait: floor };
+        }
+        Why::Schedule {
+            after: attempt.number,
+            wait,
+        }
+    }
+
+    pub fn name(self) -> &'static str {
+        match self {
+            Why::Schedule { .. } => "schedule",
+            Why::Floor { .. } => "floor",
+            Why::RetryAfter { .. } => "retryAfter",
+            Why::EndOfLife => "endOfLife",
+        }
+    }
+}
+
+impl fmt::Display for Why {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Why::Schedule { after, wait } => {
+                write!(f, "the schedule's wait after attempt {after} is {wait:?}")
+            }
+            Why::Floor { wait } => write!(f, "after this status at least {wait:?} are waited"),
+            Why::RetryAfter { asked } => write!(f, "the receiver asked to wait for {asked:?} (Retry-After)"),
+            Why::EndOfLife => f.write_str("the receiver asked for more than the event's time to live allows"),
+        }
+    }
+}
+
+#[derive(Clone, Debug)]
+pub struct Ended {
+    pub subscription: SubscriptionId,
+    pub events: Vec<Place>,
+    pub at: Timestamp,
+    pub disposition: Disposition,
+}
+
+/// How a delivery ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Disposition {
+    Delivered,
+    /// The answer came after the time for it.
+    DeliveredLate,
+    DeadLettered(Reason),
+    Dropped(Reason),
+}
+
+impl Disposition {
+    pub fn state(self) -> DeliveryState {
+        match self {
+            Disposition::Delivered | Disposition::DeliveredLate => DeliveryState::Delivered,
+            Disposition::DeadLettered(_) => DeliveryState::DeadLettered,
+            Disposition::Dropped(_) => DeliveryState::Dropped,
+        }
+    }
+
+    pub fn reason(self) -> Option<Reason> {
+        match self {
+            Disposition::Delivered | Disposition::DeliveredLate => None,
+            Disposition::DeadLettered(reason) | Disposition::Dropped(reason) => Some(reason),
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+pub struct Retired {
+    pub subscription: SubscriptionId,
+    pub at: Timestamp,
+    pub reason: Reason,
+}
+
+#[derive(Clone, Debug)]
+pub struct Held {
+    pub endpoint: Arc<str>,
+    pub cause: Outcome,
+    pub at: Timestamp,
+    pub until: Timestamp,
+}
+
+#[derive(Clone, Debug)]
+pub struct Released {
+    pub endpoint: Arc<str>,
+    pub at: Timestamp,
+}
+
+/// Where a blob is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BlobPlace {
+    pub account: String,
+    pub container: String,
+    pub path: String,
+}
+
+#[derive(Clone, Debug)]
+pub struct BlobWritten {
+    pub subscription: SubscriptionId,
+    pub at: Timestamp,
+    pub blob: Arc<BlobPlace>,
+    pub letters: Vec<Place>,
+}
+
+#[derive(Clone, Debug)]
+pub struct Replayed {
+    pub subscription: SubscriptionId,
+    pub at: Timestamp,
+    /// Where the letters were read.
+    pub blob: Arc<BlobPlace>,
+    /// The position of the first event of the request that they became, and how many they are.
+    pub first: Position,
+    pub count: u32,
+}
+
+/// Tells two; only the second is told of spans.
+pub struct Tee(pub Arc<dyn Recorder>, pub Arc<dyn Recorder>);
+
+impl Recorder for Tee {
+    fn on(&self) -> bool {
+        self.0.on() || self.1.on()
+    }
+    fn accepted(&self, accepted: Accepted) {
+        self.0.accepted(accepted.clone());
+        self.1.accepted(accepted);
+    }
+    fn attempted(&self, mut attempted: Attempted) {
+        let span = attempted.span.take();
+        self.0.attempted(attempted.clone());
+        self.1.attempted(Attempted { span, ..attempted });
+    }
+    fn ended(&self, ended: Ended) {
+        self.0.ended(ended.clone());
+        self.1.ended(ended);
+    }
+    fn retired(&self, retired: Retired) {
+        self.0.retired(retired);
+        self.1.retired(retired);
+    }
+    fn held(&self, held: Held) {
+        self.0.held(held.clone());
+        self.1.held(held);
+    }
+    fn released(&self, released: Released) {
+        self.0.released(released.clone());
+        self.1.released(released);
+    }
+    fn blob(&self, blob: BlobWritten) {
+        self.0.blob(blob.clone());
+        self.1.blob(blob);
+    }
+    fn replayed(&self, replayed: Replayed) {
+        self.0.replayed(replayed.clone());
+        self.1.replayed(replayed);
+    }
+}
+
+/// Spans that were made, and what became of them.
+#[derive(Debug, Default)]
+pub struct SpanCounts {
+    pub exported: AtomicU64,
+    pub dropped: AtomicU64,
+}
+
+/// Keeps nothing and knows nothing.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Nothing;
+
+impl Recorder for Nothing {
+    fn on(&self) -> bool {
+        false
+    }
+    fn accepted(&self, _: Accepted) {}
+    fn attempted(&self, _: Attempted) {}
+    fn ended(&self, _: Ended) {}
+    fn retired(&self, _: Retired) {}
+    fn held(&self, _: Held) {}
+    fn released(&self, _: Released) {}
+    fn blob(&self, _: BlobWritten) {}
+    fn replayed(&self, _: Replayed) {}
+}
+
+impl Recordings for Nothing {
+    fn trace(&self, _: &str) -> Vec<EventStory> {
+        Vec::new()
+    }
+    fn search(&self, _: &Query) -> Page {
+        Page::default()
+    }
+    fn recent(&self, _: Option<TopicId>, _: usize) -> Vec<Recent> {
+        Vec::new()
+    }
+    fn subscribe(&self) -> broadcast::Receiver<Arc<Line>> {
+        // Nobody sends: the receiver is told at once that it is over.
+        broadcast::channel(1).1
+    }
+    fn status(&self) -> RecorderStatus {
+        RecorderStatus::default()
+    }
+}
+
+/// Answers what became of events. The calls read files: not to be made where nothing may block.
+pub trait Recordings: Send + Sync {
+    /// Everything known about the events with this id, the latest first.
+    fn trace(&self, id: &str) -> Vec<EventStory>;
+    /// One page, the latest recorded first. Does a bounded amount of work: a page may hold fewer events than were
+    /// asked for, or none, and still have a cursor.
+    fn search(&self, query: &Query) -> Page;
+    /// The latest events with their content, the latest first, as far as they are still in memory.
+    fn recent(&self, topic: Option<TopicId>, max: usize) -> Vec<Recent>;
+    /// What happens from now on. Who reads too slowly loses lines and is told how many.
+    fn subscribe(&self) -> broadcast::Receiver<Arc<Line>>;
+    fn status(&self) -> RecorderStatus;
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct RecorderStatus {
+    pub on: bool,
+    /// Records that were not kept because they came faster than they could be written.
+    pub lost: u64,
+    pub segments: u64,
+    pub bytes: u64,
+    /// The begin of what is kept.
+    pub oldest: Option<Timestamp>,
+    /// Segments that are being indexed after a crash; what is in them is not found yet.
+    pub indexing: u64,
+    /// Why nothing can be written, if so.
+    pub trouble: Option<String>,
+}
+
+#[derive(Clone, Debug, Default)]
+pub struct Query {
+    pub id: Option<String>,
+    pub topic: Option<TopicId>,
+    pub subscription: Option<SubscriptionId>,
+    pub event_type: Option<String>,
+    /// What the subject begins with.
+    pub subject: Option<String>,
+    pub state: Option<EventState>,
+    /// Some attempt came to this.
+    pub outcome: Option<Outcome>,
+    pub since: Option<Timestamp>,
+    /// Not included.
+    pub until: Option<Timestamp>,
+    pub cursor: Option<Cursor>,
+    pub limit: usize,
+}
+
+/// Where the next page begins.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Cursor {
+    pub segment: i64,
+    pub record: u32,
+    pub event: u32,
+}
+
+impl fmt::Display for Cursor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:x}-{:x}-{:x}", self.segment, self.record, self.event)
+    }
+}
+
+impl FromStr for Cursor {
+    type Err = ();
+    fn from_str(text: &str) -> Result<Cursor, ()> {
+        let mut parts = text.split('-').map(|part| u64::from_str_radix(part, 16));
+        let mut next = || parts.next().and_then(Result::ok).ok_or(());
+        let cursor = Cursor {
+            segment: i64::try_from(next()?).map_err(|_| ())?,
+            record: u32::try_from(next()?).map_err(|_| ())?,
+            event: u32::try_from(next()?).map_err(|_| ())?,
+        };
+        if parts.next().is_some() {
+            return Err(());
+        }
+        Ok(cursor)
+    }
+}
+
+#[derive(Clone, Debug, Default)]
+pub struct Page {
+    pub events: Vec<EventLine>,
+    pub cursor: Option<Cursor>,
+    /// The times of acceptance between which the search has looked, the earlier first.
+    pub searched: Option<(Timestamp, Timestamp)>,
+    pub work: Work,
+}
+
+/// What a query cost.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Work {
+    /// Entries of indexes that were looked at one after the other.
+    pub cards: u64,
+    /// Searches of an index for one position or id.
+    pub lookups: u64,
+    /// Pieces of index files that were read.
+    pub blocks: u64,
+    pub frames: u64,
+}
+
+/// One event in a list.
+#[derive(Clone, Debug, PartialEq)]
+pub struct EventLine {
+    pub id: String,
+    pub topic: TopicId,
+    pub topic_name: String,
+    pub domain_topic: Option<String>,
+    pub event_type: String,
+    pub subject: String,
+    pub accepted: Timestamp,
+    pub state: EventState,
+    /// Of all subscriptions together.
+    pub attempts: u32,
+    pub subscriptions: Vec<DeliveryLine>,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct DeliveryLine {
+    pub id: SubscriptionId,
+    pub name: String,
+    pub state: DeliveryState,
+    pub last_outcome: Option<Outcome>,
+}
+
+/// One event that was published, and what became of it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct EventStory {
+    pub id: String,
+    pub topic: TopicId,
+    pub topic_name: String,
+    pub topic_resource: String,
+    pub domain_topic: Option<String>,
+    pub event_type: String,
+    pub subject: String,
+    /// Of a CloudEvent.
+    pub source: Option<String>,
+    pub schema: Schema,
+    pub accepted: Timestamp,
+    pub publisher: String,
+    pub bytes: u64,
+    /// The context that it came with, as `traceparent` writes it.
+    pub trace: Option<String>,
+    pub replay: u32,
+    /// The blob it was read from, if it is a dead letter that was sent on its way again.
+    pub replayed_from: Option<BlobPlace>,
+    /// None for an event that nobody wanted.
+    pub place: Option<Place>,
+    pub state: EventState,
+    /// Those that matched first.
+    pub subscriptions: Vec<SubscriptionStory>,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct SubscriptionStory {
+    pub id: SubscriptionId,
+    /// As it was called then. Empty if that is not known.
+    pub name: String,
+    pub domain_topic: Option<String>,
+    pub fate: Fate,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub enum Fate {
+    Matched(DeliveryStory),
+    Refused(Predicate),
+}
+
+/// The part of a subscription that an event did not satisfy.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Predicate {
+    pub verdict: Verdict,
+    pub text: String,
+}
+
+impl Verdict {
+    pub fn name(self) -> &'static str {
+        match self {
+            Verdict::Matched => "matched",
+            Verdict::Expired => "expired",
+            Verdict::DomainTopic => "domainTopic",
+            Verdict::EventType => "eventType",
+            Verdict::SubjectBeginsWith => "subjectBeginsWith",
+            Verdict::SubjectEndsWith => "subjectEndsWith",
+            Verdict::Advanced(_) => "advanced",
+        }
+    }
+
+    /// The verdict in words, by the filter that gave it.
+    pub fn text(self, subscription: &Subscription) -> String {
+        let filter: &Filter = &subscription.filter;
+        match self {
+            Verdict::Matched => String::new(),
+            Verdict::Expired => match subscription.expires {
+                Some(at) => format!("the subscription expired at {at}"),
+                None => "the subscription expired".to_owned(),
+            },
+            Verdict::DomainTopic => match &subscription.domain_topic {
+                Some(name) => format!("domain topic {name:?}"),
+                None => String::new(),
+            },
+            Verdict::EventType => {
+                let types = filter.included_event_types.as_deref().unwrap_or_default();
+                format!("eventType in {types:?}")
+            }
+            Verdict::SubjectBeginsWith => format!(
+                "subjectBeginsWith {:?}",
+                filter.subject_begins_with.as_deref().unwrap_or_default()
+            ),
+            Verdict::SubjectEndsWith => format!(
+                "subjectEndsWith {:?}",
+                filter.subject_ends_with.as_deref().unwrap_or_default()
+            ),
+            Verdict::Advanced(index) => match filter.advanced.get(usize::from(index)) {
+                Some(advanced) => in_words(advanced),
+                None => format!("advancedFilters[{index}]"),
+            },
+        }
+    }
+}
+
+/// `data.n NumberGreaterThan 5`
+fn in_words(AdvancedFilter { key, test }: &AdvancedFilter) -> String {
+    fn list<T: fmt::Display>(values: &[T]) -> String {
+        let texts: Vec<String> = values.iter().map(T::to_string).collect();
+        format!(" [{}]", texts.join(", "))
+    }
+    let operands = match test {
+        Test::NumberIn(values) | Test::NumberNotIn(values) => list(values),
+        Test::NumberLessThan(value)
+        | Test::NumberGreaterThan(value)
+        | Test::NumberLessThanOrEquals(value)
+        | Test::NumberGreaterThanOrEquals(value) => format!(" {value}"),
+        Test::NumberInRange(ranges) | Test::NumberNotInRange(ranges) => {
+            let texts: Vec<String> = ranges
+                .iter()
+                .map(|(low, high)| format!("{low}..{high}"))
+                .collect();
+            list(&texts)
+        }
+        Test::BoolEquals(value) => format!(" {value}"),
+        Test::StringIn(values)
+        | Test::StringNotIn(values)
+        | Test::StringBeginsWith(values)
+        | Test::StringEndsWith(values)
+        | Test::StringContains(values)
+        | Test::StringNotBeginsWith(values)
+        | Test::StringNotEndsWith(values)
+        | Test::StringNotContains(values) => format!(" {values:?}"),
+        Test::IsNullOrUndefined | Test::IsNotNull => String::new(),
+    };
+    format!("{key} {}{operands}", test.operator())
+}
+
+/// One event for one subscription.
+#[derive(Clone, Debug, PartialEq)]
+pub struct DeliveryStory {
+    pub state: DeliveryState,
+    /// In the order of time.
+    pub attempts: Vec<AttemptStory>,
+    pub next: Option<NextAttempt>,
+    pub end: Option<End>,
+    /// When its endpoint was left alone meanwhile.
+    pub holds: Vec<Hold>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NextAttempt {
+    pub at: Timestamp,
+    pub why: NextWhy,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NextWhy {
+    Rule(Why),
+    /// The endpoint is left alone until then.
+    Probation {
+        cause: Outcome,
+    },
+}
+
+impl NextWhy {
+    pub fn name(self) -> &'static str {
+        match self {
+            NextWhy::Rule(why) => why.name(),
+            NextWhy::Probation { .. } => "probation",
+        }
+    }
+}
+
+impl fmt::Display for NextWhy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            NextWhy::Rule(why) => why.fmt(f),
+            NextWhy::Probation { cause } => {
+                write!(
+                    f,
+                    "the endpoint keeps failing ({cause}) and is left alone until then"
+                )
+            }
+        }
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct End {
+    pub at: Timestamp,
+    pub disposition: Disposition,
+    /// Where the dead letter is, once it is written.
+    pub blob: Option<BlobPlace>,
+}
+
+/// A time during which an endpoint was left alone.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Hold {
+    pub cause: Outcome,
+    pub since: Timestamp,
+    /// When it is, or was, to be tried again.
+    pub until: Timestamp,
+    pub released: Option<Timestamp>,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct AttemptStory {
+    pub number: u32,
+    pub begun: Timestamp,
+    pub ended: Timestamp,
+    /// How long it could have been attempted before it was.
+    pub queued: Duration,
+    pub endpoint: String,
+    pub outcome: Outcome,
+    pub status: Option<u16>,
+    /// Events in the request.
+    pub batch: u32,
+    pub timings: Option<Timings>,
+    pub response: Option<Snippet>,
+    pub failure: Option<String>,
+    pub decision: Decision,
+}
+
+/// The beginning of a response, as text, with what looks like a secret taken out. Hostile input all the same.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Snippet {
+    pub content_type: Option<String>,
+    pub text: String,
+    pub truncated: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum DeliveryState {
+    Delivered,
+    /// Not attempted yet.
+    Pending,
+    Retrying,
+    /// Its endpoint is left alone.
+    Held,
+    DeadLettered,
+    Dropped,
+}
+
+impl DeliveryState {
+    pub fn name(self) -> &'static str {
+        match self {
+            DeliveryState::Delivered => "delivered",
+            DeliveryState::Pending => "pending",
+            DeliveryState::Retrying => "retrying",
+            DeliveryState::Held => "held",
+            DeliveryState::DeadLettered => "deadLettered",
+            DeliveryState::Dropped => "dropped",
+        }
+    }
+}
+
+/// An event in view of all its subscriptions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum EventState {
+    /// All of its deliveries are in this state.
+    All(DeliveryState),
+    Unmatched,
+    Mixed,
+}
+
+impl EventState {
+    pub const ALL: [EventState; 8] = [
+        EventState::All(DeliveryState::Delivered),
+        EventState::All(DeliveryState::Pending),
+        EventState::All(DeliveryState::Retrying),
+        EventState::All(DeliveryState::Held),
+        EventState::All(DeliveryState::DeadLettered),
+        EventState::All(DeliveryState::Dropped),
+        EventState::Unmatched,
+        EventState::Mixed,
+    ];
+
+    pub fn of(deliveries: impl IntoIterator<Item = DeliveryState>) -> EventState {
+        let mut deliveries = deliveries.into_iter();
+        let Some(first) = deliveries.next() else {
+            return EventState::Unmatched;
+        };
+        if deliveries.all(|other| other == first) {
+            EventState::All(first)
+        } else {
+            EventState::Mixed
+        }
+    }
+
+    pub fn name(self) -> &'static str {
+        match self {
+            EventState::All(state) => state.name(),
+            EventState::Unmatched => "unmatched",
+            EventState::Mixed => "mixed",
+        }
+    }
+
+    pub fn from_name(name: &str) -> Option<EventState> {
+        EventState::ALL
+            .into_iter()
+            .find(|state| state.name().eq_ignore_ascii_case(name))
+    }
+}
+
+/// An event with its content, for trying filters on.
+#[derive(Clone, Debug)]
+pub struct Recent {
+    pub audience: Arc<Audience>,
+    pub batch: Arc<Batch>,
+    /// Which event of the request.
+    pub index: usize,
+}
+
+/// Something that has just happened.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Line {
+    pub what: Happening,
+    pub at: Timestamp,
+    pub id: String,
+    pub topic: TopicId,
+    pub topic_name: String,
+    pub domain_topic: Option<String>,
+    pub event_type: String,
+    pub subject: String,
+    pub subscription: Option<(SubscriptionId, String)>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Happening {
+    /// For this many subscriptions.
+    Accepted {
+        matched: u32,
+    },
+    Attempted {
+        outcome: Outcome,
+        status: Option<u16>,
+        state: DeliveryState,
+    },
+    Ended(Disposition),
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use postrider_core::profile::CLOUD_2021;
+
+    const NOW: Timestamp = Timestamp::from_secs(1_000_000);
+
+    fn why(number: u32, status: u16, retry_after: Option<u64>, chance: f64) -> Why {
+        let policy = RetryPolicy {
+            attempts_max: 30,
+            time_to_live: Duration::from_secs(3600),
+            dead_letter: false,
+            safety_net: false,
+        };
+        let attempt = Attempt {
+            number,
+            outcome: Outcome::of_failure_status(status),
+            status: Some(status),
+            retry_after: retry_after.map(Duration::from_secs),
+        };
+        let kind = EndpointKind::WebHook;
+        match policy.next(&CLOUD_2021, kind, attempt, NOW, NOW, chance) {
+            Next::RetryAt(due) => Why::of(&policy, &CLOUD_2021, kind, attempt, NOW, NOW, due),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn the_rule_behind_a_retry_is_told() {
+        let seconds = Duration::from_secs;
+        for chance in [0.0, 0.5, 1.0] {
+            let schedule = |after, wait| Why::Schedule {
+                after,
+                wait: seconds(wait),
+            };
+            assert_eq!(why(1, 500, None, chance), schedule(1, 10));
+            assert_eq!(why(4, 500, None, chance), schedule(4, 300));
+            assert_eq!(why(4, 503, Some(5), chance), schedule(4, 300));
+            assert_eq!(why(1, 503, None, chance), Why::Floor { wait: seconds(30) });
+            assert_eq!(
+                why(1, 503, Some(90), chance),
+                Why::RetryAfter { asked: seconds(90) }
+            );
+            assert_eq!(why(1, 503, Some(90_000), chance), Why::EndOfLife);
+        }
+    }
+
+    #[test]
+    fn cursors_are_read_as_they_are_written() {
+        let cursor = Cursor {
+            segment: 1_700_000_000_000_000_000,
+            record: 77,
+            event: 31,
+        };
+        assert_eq!(cursor.to_string().parse(), Ok(cursor));
+        for bad in [
+            "",
+            "1-2",
+            "1-2-3-4",
+            "x-1-2",
+            "1-2-1ffffffff",
+            "ffffffffffffffff-0-0",
+        ] {
+            assert!(bad.parse::<Cursor>().is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn an_event_is_what_its_deliveries_are() {
+        use DeliveryState::{Delivered, Retrying};
+        assert_eq!(EventState::of([]), EventState::Unmatched);
+        assert_eq!(EventState::of([Delivered, Delivered]), EventState::All(Delivered));
+        assert_eq!(EventState::of([Delivered, Retrying]), EventState::Mixed);
+        for state in EventState::ALL {
+            assert_eq!(EventState::from_name(state.name()), Some(state));
+        }
+    }
+}

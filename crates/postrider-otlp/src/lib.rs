@@ -1,0 +1,283 @@
+//! Traces for OpenTelemetry: a span per publish request and one per attempt, sent to a collector over OTLP/HTTP.
+//!
+//! What happens on the path of events is only put into a bounded queue; one task makes spans of it and sends them. A
+//! collector that is slow or away costs spans, which are counted, and nothing else.
+
+mod export;
+mod message;
+mod span;
+
+use bytes::Bytes;
+use export::Export;
+use http::header::{CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, USER_AGENT};
+use http::{Method, Uri};
+use message::{KeyValue, Resource, Span};
+use postrider_core::ids::{Position, Secret};
+use postrider_core::time::Clock;
+use postrider_core::trace::{Carried, Gathered, Ids, Share, Standing};
+use postrider_engine::attempt::trace::{IDS_MAX, event_id};
+use postrider_engine::deliver::{Request, Transport};
+use postrider_engine::recorder::{
+    Accepted, Attempted, BlobWritten, Ended, Held, Recorder, Released, Replayed, Retired, SpanCounts,
+};
+use prost::Message;
+use span::Published;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use tokio::sync::mpsc;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+/// Spans that wait to be sent. Beyond it they are dropped and counted.
+pub const WAITING_MAX: usize = 16_384;
+
+/// How spans are written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Protocol {
+    HttpProtobuf,
+    HttpJson,
+}
+
+pub struct Config {
+    /// Where requests go, path and all.
+    pub url: Uri,
+    pub protocol: Protocol,
+    /// Sent with every request.
+    pub headers: Vec<(HeaderName, Secret)>,
+    pub service_name: String,
+    pub service_version: &'static str,
+    /// The log's own random half: what ids are made of.
+    pub log: u64,
+    /// Makes this life's spans of events that were not stored differ from another's.
+    pub chance: u64,
+    /// Of the traces that begin here.
+    pub share: Share,
+}
+
+/// Why an exporter cannot be made.
+#[derive(Debug, PartialEq, Eq)]
+pub struct UnfitHeader(pub HeaderName);
+
+impl std::fmt::Display for UnfitHeader {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "the value of {} cannot be sent in a header", self.0)
+    }
+}
+
+impl std::error::Error for UnfitHeader {}
+
+/// What is put into the queue.
+enum Item {
+    Published(Box<Published>),
+    Attempted(Box<Attempted>),
+}
+
+impl Item {
+    fn span(&self) -> Option<Span> {
+        match self {
+            Item::Published(published) => Some(span::of_publish(published)),
+            Item::Attempted(attempted) => Some(span::of_attempt(attempted, attempted.span.as_deref()?)),
+        }
+    }
+}
+
+/// Takes what happens and sends it on as spans.
+pub struct Exporter {
+    queue: mpsc::Sender<Item>,
+    ids: Ids,
+    /// For publish requests that have no place in the log.
+    unstored: Ids,
+    number: AtomicU64,
+    share: Share,
+    clock: Arc<dyn Clock>,
+    pub counts: Arc<SpanCounts>,
+    tasks: TaskTracker,
+    stop: CancellationToken,
+}
+
+impl Exporter {
+    /// Starts the task that sends. `clock` is the engine's; the collector is waited for by the wall's.
+    pub fn start(
+        config: Config,
+        transport: Arc<dyn Transport>,
+        clock: Arc<dyn Clock>,
+        wall: Arc<dyn Clock>,
+    ) -> Result<Arc<Exporter>, UnfitHeader> {
+        let (queue, waiting) = mpsc::channel(WAITING_MAX);
+        let counts = Arc::new(SpanCounts::default());
+        let (tasks, stop) = (TaskTracker::new(), CancellationToken::new());
+        let export = Export {
+            transport,
+            wall,
+            form: Form::new(&config)?,
+            counts: counts.clone(),
+            stop: stop.clone(),
+            deadline: None,
+            failing: false,
+        };
+        tasks.spawn(export.run(waiting));
+        tasks.close();
+        Ok(Arc::new(Exporter {
+            queue,
+            ids: Ids { log: config.log },
+            unstored: Ids { log: config.chance },
+            number: AtomicU64::new(0),
+            share: config.share,
+            clock,
+            counts,
+            tasks,
+            stop,
+        }))
+    }
+
+    /// Sends what waits, within a bound, and ends.
+    pub async fn stop(&self) {
+        self.stop.cancel();
+        self.tasks.wait().await;
+    }
+
+    fn push(&self, item: Item) {
+        if self.queue.try_send(item).is_err() {
+            self.counts.dropped.fetch_add(1, Relaxed);
+        }
+    }
+
+    fn published(&self, accepted: &Accepted) -> Option<Published> {
+        let batch = &accepted.batch;
+        let mut gathered = Gathered::default();
+        match batch.trace.as_deref().and_then(Carried::of_request) {
+            Some(carried) => gathered.add(Some(carried)),
+            // Then perhaps the events know what they are part of.
+            None => (0..batch.events.len()).for_each(|index| gathered.add(Carried::of_event(batch, index))),
+        }
+        let (ids, first) = match accepted.first {
+            Some(first) => (self.ids, first),
+            None => (self.unstored, Position(self.number.fetch_add(1, Relaxed))),
+        };
+        let sampled = match gathered.is_empty() {
+            true => ids.begun(first, self.share).sampled(),
+            false => gathered.sampled(),
+        };
+        if !sampled {
+            return None;
+        }
+        let standing: Standing = ids.publish(&gathered, first);
+        let mapping = accepted.audience.mapping.as_ref();
+        let named = 0..batch.events.len().min(IDS_MAX);
+        Some(Published {
+            standing,
+            state: gathered.shared().map_or("", |shared| &shared.state).into(),
+            audience: accepted.audience.clone(),
+            begun: batch.received,
+            ended: self.clock.now(),
+            events: batch.events.len(),
+            bytes: batch.body.len(),
+            deliveries: batch.deliveries(),
+            ids: named
+                .filter_map(|index| event_id(batch, index, mapping))
+                .collect(),
+            publisher: batch.publisher.clone(),
+        })
+    }
+}
+
+impl Recorder for Exporter {
+    fn on(&self) -> bool {
+        true
+    }
+
+    fn accepted(&self, accepted: Accepted) {
+        if let Some(published) = self.published(&accepted) {
+            self.push(Item::Published(Box::new(published)));
+        }
+    }
+
+    fn attempted(&self, mut attempted: Attempted) {
+        if attempted.span.is_some() {
+            // What was answered is the flight recorder's business.
+            attempted.answer = None;
+            attempted.runs.truncate(1);
+            self.push(Item::Attempted(Box::new(attempted)));
+        }
+    }
+
+    fn ended(&self, _: Ended) {}
+    fn retired(&self, _: Retired) {}
+    fn held(&self, _: Held) {}
+    fn released(&self, _: Released) {}
+    fn blob(&self, _: BlobWritten) {}
+    fn replayed(&self, _: Replayed) {}
+}
+
+/// How requests to the collector look.
+struct Form {
+    url: Arc<Uri>,
+    headers: Arc<HeaderMap>,
+    protocol: Protocol,
+    resource: Resource,
+    version: &'static str,
+}
+
+impl Form {
+    fn new(config: &Config) -> Result<Form, UnfitHeader> {
+        let mut headers = HeaderMap::new();
+        let content_type = match config.protocol {
+            Protocol::HttpProtobuf => "application/x-protobuf",
+            Protocol::HttpJson => "application/json",
+        };
+        headers.insert(CONTENT_TYPE, HeaderValue::from_static(content_type));
+        if let Ok(agent) = HeaderValue::try_from(format!("postrider/{}", config.service_version)) {
+            headers.insert(USER_AGENT, agent);
+        }
+        for (name, value) in &config.headers {
+            let mut value = HeaderValue::from_str(value.expose()).map_err(|_| UnfitHeader(name.clone()))?;
+            value.set_sensitive(true);
+            headers.insert(name.clone(), value);
+        }
+        let resource = Resource {
+            attributes: vec![
+                KeyValue::new("service.name", config.service_name.as_str()),
+                KeyValue::new("service.version", config.service_version),
+                KeyValue::new("telemetry.sdk.name", "postrider"),
+                KeyValue::new("telemetry.sdk.language", "rust"),
+                KeyValue::new("telemetry.sdk.version", config.service_version),
+            ],
+        };
+        Ok(Form {
+            url: Arc::new(config.url.clone()),
+            headers: Arc::new(headers),
+            protocol: config.protocol,
+            resource,
+            version: config.service_version,
+        })
+    }
+
+    fn request(&self, spans: Vec<Span>) -> Request {
+        let message = message::ExportTraceServiceRequest {
+            resource_spans: vec![message::ResourceSpans {
+                resource: Some(self.resource.clone()),
+                scope_spans: vec![message::ScopeSpans {
+                    scope: Some(message::Scope {
+                        name: "postrider".to_owned(),
+                        version: self.version.to_owned(),
+                    }),
+                    spans,
+                }],
+            }],
+        };
+        let body = match self.protocol {
+            Protocol::HttpProtobuf => message.encode_to_vec(),
+            Protocol::HttpJson => serde_json::to_vec(&message).expect("text and numbers have a JSON form"),
+        };
+        Request {
+            method: Method::POST,
+            url: self.url.clone(),
+            headers: self.headers.clone(),
+            more: Vec::new(),
+            body: Bytes::from(body),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,53 @@
+// Endpoints: who is well, who is left alone, and why.
+
+import { h } from "../dom.js";
+import { attempt, badge, button, empty, follow, heading, labelled, mono, searchBox, select, table, text, when } from "../ui.js";
+import { get, post } from "../api.js";
+import { to } from "../ids.js";
+import * as f from "../format.js";
+
+const SHOWN_MAX = 200;
+const NAMES_MAX = 3;
+const ORDER = ["delayed", "probing", "admitting"];
+
+export default function page(ctx) {
+  ctx.title = "Endpoints";
+  const box = h("div");
+  const asked = { q: ctx.query.get("q") ?? "", state: ctx.query.get("state") ?? "" };
+  const list = follow(ctx, box, 5, () => get("endpoints", {}, ctx.signal), ({ value }) => {
+    const words = asked.q.toLowerCase();
+    const rows = value
+      .filter((one) => (!asked.state || one.state === asked.state) && (!words || one.endpoint.toLowerCase().includes(words)))
+      .sort((a, b) => ORDER.indexOf(a.state) - ORDER.indexOf(b.state) || b.waiting - a.waiting);
+    if (!rows.length) return empty(value.length ? "No endpoint is like that." : "No subscription has an endpoint yet.");
+    return [
+      h("p", { class: "muted", role: "status" }, f.plural(rows.length, "endpoint"), rows.length > SHOWN_MAX && `, of which the first ${SHOWN_MAX} are shown`),
+      table("Endpoints", [
+        { label: "Endpoint", wide: true, cell: (one) => mono(one.endpoint) },
+        { label: "State", cell: (one) => badge(one.state) },
+        { label: "Cause", cell: (one) => text(f.words(one.cause ?? "") || "–") },
+        { label: "Until", cell: (one) => (one.until ? when(one.until, { relative: true }) : "–") },
+        { label: "In flight", number: true, cell: (one) => f.count(one.inFlight) },
+        { label: "Waiting", number: true, cell: (one) => f.short(one.waiting) },
+        { label: "Subscriptions", cell: (one) => names(one.subscriptions ?? []) },
+        { label: "Action", cell: (one) => one.state !== "admitting" && button("Deliver again", async (event) => {
+          if (await attempt(event.target, () => post("endpoints/admit", { endpoint: one.endpoint }), "Deliveries go on")) list.again();
+        }, { kind: "small", label: `Deliver again to ${one.endpoint}`, key: `admit:${one.endpoint}` }) },
+      ], rows.slice(0, SHOWN_MAX)),
+    ];
+  });
+  const change = (members) => {
+    Object.assign(asked, members);
+    ctx.remember(asked);
+    list.again();
+  };
+  return [
+    heading("Endpoints", { note: "After ten different events in a row have failed, everything for an endpoint waits; then one is sent to see whether it is well again." }),
+    h("div", { class: "toolbar", role: "search", "aria-label": "Narrow the list" }, searchBox("Search by address", asked.q, (q) => change({ q })), labelled("State", select([["", "Any"], ...ORDER.map((one) => [one, one])], asked.state, (state) => change({ state })))),
+    box,
+  ];
+}
+
+const names = (all) => h("ul", { class: "plain" },
+  all.slice(0, NAMES_MAX).map((one) => h("li", {}, h("a", { href: to.subscriptions({ topic: one.topic, q: one.name }) }, text(`${one.topic}/${one.name}`)))),
+  all.length > NAMES_MAX && h("li", { class: "muted" }, `and ${f.count(all.length - NAMES_MAX)} more`));

@@ -1,0 +1,236 @@
+//! What the recorder costs: `cargo run --release -p postrider-recorder --example figures`.
+//!
+//! Nanoseconds for whoever records, microseconds of processor time for the writer's thread, and what questions cost
+//! with a million recorded attempts.
+
+#[path = "../tests/support/mod.rs"]
+mod support;
+
+use postrider_core::ids::SubscriptionId;
+use postrider_core::outcome::Outcome;
+use postrider_core::time::{Clock, Timestamp};
+use postrider_engine::deliver::Timings;
+use postrider_engine::recorder::{
+    AnswerBody, Decision, DeliveryState, EventState, Query, Recorder, Recordings,
+};
+use postrider_recorder::{Config, FlightRecorder};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use support::{HandClock, attempt, audience, one, retry, run};
+
+#[expect(clippy::disallowed_methods, reason = "this measures real time")]
+fn now() -> Instant {
+    Instant::now()
+}
+
+/// Processor time of the thread of this name, in nanoseconds.
+fn thread_time(name: &str) -> u64 {
+    let tasks = std::fs::read_dir("/proc/self/task").expect("this is Linux");
+    for task in tasks.flatten() {
+        let read = |file: &str| std::fs::read_to_string(task.path().join(file)).unwrap_or_default();
+        if read("comm").trim() == name {
+            let text = read("schedstat");
+            return text.split(' ').next().and_then(|n| n.parse().ok()).unwrap_or(0);
+        }
+    }
+    0
+}
+
+fn main() {
+    const BURST: u64 = 5_000;
+    const EVENTS: u64 = 500_000;
+    let directory = tempfile::tempdir().expect("a temporary directory");
+    let clock = HandClock::new();
+    let recorder =
+        FlightRecorder::open(Config::new(directory.path().to_owned()), clock.clone()).expect("opening");
+    let audience = audience(1, 10, 2);
+    let endpoints: Vec<Arc<str>> = [
+        "https://receiver-10.example/hook",
+        "https://receiver-11.example/hook",
+    ]
+    .map(Arc::from)
+    .into();
+    let (mut accepting, mut attempting) = (Duration::ZERO, Duration::ZERO);
+    let mut writer = [0u64; 2];
+    for burst in 0..EVENTS / BURST {
+        let at = clock.now();
+        let numbers = burst * BURST..(burst + 1) * BURST;
+        let accepted: Vec<_> = numbers.clone().map(|number| one(&audience, number, at)).collect();
+        let before = thread_time("recorder");
+        let begun = now();
+        for accepted in accepted {
+            recorder.accepted(accepted);
+        }
+        accepting += begun.elapsed();
+        recorder.flush();
+        let between = thread_time("recorder");
+        let body = bytes::Bytes::from_static(b"{\"ok\":true}");
+        let begun = now();
+        for number in numbers {
+            for (subscription, endpoint) in audience.subscriptions.iter().zip(&endpoints) {
+                // One in a hundred fails, and one in ten thousand for good.
+                let outcome = if number % 100 == 7 {
+                    Outcome::Busy
+                } else {
+                    Outcome::Success
+                };
+                let decision = match outcome {
+                    Outcome::Success => Decision::Done,
+                    _ if number % 10_000 == 7 => {
+                        Decision::DeadLetter(postrider_core::retry::Reason::AttemptsExhausted)
+                    }
+                    _ => retry(at, 1),
+                };
+                let mut attempted = attempt(
+                    subscription,
+                    endpoint,
+                    at,
+                    outcome,
+                    vec![run(number, 0, 1, 1, at, decision)],
+                );
+                attempted.timings = Some(Timings {
+                    connect: Duration::ZERO,
+                    first_byte: Duration::from_micros(800),
+                    total: Duration::from_micros(900),
+                });
+                attempted.answer = Some(AnswerBody {
+                    content_type: None,
+                    body: body.clone(),
+                });
+                recorder.attempted(attempted);
+            }
+        }
+        attempting += begun.elapsed();
+        recorder.flush();
+        writer[0] += between - before;
+        writer[1] += thread_time("recorder") - between;
+        clock.advance(Duration::from_millis(250));
+    }
+    let per = |total: Duration, count: u64| total.as_nanos() as f64 / count as f64;
+    println!("caller: {:.0} ns per accepted event", per(accepting, EVENTS));
+    println!(
+        "caller: {:.0} ns per attempt (building the record included)",
+        per(attempting, EVENTS * 2)
+    );
+    println!(
+        "writer: {:.2} µs per accepted event",
+        writer[0] as f64 / EVENTS as f64 / 1000.0
+    );
+    println!(
+        "writer: {:.2} µs per attempt",
+        writer[1] as f64 / (EVENTS * 2) as f64 / 1000.0
+    );
+    println!(
+        "indexer: {:.2} µs per attempt",
+        thread_time("recorder-index") as f64 / (EVENTS * 2) as f64 / 1000.0
+    );
+    println!("{:?}", recorder.status());
+
+    let time = |what: &str, ask: &dyn Fn() -> String| {
+        let begun = now();
+        let answer = ask();
+        println!(
+            "{what}: {:.2} ms, {answer}",
+            begun.elapsed().as_secs_f64() * 1000.0
+        );
+    };
+    for number in [5, EVENTS / 2, EVENTS - 1] {
+        time("trace", &|| {
+            let stories = recorder.trace(&format!("event-{number:012}"));
+            format!("{} story", stories.len())
+        });
+    }
+    let page = |what: &str, query: Query| {
+        time(what, &|| {
+            let page = recorder.search(&Query {
+                limit: 50,
+                ..query.clone()
+            });
+            format!(
+                "{} events, more: {}, {:?}",
+                page.events.len(),
+                page.cursor.is_some(),
+                page.work
+            )
+        });
+    };
+    page("latest", Query::default());
+    page(
+        "subscription",
+        Query {
+            subscription: Some(SubscriptionId(11)),
+            ..Query::default()
+        },
+    );
+    page(
+        "outcome Busy",
+        Query {
+            outcome: Some(Outcome::Busy),
+            ..Query::default()
+        },
+    );
+    page(
+        "outcome never",
+        Query {
+            outcome: Some(Outcome::Forbidden),
+            ..Query::default()
+        },
+    );
+    page(
+        "dead letters",
+        Query {
+            state: Some(EventState::All(DeliveryState::DeadLettered)),
+            ..Query::default()
+        },
+    );
+    page(
+        "retrying",
+        Query {
+            state: Some(EventState::All(DeliveryState::Retrying)),
+            ..Query::default()
+        },
+    );
+    page(
+        "pending (none)",
+        Query {
+            state: Some(EventState::All(DeliveryState::Pending)),
+            ..Query::default()
+        },
+    );
+    page(
+        "type",
+        Query {
+            event_type: Some("Type.3".into()),
+            ..Query::default()
+        },
+    );
+    page(
+        "unknown type",
+        Query {
+            event_type: Some("Nothing".into()),
+            ..Query::default()
+        },
+    );
+    page(
+        "subject",
+        Query {
+            subject: Some("orders/3/33".into()),
+            ..Query::default()
+        },
+    );
+    page(
+        "subject (none)",
+        Query {
+            subject: Some("nothing".into()),
+            ..Query::default()
+        },
+    );
+    let until = Some(Timestamp::from_nanos(support::EPOCH) + Duration::from_secs(5));
+    page(
+        "old",
+        Query {
+            until,
+            ..Query::default()
+        },
+    );
+}

@@ -1,0 +1,95 @@
+//! What is known about endpoints and subscriptions rather than about single events. Little enough for memory.
+
+use crate::record::Frame;
+use postrider_core::outcome::Outcome;
+use postrider_core::retry::Reason;
+use postrider_core::time::Timestamp;
+use postrider_engine::recorder::Hold;
+use rustc_hash::FxHashMap;
+
+/// Times during which one endpoint was left alone that are remembered, the latest ones.
+const HOLDS_MAX: usize = 256;
+
+#[derive(Default)]
+pub struct Facts {
+    retired: FxHashMap<u64, (Timestamp, Reason)>,
+    /// In the order of time.
+    holds: FxHashMap<String, Vec<Hold>>,
+}
+
+impl Facts {
+    /// Takes up a fact. They are told in the order in which they happened.
+    pub fn add(&mut self, frame: &Frame<'_>) {
+        match *frame {
+            Frame::Retired {
+                subscription,
+                at,
+                reason,
+            } => self.retire(subscription, at, reason),
+            Frame::Held {
+                endpoint,
+                cause,
+                at,
+                until,
+            } => self.hold(endpoint, cause, at, until),
+            Frame::Released { endpoint, at } => self.release(endpoint, at),
+            _ => {}
+        }
+    }
+
+    pub fn retire(&mut self, subscription: u64, at: Timestamp, reason: Reason) {
+        self.retired.insert(subscription, (at, reason));
+    }
+
+    pub fn hold(&mut self, endpoint: &str, cause: Outcome, at: Timestamp, until: Timestamp) {
+        if !self.holds.contains_key(endpoint) {
+            self.holds.insert(endpoint.to_owned(), Vec::new());
+        }
+        let holds = self.holds.get_mut(endpoint).expect("it was put there");
+        match holds.last_mut() {
+            // It has failed its probe: the same hold goes on.
+            Some(last) if last.released.is_none() => (last.cause, last.until) = (cause, until),
+            _ => holds.push(Hold {
+                cause,
+                since: at,
+                until,
+                released: None,
+            }),
+        }
+        if holds.len() > HOLDS_MAX {
+            holds.remove(0);
+        }
+    }
+
+    pub fn release(&mut self, endpoint: &str, at: Timestamp) {
+        if let Some(last) = self.holds.get_mut(endpoint).and_then(|holds| holds.last_mut())
+            && last.released.is_none()
+        {
+            last.released = Some(at);
+        }
+    }
+
+    pub fn nobody_retired(&self) -> bool {
+        self.retired.is_empty()
+    }
+
+    pub fn retired(&self, subscription: u64) -> Option<(Timestamp, Reason)> {
+        self.retired.get(&subscription).copied()
+    }
+
+    /// The holds of an endpoint that had not ended by `from`, and began by `until`.
+    pub fn holds(&self, endpoint: &str, from: Timestamp, until: Timestamp) -> Vec<Hold> {
+        let all = self.holds.get(endpoint).map_or(&[][..], Vec::as_slice);
+        let meets = |hold: &&Hold| hold.released.is_none_or(|at| at >= from) && hold.since <= until;
+        all.iter().filter(meets).cloned().collect()
+    }
+
+    /// Forgets what lies before everything that is kept.
+    pub fn forget_before(&mut self, oldest: Timestamp) {
+        self.retired.retain(|_, (at, _)| *at >= oldest);
+        self.holds.retain(|_, holds| {
+            holds.retain(|hold| hold.released.is_none_or(|at| at >= oldest));
+            !holds.is_empty()
+        });
+    }
+}

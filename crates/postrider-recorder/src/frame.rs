@@ -1,0 +1,336 @@
+//! Frames: how records are written into segments. Numbers are varints, times count from the segment's start.
+//!
+//! A frame is its length, a checksum, and its content, whose first byte says what it is. Frames refer to others of
+//! the same segment by their offset, so that a segment can be read, and dropped, by itself.
+
+use postrider_core::event::Schema;
+use postrider_core::outcome::Outcome;
+use postrider_core::retry::Reason;
+use postrider_core::time::Timestamp;
+use postrider_engine::recorder::{Decision, Disposition, Verdict, Why};
+use std::time::Duration;
+
+/// Length and checksum.
+pub const FRAME_HEAD: usize = 8;
+/// What a segment begins with: the format, then when it was begun.
+pub const SEGMENT_HEAD: usize = 16;
+pub const SEGMENT_MAGIC: [u8; 8] = *b"PRFLREC1";
+/// No frame is longer; a length beyond it is damage.
+pub const FRAME_MAX: usize = 4 << 20;
+/// Events of one request that share a frame, and an entry in the index.
+pub const CHUNK: u32 = 32;
+
+pub mod kind {
+    pub const TOPIC: u8 = 1;
+    pub const SUBSCRIPTION: u8 = 2;
+    pub const VERDICTS: u8 = 3;
+    pub const ACCEPTED: u8 = 4;
+    pub const ATTEMPTED: u8 = 5;
+    pub const ENDED: u8 = 6;
+    pub const BLOB: u8 = 7;
+    pub const HELD: u8 = 8;
+    pub const RELEASED: u8 = 9;
+    pub const RETIRED: u8 = 10;
+    pub const REPLAYED: u8 = 11;
+    pub const SET: u8 = 12;
+}
+
+/// Appends values to a buffer.
+pub trait Put {
+    fn num(&mut self, value: u64);
+    fn text(&mut self, text: &str);
+    fn opt_text(&mut self, text: Option<&str>);
+    /// A time, as its distance from the segment's start in either direction.
+    fn time(&mut self, at: Timestamp, start: i64);
+    fn span(&mut self, span: Duration);
+}
+
+impl Put for Vec<u8> {
+    fn num(&mut self, mut value: u64) {
+        while value >= 0x80 {
+            self.push(value as u8 | 0x80);
+            value >>= 7;
+        }
+        self.push(value as u8);
+    }
+
+    fn text(&mut self, text: &str) {
+        self.num(text.len() as u64);
+        self.extend_from_slice(text.as_bytes());
+    }
+
+    fn opt_text(&mut self, text: Option<&str>) {
+        match text {
+            None => self.num(0),
+            Some(text) => {
+                self.num(text.len() as u64 + 1);
+                self.extend_from_slice(text.as_bytes());
+            }
+        }
+    }
+
+    fn time(&mut self, at: Timestamp, start: i64) {
+        let distance = at.nanos().wrapping_sub(start);
+        self.num(((distance << 1) ^ (distance >> 63)) as u64);
+    }
+
+    fn span(&mut self, span: Duration) {
+        self.num(u64::try_from(span.as_nanos()).unwrap_or(u64::MAX));
+    }
+}
+
+/// Takes values from a frame's content. None means that the frame is not what it says it is.
+pub struct Take<'a> {
+    bytes: &'a [u8],
+    start: i64,
+}
+
+impl<'a> Take<'a> {
+    pub fn new(bytes: &'a [u8], start: i64) -> Take<'a> {
+        Take { bytes, start }
+    }
+
+    pub fn byte(&mut self) -> Option<u8> {
+        let (first, rest) = self.bytes.split_first()?;
+        self.bytes = rest;
+        Some(*first)
+    }
+
+    pub fn num(&mut self) -> Option<u64> {
+        let mut value = 0u64;
+        for shift in (0..64).step_by(7) {
+            let byte = self.byte()?;
+            value |= u64::from(byte & 0x7f) << shift;
+            if byte < 0x80 {
+                return Some(value);
+            }
+        }
+        None
+    }
+
+    pub fn num32(&mut self) -> Option<u32> {
+        self.num()?.try_into().ok()
+    }
+
+    /// A count of things of which each takes at least a byte.
+    pub fn count(&mut self) -> Option<usize> {
+        let count = usize::try_from(self.num()?).ok()?;
+        (count <= self.bytes.len()).then_some(count)
+    }
+
+    fn piece(&mut self, len: usize) -> Option<&'a str> {
+        let (piece, rest) = self.bytes.split_at_checked(len)?;
+        self.bytes = rest;
+        std::str::from_utf8(piece).ok()
+    }
+
+    pub fn text(&mut self) -> Option<&'a str> {
+        let len = self.count()?;
+        self.piece(len)
+    }
+
+    pub fn opt_text(&mut self) -> Option<Option<&'a str>> {
+        match self.num()? {
+            0 => Some(None),
+            len => Some(Some(self.piece(usize::try_from(len - 1).ok()?)?)),
+        }
+    }
+
+    pub fn time(&mut self) -> Option<Timestamp> {
+        let coded = self.num()?;
+        let distance = (coded >> 1) as i64 ^ -((coded & 1) as i64);
+        Some(Timestamp::from_nanos(self.start.wrapping_add(distance)))
+    }
+
+    pub fn span(&mut self) -> Option<Duration> {
+        self.num().map(Duration::from_nanos)
+    }
+}
+
+pub fn schema_code(schema: Schema) -> u8 {
+    match schema {
+        Schema::EventGrid => 0,
+        Schema::CloudEvent => 1,
+        Schema::Custom => 2,
+    }
+}
+
+pub fn schema_of(code: u8) -> Schema {
+    match code {
+        0 => Schema::EventGrid,
+        1 => Schema::CloudEvent,
+        _ => Schema::Custom,
+    }
+}
+
+pub fn verdict_code(verdict: Verdict) -> u64 {
+    match verdict {
+        Verdict::Matched => 0,
+        Verdict::Expired => 1,
+        Verdict::DomainTopic => 2,
+        Verdict::EventType => 3,
+        Verdict::SubjectBeginsWith => 4,
+        Verdict::SubjectEndsWith => 5,
+        Verdict::Advanced(index) => 6 + u64::from(index),
+    }
+}
+
+pub fn verdict_of(code: u64) -> Verdict {
+    match code {
+        0 => Verdict::Matched,
+        1 => Verdict::Expired,
+        2 => Verdict::DomainTopic,
+        3 => Verdict::EventType,
+        4 => Verdict::SubjectBeginsWith,
+        5 => Verdict::SubjectEndsWith,
+        more => Verdict::Advanced(u16::try_from(more - 6).unwrap_or(u16::MAX)),
+    }
+}
+
+pub fn put_decision(out: &mut Vec<u8>, decision: Decision, start: i64) {
+    match decision {
+        Decision::Done => out.push(0),
+        Decision::DeadLetter(reason) => out.extend_from_slice(&[1, reason.code()]),
+        Decision::Drop(reason) => out.extend_from_slice(&[2, reason.code()]),
+        Decision::Retry { at, why } => {
+            match why {
+                Why::Schedule { after, wait } => {
+                    out.push(3);
+                    out.num(u64::from(after));
+                    out.span(wait);
+                }
+                Why::Floor { wait } => {
+                    out.push(4);
+                    out.span(wait);
+                }
+                Why::RetryAfter { asked } => {
+                    out.push(5);
+                    out.span(asked);
+                }
+                Why::EndOfLife => out.push(6),
+            }
+            out.time(at, start);
+        }
+    }
+}
+
+pub fn take_decision(from: &mut Take<'_>) -> Option<Decision> {
+    let why = match from.byte()? {
+        0 => return Some(Decision::Done),
+        1 => return Some(Decision::DeadLetter(Reason::from_code(from.byte()?))),
+        2 => return Some(Decision::Drop(Reason::from_code(from.byte()?))),
+        3 => Why::Schedule {
+            after: from.num32()?,
+            wait: from.span()?,
+        },
+        4 => Why::Floor { wait: from.span()? },
+        5 => Why::RetryAfter { asked: from.span()? },
+        6 => Why::EndOfLife,
+        _ => return None,
+    };
+    Some(Decision::Retry {
+        at: from.time()?,
+        why,
+    })
+}
+
+pub fn put_disposition(out: &mut Vec<u8>, disposition: Disposition) {
+    match disposition {
+        Disposition::Delivered => out.push(0),
+        Disposition::DeliveredLate => out.push(1),
+        Disposition::DeadLettered(reason) => out.extend_from_slice(&[2, reason.code()]),
+        Disposition::Dropped(reason) => out.extend_from_slice(&[3, reason.code()]),
+    }
+}
+
+pub fn take_disposition(from: &mut Take<'_>) -> Option<Disposition> {
+    Some(match from.byte()? {
+        0 => Disposition::Delivered,
+        1 => Disposition::DeliveredLate,
+        2 => Disposition::DeadLettered(Reason::from_code(from.byte()?)),
+        3 => Disposition::Dropped(Reason::from_code(from.byte()?)),
+        _ => return None,
+    })
+}
+
+/// The same text cut to at most `max` bytes, between characters.
+pub fn clip(text: &str, max: usize) -> &str {
+    &text[..text.floor_char_boundary(max)]
+}
+
+/// What an index knows of an event's record without reading it.
+///
+/// Kind 3 bits, outcome 5, what follows 3, then the lowest bits of the subscription's number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Digest(pub u32);
+
+/// What follows, as a digest has it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub enum Follows {
+    Nothing = 0,
+    Done = 1,
+    Retry = 2,
+    DeadLetter = 3,
+    Drop = 4,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub enum Sort {
+    Accepted = 0,
+    Attempted = 1,
+    Ended = 2,
+    Blob = 3,
+    Replayed = 4,
+}
+
+impl Digest {
+    pub fn new(sort: Sort, outcome: Option<Outcome>, follows: Follows, subscription: u64) -> Digest {
+        let outcome = outcome.map_or(31, |o| u32::from(o.code()));
+        Digest(sort as u32 | outcome << 3 | (follows as u32) << 8 | (subscription as u32) << 11)
+    }
+
+    pub fn is(self, sort: Sort) -> bool {
+        self.0 & 7 == sort as u32
+    }
+
+    pub fn has_outcome(self, outcome: Outcome) -> bool {
+        self.0 >> 3 & 31 == u32::from(outcome.code())
+    }
+
+    pub fn follows(self, follows: Follows) -> bool {
+        self.0 >> 8 & 7 == follows as u32
+    }
+
+    /// Whether it may be about this subscription.
+    pub fn may_be_of(self, subscription: u64) -> bool {
+        self.0 >> 11 == (subscription as u32) << 11 >> 11
+    }
+
+    /// Whether the delivery ended with it.
+    pub fn ends(self) -> bool {
+        self.follows(Follows::Done) || self.follows(Follows::DeadLetter) || self.follows(Follows::Drop)
+    }
+}
+
+impl From<Decision> for Follows {
+    fn from(decision: Decision) -> Follows {
+        match decision {
+            Decision::Done => Follows::Done,
+            Decision::Retry { .. } => Follows::Retry,
+            Decision::DeadLetter(_) => Follows::DeadLetter,
+            Decision::Drop(_) => Follows::Drop,
+        }
+    }
+}
+
+impl From<Disposition> for Follows {
+    fn from(disposition: Disposition) -> Follows {
+        match disposition {
+            Disposition::Delivered | Disposition::DeliveredLate => Follows::Done,
+            Disposition::DeadLettered(_) => Follows::DeadLetter,
+            Disposition::Dropped(_) => Follows::Drop,
+        }
+    }
+}

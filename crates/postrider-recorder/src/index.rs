@@ -1,0 +1,639 @@
+//! Where in a segment things are: in memory while it is written, in a file beside it afterwards.
+//!
+//! Three tables: *cards*, one for every frame of accepted events in the order of recording; *ids*, hashes of event ids;
+//! *places*, what happened to the events of a chunk, by the position of the chunk's first event.
+
+use crate::frame::{Digest, Sort};
+use postrider_engine::recorder::Work;
+use rustc_hash::{FxHashMap, FxHashSet};
+use std::fs::File;
+use std::io::{self, Write};
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+
+const MAGIC: [u8; 8] = *b"PRFLIDX1";
+/// Magic, the length of the rest, checksum of all that follows.
+const HEAD: usize = 8 + 8 + 4;
+const BLOCK: usize = 4096;
+const NONE: u32 = u32::MAX;
+/// Stands for the position of events that were not stored.
+pub const NO_POSITION: u64 = u64::MAX;
+
+/// A value with a fixed form in an index file.
+pub trait Fixed: Copy {
+    const WIDTH: usize;
+    fn put(&self, out: &mut Vec<u8>);
+    fn take(bytes: &[u8]) -> Self;
+}
+
+fn u32_at(bytes: &[u8], at: usize) -> u32 {
+    u32::from_le_bytes(bytes[at..at + 4].try_into().expect("four bytes"))
+}
+
+fn u64_at(bytes: &[u8], at: usize) -> u64 {
+    u64::from_le_bytes(bytes[at..at + 8].try_into().expect("eight bytes"))
+}
+
+/// What can be told of a frame of accepted events without reading it. Sets are kept as single bits of hashes: what has
+/// no bit here is not in the frame.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Card {
+    pub offset: u32,
+    /// How many deliveries follow from the events in the frame.
+    pub deliveries: u32,
+    /// When the request was accepted, in nanoseconds.
+    pub accepted: i64,
+    pub topic: u64,
+    /// The chunk's position, or [`NO_POSITION`].
+    pub position: u64,
+    pub subscriptions: u64,
+    pub types: u32,
+    pub events: u32,
+}
+
+impl Fixed for Card {
+    const WIDTH: usize = 48;
+
+    fn put(&self, out: &mut Vec<u8>) {
+        out.extend_from_slice(&self.offset.to_le_bytes());
+        out.extend_from_slice(&self.deliveries.to_le_bytes());
+        out.extend_from_slice(&self.accepted.to_le_bytes());
+        out.extend_from_slice(&self.topic.to_le_bytes());
+        out.extend_from_slice(&self.position.to_le_bytes());
+        out.extend_from_slice(&self.subscriptions.to_le_bytes());
+        out.extend_from_slice(&self.types.to_le_bytes());
+        out.extend_from_slice(&self.events.to_le_bytes());
+    }
+
+    fn take(bytes: &[u8]) -> Card {
+        Card {
+            offset: u32_at(bytes, 0),
+            deliveries: u32_at(bytes, 4),
+            accepted: u64_at(bytes, 8) as i64,
+            topic: u64_at(bytes, 16),
+            position: u64_at(bytes, 24),
+            subscriptions: u64_at(bytes, 32),
+            types: u32_at(bytes, 40),
+            events: u32_at(bytes, 44),
+        }
+    }
+}
+
+/// An event's id, as a hash, and the frame that has it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct IdEntry {
+    pub hash: u64,
+    pub offset: u32,
+}
+
+impl Fixed for IdEntry {
+    const WIDTH: usize = 12;
+
+    fn put(&self, out: &mut Vec<u8>) {
+        out.extend_from_slice(&self.hash.to_le_bytes());
+        out.extend_from_slice(&self.offset.to_le_bytes());
+    }
+
+    fn take(bytes: &[u8]) -> IdEntry {
+        IdEntry {
+            hash: u64_at(bytes, 0),
+            offset: u32_at(bytes, 8),
+        }
+    }
+}
+
+/// Something that happened to events of a chunk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PlaceEntry {
+    /// Of the chunk's first event.
+    pub position: u64,
+    pub offset: u32,
+    pub digest: Digest,
+    /// Which events of the chunk.
+    pub mask: u32,
+}
+
+impl Fixed for PlaceEntry {
+    const WIDTH: usize = 20;
+
+    fn put(&self, out: &mut Vec<u8>) {
+        out.extend_from_slice(&self.position.to_le_bytes());
+        out.extend_from_slice(&self.offset.to_le_bytes());
+        out.extend_from_slice(&self.digest.0.to_le_bytes());
+        out.extend_from_slice(&self.mask.to_le_bytes());
+    }
+
+    fn take(bytes: &[u8]) -> PlaceEntry {
+        PlaceEntry {
+            position: u64_at(bytes, 0),
+            offset: u32_at(bytes, 8),
+            digest: Digest(u32_at(bytes, 12)),
+            mask: u32_at(bytes, 16),
+        }
+    }
+}
+
+/// The single bit that stands for a value in a set of 64.
+pub fn bit64(value: u64) -> u64 {
+    1 << (value.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 58)
+}
+
+pub fn bit32(hash: u64) -> u32 {
+    1 << (hash >> 59)
+}
+
+/// A hash of text that never changes: FNV-1a, stirred.
+pub fn hash_text(text: &str) -> u64 {
+    let mut hash = 0xcbf2_9ce4_8422_2325u64;
+    for chunk in text.as_bytes().chunks(8) {
+        let mut word = [0; 8];
+        word[..chunk.len()].copy_from_slice(chunk);
+        hash = (hash ^ u64::from_le_bytes(word)).wrapping_mul(0x0000_0100_0000_01b3);
+        hash ^= hash >> 29;
+    }
+    hash = (hash ^ text.len() as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+    hash ^ (hash >> 32)
+}
+
+/// What a segment holds, to tell whether it is worth looking into.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Summary {
+    /// The earliest and the latest time of acceptance.
+    pub accepted: Option<(i64, i64)>,
+    /// The least and the greatest position of events that were accepted in another segment.
+    pub foreign: Option<(u64, u64)>,
+    pub topics: FxHashSet<u64>,
+    /// Subscriptions that events matched.
+    pub subscriptions: FxHashSet<u64>,
+}
+
+impl Summary {
+    fn widen<T: Ord + Copy>(range: &mut Option<(T, T)>, value: T) {
+        *range = Some(range.map_or((value, value), |(low, high)| (low.min(value), high.max(value))));
+    }
+
+    pub fn note_card(&mut self, card: &Card) {
+        Summary::widen(&mut self.accepted, card.accepted);
+        self.topics.insert(card.topic);
+    }
+}
+
+/// New entries, in the order of writing.
+#[derive(Default)]
+pub struct Notes {
+    pub cards: Vec<Card>,
+    pub ids: Vec<IdEntry>,
+    pub places: Vec<PlaceEntry>,
+    /// Frames about endpoints and subscriptions rather than events.
+    pub facts: Vec<u32>,
+    /// Subscriptions that are named in matched sets.
+    pub subscriptions: Vec<u64>,
+}
+
+/// Values in the order in which they came, found by a key.
+struct Chains<T> {
+    last: FxHashMap<u64, u32>,
+    /// Each with the one before it of the same key.
+    all: Vec<(T, u32)>,
+}
+
+impl<T> Default for Chains<T> {
+    fn default() -> Chains<T> {
+        Chains {
+            last: FxHashMap::default(),
+            all: Vec::new(),
+        }
+    }
+}
+
+impl<T: Copy> Chains<T> {
+    fn add(&mut self, key: u64, value: T) {
+        let number = self.all.len() as u32;
+        let before = self.last.insert(key, number).unwrap_or(NONE);
+        self.all.push((value, before));
+    }
+
+    fn of(&self, key: u64, out: &mut Vec<T>) {
+        let mut at = self.last.get(&key).copied().unwrap_or(NONE);
+        while let Some((value, before)) = self.all.get(at as usize) {
+            out.push(*value);
+            at = *before;
+        }
+    }
+
+    fn values(&self) -> impl Iterator<Item = T> {
+        self.all.iter().map(|(value, _)| *value)
+    }
+}
+
+/// The index of a segment that is being written.
+#[derive(Default)]
+pub struct MemIndex {
+    pub cards: Vec<Card>,
+    ids: Chains<IdEntry>,
+    places: Chains<PlaceEntry>,
+    pub facts: Vec<u32>,
+    pub summary: Summary,
+}
+
+impl MemIndex {
+    pub fn add(&mut self, notes: &mut Notes) {
+        for card in notes.cards.drain(..) {
+            self.summary.note_card(&card);
+            self.cards.push(card);
+        }
+        for id in notes.ids.drain(..) {
+            self.ids.add(id.hash, id);
+        }
+        for place in notes.places.drain(..) {
+            self.places.add(place.position, place);
+        }
+        self.facts.append(&mut notes.facts);
+        self.summary.subscriptions.extend(notes.subscriptions.drain(..));
+    }
+
+    /// Fills in what is known only when nothing more comes.
+    pub fn finish(&mut self) {
+        let home: FxHashSet<u64> = self.cards.iter().map(|card| card.position).collect();
+        for place in self.places.values().filter(|p| !p.digest.is(Sort::Accepted)) {
+            if !home.contains(&place.position) {
+                Summary::widen(&mut self.summary.foreign, place.position);
+            }
+        }
+    }
+
+    /// The whole index as it is written to a file.
+    pub fn encode(&self) -> Vec<u8> {
+        let mut ids: Vec<IdEntry> = self.ids.values().collect();
+        ids.sort_unstable();
+        let mut places: Vec<PlaceEntry> = self.places.values().collect();
+        places.sort_unstable_by_key(|p| (p.position, p.offset, p.digest.0));
+        let size =
+            self.cards.len() * Card::WIDTH + ids.len() * IdEntry::WIDTH + places.len() * PlaceEntry::WIDTH;
+        let mut out = Vec::with_capacity(size + 4096);
+        out.extend_from_slice(&MAGIC);
+        out.extend_from_slice(&[0; HEAD - 8]);
+        let put = |out: &mut Vec<u8>, value: u64| out.extend_from_slice(&value.to_le_bytes());
+        let summary = &self.summary;
+        for count in [
+            self.cards.len(),
+            ids.len(),
+            places.len(),
+            self.facts.len(),
+            summary.topics.len(),
+            summary.subscriptions.len(),
+        ] {
+            put(&mut out, count as u64);
+        }
+        let (from, to) = summary.accepted.unwrap_or((1, 0));
+        put(&mut out, from as u64);
+        put(&mut out, to as u64);
+        let (low, high) = summary.foreign.unwrap_or((1, 0));
+        put(&mut out, low);
+        put(&mut out, high);
+        for fact in &self.facts {
+            out.extend_from_slice(&fact.to_le_bytes());
+        }
+        for set in [&summary.topics, &summary.subscriptions] {
+            for value in set {
+                put(&mut out, *value);
+            }
+        }
+        for card in &self.cards {
+            card.put(&mut out);
+        }
+        for id in &ids {
+            id.put(&mut out);
+        }
+        for place in &places {
+            place.put(&mut out);
+        }
+        let rest = (out.len() - HEAD) as u64;
+        out[8..16].copy_from_slice(&rest.to_le_bytes());
+        let crc = crc32fast::hash(&out[HEAD..]);
+        out[16..20].copy_from_slice(&crc.to_le_bytes());
+        out
+    }
+}
+
+/// Writes an index file so that it is there whole or not at all, as far as a process that dies goes. One that
+/// a power failure has damaged is known by its checksum.
+pub fn write(path: &Path, encoded: &[u8]) -> io::Result<FileIndex> {
+    let temporary = path.with_extension("idx-new");
+    let mut file = File::create(&temporary)?;
+    file.write_all(encoded)?;
+    std::fs::rename(&temporary, path)?;
+    FileIndex::open(path)
+}
+
+/// A stretch of an index file with entries of one kind.
+#[derive(Clone, Copy, Debug, Default)]
+struct Section {
+    start: u64,
+    count: u64,
+}
+
+/// The index of a segment that is closed.
+#[derive(Debug)]
+pub struct FileIndex {
+    file: File,
+    cards: Section,
+    ids: Section,
+    places: Section,
+    pub facts: Vec<u32>,
+    pub summary: Summary,
+}
+
+fn damaged() -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, "the index is damaged")
+}
+
+impl FileIndex {
+    /// Reads what is kept in memory of it. The tables are not looked at.
+    pub fn open(path: &Path) -> io::Result<FileIndex> {
+        const COUNTS: usize = 10 * 8;
+        let file = File::open(path)?;
+        let mut head = [0; HEAD + COUNTS];
+        file.read_exact_at(&mut head, 0)?;
+        let len = file.metadata()?.len();
+        let rest = u64_at(&head, 8);
+        if head[..8] != MAGIC || rest.checked_add(HEAD as u64) != Some(len) {
+            return Err(damaged());
+        }
+        let number = |i: usize| u64_at(&head, HEAD + 8 * i);
+        let mut at = (HEAD + COUNTS) as u64;
+        let mut section = |count: u64, width: usize| {
+            let start = at;
+            let bytes = count.checked_mul(width as u64).ok_or_else(damaged)?;
+            at = at
+                .checked_add(bytes)
+                .filter(|end| *end <= len)
+                .ok_or_else(damaged)?;
+            Ok::<_, io::Error>(Section { start, count })
+        };
+        let facts = section(number(3), 4)?;
+        let topics = section(number(4), 8)?;
+        let subscriptions = section(number(5), 8)?;
+        let cards = section(number(0), Card::WIDTH)?;
+        let ids = section(number(1), IdEntry::WIDTH)?;
+        let places = section(number(2), PlaceEntry::WIDTH)?;
+        let mut sets = vec![0; (cards.start - facts.start) as usize];
+        file.read_exact_at(&mut sets, facts.start)?;
+        let set = |section: Section| {
+            let from = (section.start - facts.start) as usize;
+            (0..section.count as usize)
+                .map(|i| u64_at(&sets, from + 8 * i))
+                .collect()
+        };
+        let range = |low: u64, high: u64| (low <= high).then_some((low, high));
+        let (from, to) = (number(6) as i64, number(7) as i64);
+        Ok(FileIndex {
+            facts: (0..facts.count as usize).map(|i| u32_at(&sets, 4 * i)).collect(),
+            summary: Summary {
+                accepted: (from <= to).then_some((from, to)),
+                foreign: range(number(8), number(9)),
+                topics: set(topics),
+                subscriptions: set(subscriptions),
+            },
+            file,
+            cards,
+            ids,
+            places,
+        })
+    }
+
+    /// Whether the file is what was written.
+    pub fn is_whole(&self) -> bool {
+        let mut hasher = crc32fast::Hasher::new();
+        let mut head = [0; HEAD];
+        if self.file.read_exact_at(&mut head, 0).is_err() {
+            return false;
+        }
+        let (mut at, mut block) = (HEAD as u64, vec![0; 256 << 10]);
+        loop {
+            match self.file.read_at(&mut block, at) {
+                Ok(0) => return hasher.finalize() == u32_at(&head, 16),
+                Ok(n) => {
+                    hasher.update(&block[..n]);
+                    at += n as u64;
+                }
+                Err(_) => return false,
+            }
+        }
+    }
+
+    pub fn bytes(&self) -> u64 {
+        self.places.start + self.places.count * PlaceEntry::WIDTH as u64
+    }
+}
+
+/// The piece of a table that was read last. Queries walk through tables, so that it is mostly the one wanted next.
+#[derive(Default)]
+struct Window {
+    first: u64,
+    bytes: Vec<u8>,
+}
+
+/// What a query keeps of one segment's index between its questions.
+#[derive(Default)]
+pub struct Cache {
+    cards: Window,
+    ids: Window,
+    places: Window,
+}
+
+impl Window {
+    /// Reads the entry with this number, and its neighbours with it.
+    fn get<T: Fixed>(&mut self, file: &File, section: Section, number: u64, work: &mut Work) -> Option<T> {
+        let held = (self.bytes.len() / T::WIDTH) as u64;
+        if number < self.first || number >= self.first + held {
+            let per_block = (BLOCK / T::WIDTH) as u64;
+            let first = number / per_block * per_block;
+            let count = per_block.min(section.count.checked_sub(first)?);
+            self.bytes.resize(count as usize * T::WIDTH, 0);
+            self.first = first;
+            work.blocks += 1;
+            if file
+                .read_exact_at(&mut self.bytes, section.start + first * T::WIDTH as u64)
+                .is_err()
+            {
+                self.bytes.clear();
+                return None;
+            }
+        }
+        let at = (number - self.first) as usize * T::WIDTH;
+        Some(T::take(&self.bytes[at..at + T::WIDTH]))
+    }
+
+    /// The number of the first entry whose key is not less than `key`. Keys are spread evenly enough to guess where.
+    fn lower_bound<T: Fixed>(
+        &mut self,
+        file: &File,
+        section: Section,
+        key: u64,
+        of: impl Fn(&T) -> u64,
+        work: &mut Work,
+    ) -> Option<u64> {
+        let (mut low, mut high) = (0, section.count);
+        // The piece at hand may settle it, or narrow it down.
+        let held = (self.bytes.len() / T::WIDTH) as u64;
+        if held > 0 {
+            let first: T = self.get(file, section, self.first, work)?;
+            let last: T = self.get(file, section, self.first + held - 1, work)?;
+            if of(&first) < key {
+                low = self.first;
+            } else {
+                high = self.first;
+            }
+            if high > self.first && of(&last) >= key {
+                high = self.first + held - 1;
+            } else if of(&last) < key {
+                low = self.first + held;
+            }
+        }
+        let (mut low_key, mut high_key) = (0u64, u64::MAX);
+        if high - low > (BLOCK / T::WIDTH) as u64 {
+            let first: T = self.get(file, section, low, work)?;
+            let last: T = self.get(file, section, high - 1, work)?;
+            (low_key, high_key) = (of(&first), of(&last));
+            if key <= low_key {
+                return Some(low);
+            }
+            if key > high_key {
+                return Some(high);
+            }
+        }
+        let mut guesses = 0;
+        while low < high {
+            let span = high - low;
+            let middle = if guesses < 4 && span > (BLOCK / T::WIDTH) as u64 && high_key > low_key {
+                guesses += 1;
+                let share = (key - low_key) as f64 / (high_key - low_key) as f64;
+                (low + (share * span as f64) as u64).min(high - 1)
+            } else {
+                low + span / 2
+            };
+            let found = of(&self.get(file, section, middle, work)?);
+            if found < key {
+                (low, low_key) = (middle + 1, found.min(key));
+            } else {
+                (high, high_key) = (middle, found);
+            }
+        }
+        Some(low)
+    }
+}
+
+/// The index of a segment, wherever it is.
+pub enum Index {
+    /// Being written, or about to go into a file.
+    Memory(MemIndex),
+    File(FileIndex),
+    /// To be made anew from the segment.
+    Missing,
+}
+
+impl Index {
+    pub fn summary(&self) -> Option<&Summary> {
+        match self {
+            Index::Memory(index) => Some(&index.summary),
+            Index::File(index) => Some(&index.summary),
+            Index::Missing => None,
+        }
+    }
+
+    pub fn facts(&self) -> &[u32] {
+        match self {
+            Index::Memory(index) => &index.facts,
+            Index::File(index) => &index.facts,
+            Index::Missing => &[],
+        }
+    }
+
+    pub fn cards(&self) -> u32 {
+        match self {
+            Index::Memory(index) => index.cards.len() as u32,
+            Index::File(index) => index.cards.count as u32,
+            Index::Missing => 0,
+        }
+    }
+
+    pub fn card(&self, number: u32, cache: &mut Cache, work: &mut Work) -> Option<Card> {
+        work.cards += 1;
+        match self {
+            Index::Memory(index) => index.cards.get(number as usize).copied(),
+            Index::File(index) if u64::from(number) < index.cards.count => {
+                cache.cards.get(&index.file, index.cards, u64::from(number), work)
+            }
+            Index::File(_) | Index::Missing => None,
+        }
+    }
+
+    /// Whether something may have happened here to a chunk that was accepted in another segment.
+    pub fn may_have_foreign(&self, position: u64) -> bool {
+        match self {
+            Index::Memory(index) => index.places.last.contains_key(&position),
+            Index::File(index) => index
+                .summary
+                .foreign
+                .is_some_and(|(low, high)| (low..=high).contains(&position)),
+            Index::Missing => false,
+        }
+    }
+
+    /// Appends what happened to a chunk, the latest first.
+    pub fn places(&self, position: u64, cache: &mut Cache, work: &mut Work, out: &mut Vec<PlaceEntry>) {
+        work.lookups += 1;
+        match self {
+            Index::Memory(index) => index.places.of(position, out),
+            Index::File(index) => {
+                let window = &mut cache.places;
+                let key = |entry: &PlaceEntry| entry.position;
+                let (file, section) = (&index.file, index.places);
+                let Some(mut at) = window.lower_bound(file, section, position, key, work) else {
+                    return;
+                };
+                let from = out.len();
+                while at < section.count {
+                    match window.get::<PlaceEntry>(file, section, at, work) {
+                        Some(entry) if entry.position == position => out.push(entry),
+                        _ => break,
+                    }
+                    at += 1;
+                }
+                out[from..].reverse();
+            }
+            Index::Missing => {}
+        }
+    }
+
+    /// Appends the frames that may hold events with this id, the latest first.
+    pub fn ids(&self, hash: u64, cache: &mut Cache, work: &mut Work, out: &mut Vec<u32>) {
+        work.lookups += 1;
+        match self {
+            Index::Memory(index) => {
+                let mut found = Vec::new();
+                index.ids.of(hash, &mut found);
+                out.extend(found.iter().map(|entry| entry.offset));
+            }
+            Index::File(index) => {
+                let window = &mut cache.ids;
+                let key = |entry: &IdEntry| entry.hash;
+                let (file, section) = (&index.file, index.ids);
+                let Some(mut at) = window.lower_bound(file, section, hash, key, work) else {
+                    return;
+                };
+                let from = out.len();
+                while at < section.count {
+                    match window.get::<IdEntry>(file, section, at, work) {
+                        Some(entry) if entry.hash == hash => out.push(entry.offset),
+                        _ => break,
+                    }
+                    at += 1;
+                }
+                out[from..].reverse();
+            }
+            Index::Missing => {}
+        }
+    }
+}

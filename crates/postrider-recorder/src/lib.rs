@@ -1,0 +1,542 @@
+//! The flight recorder on local files: what became of every event, for as long as it is kept.
+//!
+//! The engine pushes records into a bounded queue and goes on. One thread frames them into segments, another puts
+//! indexes beside the closed ones. Nothing is flushed to the disk: a power failure costs the last seconds of memory of
+//! what happened, never an event.
+
+mod queue;
+mod writer;
+mod record;
+mod frame;
+mod redact;
+mod segment;
+mod index;
+mod facts;
+mod query;
+mod live;
+
+pub use query::{BUDGET, cost};
+
+use facts::Facts;
+use frame::SEGMENT_HEAD;
+use index::Index;
+use live::{LINES_MAX, Recents, Teller};
+use postrider_core::ids::TopicId;
+use postrider_core::time::{Clock, Timestamp};
+use postrider_engine::recorder::{
+    Accepted, Attempted, BlobWritten, Ended, EventStory, Held, Line, Page, Query, Recent, Recorder,
+    RecorderStatus, Recordings, Released, Replayed, Retired,
+};
+use query::Session;
+use queue::Queue;
+use record::Frame;
+use segment::Segment;
+use std::io;
+use std::path::PathBuf;
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, RwLock, mpsc};
+use std::thread::JoinHandle;
+use std::time::Duration;
+use tokio::sync::broadcast;
+use writer::{Frames, Record};
+
+#[derive(Debug, thiserror::Error)]
+#[error("cannot open the flight recorder at {path}: {source}")]
+pub struct Error {
+    path: PathBuf,
+    source: io::Error,
+}
+
+#[derive(Clone, Debug)]
+pub struct Config {
+    pub directory: PathBuf,
+    /// Segments whose last record is older are dropped.
+    pub keep: Duration,
+    /// The oldest segments are dropped when all together take more.
+    pub bytes_max: u64,
+    /// A segment is closed when it is this long or this old.
+    pub segment_bytes: u64,
+    pub segment_span: Duration,
+}
+
+impl Config {
+    pub fn new(directory: PathBuf) -> Config {
+        Config {
+            directory,
+            keep: Duration::from_secs(3 * 86_400),
+            bytes_max: 1 << 30,
+            segment_bytes: 32 << 20,
+            segment_span: Duration::from_secs(600),
+        }
+    }
+}
+
+/// Keeps records on disk and answers questions about them. Stops, with everything written, when it is dropped.
+pub struct FlightRecorder {
+    shared: Arc<Shared>,
+    threads: Mutex<Vec<JoinHandle<()>>>,
+}
+
+struct Shared {
+    config: Config,
+    clock: Arc<dyn Clock>,
+    queue: Queue,
+    /// The oldest first; the last is being written.
+    segments: RwLock<Vec<Arc<Segment>>>,
+    facts: RwLock<Facts>,
+    recents: Mutex<Recents>,
+    lines: broadcast::Sender<Arc<Line>>,
+    trouble: Mutex<Option<String>>,
+    /// Whether all that an earlier life has left has been looked at.
+    checked: (Mutex<bool>, Condvar),
+}
+
+/// Work for the thread that keeps the indexes.
+enum Job {
+    /// Put the index of a closed segment into its file.
+    Seal(Arc<Segment>),
+    /// Look whether a segment of an earlier life has a good index, and make one if not.
+    Check(Arc<Segment>),
+    /// All of the earlier life's segments have been looked at.
+    Checked,
+}
+
+impl FlightRecorder {
+    /// Takes up what an earlier life has left. Segments without an index are indexed in the background.
+    pub fn open(config: Config, clock: Arc<dyn Clock>) -> Result<Arc<FlightRecorder>, Error> {
+        let path = config.directory.clone();
+        FlightRecorder::start(config, clock).map_err(|source| Error { path, source })
+    }
+
+    fn start(config: Config, clock: Arc<dyn Clock>) -> io::Result<Arc<FlightRecorder>> {
+        std::fs::create_dir_all(&config.directory)?;
+        let found = find_segments(&config)?;
+        let shared = Arc::new(Shared {
+            queue: Queue::default(),
+            segments: RwLock::new(found.clone()),
+            facts: RwLock::default(),
+            recents: Mutex::default(),
+            lines: broadcast::channel(LINES_MAX).0,
+            trouble: Mutex::default(),
+            checked: Default::default(),
+            config,
+            clock,
+        });
+        shared.reload_facts();
+        let (jobs, todo) = mpsc::channel();
+        for segment in found.into_iter().rev() {
+            // The receiver is in hand: this cannot fail.
+            let _ = jobs.send(Job::Check(segment));
+        }
+        let _ = jobs.send(Job::Checked);
+        let writing = Writing::begin(shared.clone(), jobs);
+        let indexing = shared.clone();
+        let threads = vec![
+            thread("recorder", move || writing.run())?,
+            thread("recorder-index", move || indexing.keep_indexes(&todo))?,
+        ];
+        Ok(Arc::new(FlightRecorder {
+            shared,
+            threads: Mutex::new(threads),
+        }))
+    }
+
+    /// Returns once everything that was recorded before the call can be found.
+    pub fn flush(&self) {
+        self.shared.queue.flush();
+    }
+
+    /// Returns once everything that an earlier life has left can be found.
+    pub fn wait_indexed(&self) {
+        let (checked, changed) = &self.shared.checked;
+        let checked = checked.lock().expect("no panic holds it");
+        drop(
+            changed
+                .wait_while(checked, |checked| !*checked)
+                .expect("no panic holds it"),
+        );
+    }
+
+    /// Writes what has been recorded and ends the threads. Nothing is recorded afterwards.
+    pub fn stop(&self) {
+        self.shared.queue.close();
+        let threads = std::mem::take(&mut *self.threads.lock().expect("no panic holds it"));
+        for thread in threads {
+            if thread.join().is_err() {
+                tracing::error!("a thread of the flight recorder has panicked");
+            }
+        }
+    }
+
+    /// A page for at most this much work; see [`BUDGET`].
+    pub fn search_within(&self, query: &Query, budget: u64) -> Page {
+        let facts = self.shared.facts.read().expect("no panic holds it");
+        Session::new(self.shared.segments(), &facts).search(query, budget)
+    }
+}
+
+impl Drop for FlightRecorder {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+fn thread(name: &str, run: impl FnOnce() + Send + 'static) -> io::Result<JoinHandle<()>> {
+    std::thread::Builder::new().name(name.to_owned()).spawn(run)
+}
+
+/// The segments in the directory, the oldest first. What cannot be one is removed.
+fn find_segments(config: &Config) -> io::Result<Vec<Arc<Segment>>> {
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir(&config.directory)? {
+        let path = entry?.path();
+        let extension = path.extension().and_then(|e| e.to_str());
+        match extension {
+            Some("rec") => match Segment::open(&path)? {
+                Some(segment) => found.push(Arc::new(segment)),
+                None => std::fs::remove_file(&path)?,
+            },
+            Some("idx-new") => std::fs::remove_file(&path)?,
+            _ => {}
+        }
+    }
+    found.sort_by_key(|segment| segment.start);
+    Ok(found)
+}
+
+impl Shared {
+    fn segments(&self) -> Vec<Arc<Segment>> {
+        self.segments.read().expect("no panic holds it").clone()
+    }
+
+    fn trouble(&self) -> MutexGuard<'_, Option<String>> {
+        self.trouble.lock().expect("no panic holds it")
+    }
+
+    /// Reads all facts anew, in their order.
+    fn reload_facts(&self) {
+        let mut facts = self.facts.write().expect("no panic holds it");
+        *facts = Facts::default();
+        let (mut buffer, mut work) = (Vec::new(), Default::default());
+        for segment in self.segments() {
+            let offsets = segment.index.read().expect("no panic holds it").facts().to_vec();
+            for offset in offsets {
+                let content = segment.read(offset, &mut buffer, &mut work);
+                if let Some(frame) = content.and_then(|bytes| Frame::read(bytes, segment.start)) {
+                    facts.add(&frame);
+                }
+            }
+        }
+    }
+
+    fn keep_indexes(&self, todo: &mpsc::Receiver<Job>) {
+        for job in todo {
+            let (segment, result) = match job {
+                Job::Seal(segment) => {
+                    let result = segment.seal();
+                    (segment, result)
+                }
+                Job::Check(segment) => {
+                    let good = match &*segment.index.read().expect("no panic holds it") {
+                        Index::File(index) => index.is_whole(),
+                        Index::Memory(_) => true,
+                        Index::Missing => false,
+                    };
+                    let result = if good { Ok(()) } else { segment.rebuild() };
+                    (segment, result)
+                }
+                Job::Checked => {
+                    self.reload_facts();
+                    *self.checked.0.lock().expect("no panic holds it") = true;
+                    self.checked.1.notify_all();
+                    continue;
+                }
+            };
+            if let Err(e) = result {
+                // It may have been dropped meanwhile.
+                tracing::warn!(segment = %segment.path.display(), error = %e, "cannot index what was recorded");
+            }
+        }
+    }
+
+    /// Whether a segment has been written to for long enough.
+    fn is_old(&self, segment: &Segment, now: Timestamp) -> bool {
+        now.since(Timestamp::from_nanos(segment.start)) >= self.config.segment_span
+    }
+
+    /// Drops segments that are too old or too many. The last stays while it is written.
+    fn retain(&self, now: Timestamp, writing: bool) {
+        let mut segments = self.segments.write().expect("no panic holds it");
+        let mut bytes: u64 = segments.iter().map(|segment| segment.bytes()).sum();
+        let oldest = (now - self.config.keep).nanos();
+        let mut dropped = 0;
+        while let Some(segment) = segments.get(dropped) {
+            // Nothing in a segment is newer than the start of the one after it.
+            let end = match segments.get(dropped + 1) {
+                Some(next) => next.start,
+                None if writing => break,
+                None => segment
+                    .start
+                    .saturating_add(self.config.segment_span.as_nanos() as i64),
+            };
+            if end >= oldest && bytes <= self.config.bytes_max {
+                break;
+            }
+            bytes -= segment.bytes();
+            dropped += 1;
+        }
+        let gone: Vec<Arc<Segment>> = segments.drain(..dropped).collect();
+        let first = segments
+            .first()
+            .map(|segment| Timestamp::from_nanos(segment.start));
+        drop(segments);
+        for segment in &gone {
+            if let Err(e) = segment.delete() {
+                tracing::warn!(segment = %segment.path.display(), error = %e, "cannot delete what was recorded");
+            }
+        }
+        if let (false, Some(first)) = (gone.is_empty(), first) {
+            self.facts
+                .write()
+                .expect("no panic holds it")
+                .forget_before(first);
+        }
+    }
+}
+
+/// The writer's thread.
+struct Writing {
+    shared: Arc<Shared>,
+    jobs: mpsc::Sender<Job>,
+    open: Option<(Arc<Segment>, Frames)>,
+    teller: Teller,
+    looked: Timestamp,
+}
+
+/// How often it is looked for segments that are too old.
+const LOOK_AROUND: Duration = Duration::from_secs(60);
+
+impl Writing {
+    fn begin(shared: Arc<Shared>, jobs: mpsc::Sender<Job>) -> Writing {
+        Writing {
+            looked: Timestamp::MIN,
+            shared,
+            jobs,
+            open: None,
+            teller: Teller::default(),
+        }
+    }
+
+    fn run(mut self) {
+        let shared = self.shared.clone();
+        let mut records = Vec::new();
+        let mut worked = false;
+        while shared.queue.take(&mut records, worked) {
+            worked = !records.is_empty();
+            let now = shared.clock.now();
+            if worked {
+                self.write(&records, now);
+                shared.queue.done(records.len() as u64);
+                records.clear();
+            }
+            if now.since(self.looked) >= LOOK_AROUND {
+                self.looked = now;
+                if self
+                    .open
+                    .as_ref()
+                    .is_some_and(|(segment, _)| shared.is_old(segment, now))
+                {
+                    self.close();
+                }
+                shared.retain(now, self.open.is_some());
+            }
+        }
+        self.close();
+    }
+
+    fn write(&mut self, records: &[Record], now: Timestamp) {
+        match self.try_write(records, now) {
+            Ok(()) => {
+                if self.shared.trouble().take().is_some() {
+                    tracing::info!("the flight recorder can write again");
+                }
+            }
+            Err(e) => {
+                // What was written in part is cut off by its checksum. A new segment is tried with the next records.
+                self.close();
+                self.shared.queue.lost.fetch_add(records.len() as u64, Relaxed);
+                let first = self.shared.trouble().replace(e.to_string()).is_none();
+                if first {
+                    tracing::warn!(error = %e, "the flight recorder cannot write; what happens meanwhile is not recorded");
+                }
+            }
+        }
+    }
+
+    fn try_write(&mut self, records: &[Record], now: Timestamp) -> io::Result<()> {
+        // As many as fit between two looks at the segment's size.
+        for records in records.chunks(512) {
+            self.roll(now)?;
+            let (segment, frames) = self.open.as_mut().expect("one was just begun");
+            for record in records {
+                frames.add(record);
+            }
+            // Whoever reads facts anew sees these either in the file or here, not twice.
+            let is_fact =
+                |r: &Record| matches!(r, Record::Held(_) | Record::Released(_) | Record::Retired(_));
+            let mut facts = records
+                .iter()
+                .any(is_fact)
+                .then(|| self.shared.facts.write().expect("no panic holds it"));
+            segment.append(&frames.bytes, &mut frames.notes)?;
+            frames.written();
+            if let Some(facts) = &mut facts {
+                records.iter().for_each(|record| note_fact(facts, record));
+            }
+            drop(facts);
+            self.tell(records);
+        }
+        Ok(())
+    }
+
+    /// Sees to it that there is a segment to write to.
+    fn roll(&mut self, now: Timestamp) -> io::Result<()> {
+        let config = &self.shared.config;
+        let full = |(segment, frames): &(Arc<Segment>, Frames)| {
+            frames.end() >= config.segment_bytes || self.shared.is_old(segment, now)
+        };
+        if self.open.as_ref().is_some_and(|open| !full(open)) {
+            return Ok(());
+        }
+        self.close();
+        let mut segments = self.shared.segments.write().expect("no panic holds it");
+        // Clocks are set back at times; the order of segments is the order of writing all the same.
+        let after = segments.last().map_or(0, |last| last.start + 1);
+        let start = now.nanos().max(after);
+        let segment = Arc::new(Segment::create(&self.shared.config.directory, start)?);
+        segments.push(segment.clone());
+        drop(segments);
+        self.open = Some((segment, Frames::new(start, SEGMENT_HEAD as u64)));
+        self.shared.retain(now, true);
+        Ok(())
+    }
+
+    fn close(&mut self) {
+        if let Some((segment, _)) = self.open.take() {
+            // The other thread ends only after this one.
+            let _ = self.jobs.send(Job::Seal(segment));
+        }
+    }
+
+    fn tell(&mut self, records: &[Record]) {
+        let shared = &self.shared;
+        {
+            let mut recents = shared.recents.lock().expect("no panic holds it");
+            for record in records {
+                if let Record::Accepted(accepted) = record {
+                    recents.add(accepted);
+                }
+            }
+        }
+        if shared.lines.receiver_count() == 0 {
+            self.teller.forget();
+            return;
+        }
+        let segments = shared.segments();
+        let facts = shared.facts.read().expect("no panic holds it");
+        for record in records {
+            self.teller.tell(record, &segments, &facts, |line| {
+                // Nobody listens any more: then nobody misses it.
+                let _ = shared.lines.send(Arc::new(line));
+            });
+        }
+    }
+}
+
+fn note_fact(facts: &mut Facts, record: &Record) {
+    match record {
+        Record::Held(held) => facts.hold(&held.endpoint, held.cause, held.at, held.until),
+        Record::Released(released) => facts.release(&released.endpoint, released.at),
+        Record::Retired(retired) => facts.retire(retired.subscription.0, retired.at, retired.reason),
+        _ => {}
+    }
+}
+
+impl Recorder for FlightRecorder {
+    fn on(&self) -> bool {
+        true
+    }
+
+    fn accepted(&self, accepted: Accepted) {
+        self.shared.queue.push(Record::Accepted(accepted));
+    }
+
+    fn attempted(&self, attempted: Attempted) {
+        self.shared.queue.push(Record::Attempted(attempted));
+    }
+
+    fn ended(&self, ended: Ended) {
+        self.shared.queue.push(Record::Ended(ended));
+    }
+
+    fn retired(&self, retired: Retired) {
+        self.shared.queue.push(Record::Retired(retired));
+    }
+
+    fn held(&self, held: Held) {
+        self.shared.queue.push(Record::Held(held));
+    }
+
+    fn released(&self, released: Released) {
+        self.shared.queue.push(Record::Released(released));
+    }
+
+    fn blob(&self, blob: BlobWritten) {
+        self.shared.queue.push(Record::Blob(blob));
+    }
+
+    fn replayed(&self, replayed: Replayed) {
+        self.shared.queue.push(Record::Replayed(replayed));
+    }
+}
+
+impl Recordings for FlightRecorder {
+    fn trace(&self, id: &str) -> Vec<EventStory> {
+        let facts = self.shared.facts.read().expect("no panic holds it");
+        Session::new(self.shared.segments(), &facts).trace(id)
+    }
+
+    fn search(&self, query: &Query) -> Page {
+        self.search_within(query, BUDGET)
+    }
+
+    fn recent(&self, topic: Option<TopicId>, max: usize) -> Vec<Recent> {
+        self.shared
+            .recents
+            .lock()
+            .expect("no panic holds it")
+            .latest(topic, max)
+    }
+
+    fn subscribe(&self) -> broadcast::Receiver<Arc<Line>> {
+        self.shared.lines.subscribe()
+    }
+
+    fn status(&self) -> RecorderStatus {
+        let segments = self.shared.segments();
+        let missing = |segment: &&Arc<Segment>| {
+            matches!(*segment.index.read().expect("no panic holds it"), Index::Missing)
+        };
+        RecorderStatus {
+            on: true,
+            lost: self.shared.queue.lost.load(Relaxed),
+            segments: segments.len() as u64,
+            bytes: segments.iter().map(|segment| segment.bytes()).sum(),
+            oldest: segments
+                .first()
+                .map(|segment| Timestamp::from_nanos(segment.start)),
+            indexing: segments.iter().filter(missing).count() as u64,
+            trouble: self.shared.trouble().clone(),
+        }
+    }
+}

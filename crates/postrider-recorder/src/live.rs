@@ -1,0 +1,243 @@
+//! The latest: events with their content for trying filters on, and lines for whoever watches.
+
+use crate::facts::Facts;
+use crate::query::Session;
+use crate::segment::Segment;
+use crate::writer::{EventText, Record};
+use postrider_core::ids::TopicId;
+use postrider_engine::recorder::{
+    Accepted, Audience, Decision, DeliveryState, Disposition, Happening, Line, Place, Recent,
+};
+use rustc_hash::FxHashMap;
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+
+/// Memory for the contents of recent events, shared by all topics.
+const RECENT_BYTES_MAX: usize = 32 << 20;
+/// What one topic may have of it at most, and at least.
+const TOPIC_BYTES: (usize, usize) = (1 << 20, 16 << 10);
+const TOPIC_REQUESTS_MAX: usize = 256;
+/// Topics whose events are kept; the one that has been quiet for longest makes room.
+const TOPICS_MAX: usize = 2048;
+/// Lines that wait for a slow watcher.
+pub const LINES_MAX: usize = 4096;
+/// Events that watchers were told of and whose attempts will be told in the same words.
+const KNOWN_MAX: usize = 16 << 10;
+
+/// The latest requests of every topic.
+#[derive(Default)]
+pub struct Recents {
+    topics: BTreeMap<TopicId, TopicRecents>,
+    /// Counts requests: the greater, the later.
+    clock: u64,
+}
+
+#[derive(Default)]
+struct TopicRecents {
+    requests: VecDeque<(u64, Accepted)>,
+    bytes: usize,
+}
+
+impl Recents {
+    pub fn add(&mut self, accepted: &Accepted) {
+        let size = |accepted: &Accepted| accepted.batch.body.len() + 256;
+        self.clock += 1;
+        let share = (RECENT_BYTES_MAX / (self.topics.len() + 1)).clamp(TOPIC_BYTES.1, TOPIC_BYTES.0);
+        let topic = self.topics.entry(accepted.audience.topic).or_default();
+        topic.bytes += size(accepted);
+        topic.requests.push_back((self.clock, accepted.clone()));
+        // The latest one stays, however large.
+        while topic.requests.len() > 1 && (topic.bytes > share || topic.requests.len() > TOPIC_REQUESTS_MAX) {
+            if let Some((_, oldest)) = topic.requests.pop_front() {
+                topic.bytes -= size(&oldest);
+            }
+        }
+        if self.topics.len() > TOPICS_MAX {
+            let last = |topic: &TopicRecents| topic.requests.back().map_or(0, |(at, _)| *at);
+            let quiet = self.topics.iter().min_by_key(|(_, topic)| last(topic));
+            if let Some(id) = quiet.map(|(id, _)| *id) {
+                self.topics.remove(&id);
+            }
+        }
+    }
+
+    pub fn latest(&self, topic: Option<TopicId>, max: usize) -> Vec<Recent> {
+        let mut requests: Vec<&(u64, Accepted)> = match topic {
+            Some(topic) => self
+                .topics
+                .get(&topic)
+                .into_iter()
+                .flat_map(|t| &t.requests)
+                .collect(),
+            None => self.topics.values().flat_map(|t| &t.requests).collect(),
+        };
+        requests.sort_by_key(|(at, _)| std::cmp::Reverse(*at));
+        let of_request = |(_, accepted): &&(u64, Accepted)| {
+            let (audience, batch) = (accepted.audience.clone(), accepted.batch.clone());
+            (0..batch.events.len()).rev().map(move |index| Recent {
+                audience: audience.clone(),
+                batch: batch.clone(),
+                index,
+            })
+        };
+        requests.iter().flat_map(of_request).take(max).collect()
+    }
+}
+
+/// The words for an event.
+struct Brief {
+    id: String,
+    topic: TopicId,
+    topic_name: String,
+    domain_topic: Option<String>,
+    event_type: String,
+    subject: String,
+}
+
+impl Brief {
+    fn of(accepted: &Accepted, index: usize) -> Brief {
+        let text = EventText::read(accepted, index);
+        let audience: &Audience = &accepted.audience;
+        Brief {
+            id: text.id.into_owned(),
+            topic: audience.topic,
+            topic_name: audience.name.clone(),
+            domain_topic: text.domain_topic.map(|name| name.into_owned()),
+            event_type: text.event_type.into_owned(),
+            subject: text.subject.into_owned(),
+        }
+    }
+
+    fn line(&self) -> Line {
+        Line {
+            what: Happening::Accepted { matched: 0 },
+            at: Default::default(),
+            id: self.id.clone(),
+            topic: self.topic,
+            topic_name: self.topic_name.clone(),
+            domain_topic: self.domain_topic.clone(),
+            event_type: self.event_type.clone(),
+            subject: self.subject.clone(),
+            subscription: None,
+        }
+    }
+}
+
+/// Puts what happens into lines, while someone watches.
+#[derive(Default)]
+pub struct Teller {
+    known: FxHashMap<Place, Arc<Brief>>,
+    order: VecDeque<Place>,
+}
+
+impl Teller {
+    /// Nobody watches any more.
+    pub fn forget(&mut self) {
+        if !self.order.is_empty() {
+            *self = Teller::default();
+        }
+    }
+
+    /// The lines of one record. Events that were accepted before anyone watched are looked up in the segments.
+    pub fn tell(
+        &mut self,
+        record: &Record,
+        segments: &[Arc<Segment>],
+        facts: &Facts,
+        mut say: impl FnMut(Line),
+    ) {
+        match record {
+            Record::Accepted(accepted) => {
+                for index in 0..accepted.batch.events.len() {
+                    let brief = Arc::new(Brief::of(accepted, index));
+                    say(Line {
+                        what: Happening::Accepted {
+                            matched: accepted.batch.matched(index).len() as u32,
+                        },
+                        at: accepted.batch.received,
+                        ..brief.line()
+                    });
+                    if let Some(first) = accepted.first {
+                        let index = index as u32;
+                        self.learn(Place { first, index }, brief);
+                    }
+                }
+            }
+            Record::Attempted(attempted) => {
+                let subscription = &attempted.subscription;
+                for run in &attempted.runs {
+                    let state = match run.decision {
+                        Decision::Done => DeliveryState::Delivered,
+                        Decision::Retry { .. } => DeliveryState::Retrying,
+                        Decision::DeadLetter(_) => DeliveryState::DeadLettered,
+                        Decision::Drop(_) => DeliveryState::Dropped,
+                    };
+                    for index in run.start.index..run.start.index + run.count {
+                        let place = Place {
+                            first: run.start.first,
+                            index,
+                        };
+                        if let Some(brief) = self.brief(place, segments, facts) {
+                            say(Line {
+                                what: Happening::Attempted {
+                                    outcome: attempted.outcome,
+                                    status: attempted.status,
+                                    state,
+                                },
+                                at: attempted.ended,
+                                subscription: Some((subscription.id, subscription.name.clone())),
+                                ..brief.line()
+                            });
+                        }
+                    }
+                }
+            }
+            Record::Ended(ended) => {
+                let disposition: Disposition = ended.disposition;
+                for place in &ended.events {
+                    if let Some(brief) = self.brief(*place, segments, facts) {
+                        say(Line {
+                            what: Happening::Ended(disposition),
+                            at: ended.at,
+                            subscription: Some((ended.subscription, String::new())),
+                            ..brief.line()
+                        });
+                    }
+                }
+            }
+            Record::Retired(_)
+            | Record::Held(_)
+            | Record::Released(_)
+            | Record::Blob(_)
+            | Record::Replayed(_) => {}
+        }
+    }
+
+    fn learn(&mut self, place: Place, brief: Arc<Brief>) {
+        if self.known.insert(place, brief).is_none() {
+            self.order.push_back(place);
+        }
+        if self.order.len() > KNOWN_MAX
+            && let Some(oldest) = self.order.pop_front()
+        {
+            self.known.remove(&oldest);
+        }
+    }
+
+    fn brief(&mut self, place: Place, segments: &[Arc<Segment>], facts: &Facts) -> Option<Arc<Brief>> {
+        if let Some(known) = self.known.get(&place) {
+            return Some(known.clone());
+        }
+        let story = Session::new(segments.to_vec(), facts).event_at(place)?;
+        let brief = Arc::new(Brief {
+            id: story.id,
+            topic: story.topic,
+            topic_name: story.topic_name,
+            domain_topic: story.domain_topic,
+            event_type: story.event_type,
+            subject: story.subject,
+        });
+        self.learn(place, brief.clone());
+        Some(brief)
+    }
+}

@@ -1,0 +1,795 @@
+//! Questions: where is this event, and which events are like that. Each does a bounded amount of work.
+
+use crate::facts::Facts;
+use crate::frame::{Follows, Sort, clip};
+use crate::index::{Cache, Card, NO_POSITION, PlaceEntry, bit32, bit64, hash_text};
+use crate::record::{AcceptedFrame, EventFrame, Frame};
+use crate::segment::Segment;
+use crate::writer::{ID_MAX, TEXT_MAX};
+use postrider_core::ids::{SubscriptionId, TopicId};
+use postrider_core::time::Timestamp;
+use postrider_engine::recorder::{
+    AttemptStory, BlobPlace, Cursor, Decision, DeliveryLine, DeliveryState, DeliveryStory, Disposition, End,
+    EventLine, EventState, EventStory, Fate, NextAttempt, NextWhy, Page, Place, Predicate, Query, Snippet,
+    SubscriptionStory, Verdict, Work,
+};
+use rustc_hash::FxHashMap;
+use std::sync::Arc;
+
+/// What a page may cost, in units of about ten nanoseconds on a small machine: forty milliseconds. Work is counted rather
+/// than timed, so that the same question about the same records always gets the same pages.
+pub const BUDGET: u64 = 4_000_000;
+/// Stories of one id that are told, the latest ones.
+const STORIES_MAX: usize = 32;
+/// Frames that are read for the events of one chunk. Who has more is told with what was recorded first.
+const FRAMES_MAX: usize = 20_000;
+pub const LIMIT_MAX: usize = 500;
+
+pub fn cost(work: &Work) -> u64 {
+    work.cards * 3 + work.lookups * 40 + work.blocks * 100 + work.frames * 100
+}
+
+/// A subscription as a segment names it.
+#[derive(Default)]
+struct Name {
+    name: String,
+    domain_topic: Option<String>,
+    endpoint: String,
+    predicates: Vec<(Verdict, String)>,
+}
+
+/// The subscriptions of a set, each with where its name is.
+type Members = Arc<[(u64, u32)]>;
+
+/// One question, and what it has read so far.
+pub struct Session<'a> {
+    /// The latest first.
+    segments: Vec<Arc<Segment>>,
+    caches: Vec<Cache>,
+    facts: &'a Facts,
+    pub work: Work,
+    buffer: Vec<u8>,
+    names: FxHashMap<(usize, u32), Arc<Name>>,
+    topics: FxHashMap<(usize, u32), (String, String)>,
+    sets: FxHashMap<(usize, u32), Members>,
+}
+
+/// A delivery while its story is put together.
+#[derive(Default)]
+struct Draft {
+    name: Option<Arc<Name>>,
+    attempts: Vec<AttemptStory>,
+    end: Option<(Timestamp, Disposition)>,
+    blob: Option<BlobPlace>,
+}
+
+impl<'a> Session<'a> {
+    pub fn new(mut segments: Vec<Arc<Segment>>, facts: &'a Facts) -> Session<'a> {
+        segments.reverse();
+        Session {
+            caches: segments.iter().map(|_| Cache::default()).collect(),
+            segments,
+            facts,
+            work: Work::default(),
+            buffer: Vec::new(),
+            names: FxHashMap::default(),
+            topics: FxHashMap::default(),
+            sets: FxHashMap::default(),
+        }
+    }
+
+    pub fn trace(&mut self, id: &str) -> Vec<EventStory> {
+        let id = clip(id, ID_MAX);
+        let mut stories = Vec::new();
+        for at in 0..self.segments.len() {
+            for offset in self.frames_with(at, id) {
+                self.with_accepted(at, offset, |session, frame| {
+                    let entries = session.entries(at, position(frame), None);
+                    for (within, event) in frame.events.iter().enumerate().rev() {
+                        if event.id == id && stories.len() < STORIES_MAX {
+                            stories.push(session.story(at, frame, within, &entries, true));
+                        }
+                    }
+                });
+            }
+            if stories.len() >= STORIES_MAX {
+                break;
+            }
+        }
+        stories
+    }
+
+    /// The event at a place, if its acceptance is recorded.
+    pub fn event_at(&mut self, place: Place) -> Option<EventStory> {
+        let (chunk, within) = crate::writer::chunk_of(place);
+        for at in 0..self.segments.len() {
+            let mut found = Vec::new();
+            self.segments[at].index.read().expect("no panic holds it").places(
+                chunk,
+                &mut self.caches[at],
+                &mut self.work,
+                &mut found,
+            );
+            let Some(accepted) = found.iter().find(|entry| entry.digest.is(Sort::Accepted)) else {
+                continue;
+            };
+            let mut story = None;
+            self.with_accepted(at, accepted.offset, |session, frame| {
+                if (within as usize) < frame.events.len() {
+                    story = Some(session.story(at, frame, within as usize, &[], false));
+                }
+            });
+            return story;
+        }
+        None
+    }
+
+    pub fn search(&mut self, query: &Query, budget: u64) -> Page {
+        let mut search = Search {
+            query,
+            limit: query.limit.clamp(1, LIMIT_MAX),
+            budget,
+            page: Page::default(),
+        };
+        let mut from = query.cursor;
+        for at in 0..self.segments.len() {
+            let start = self.segments[at].start;
+            if from.is_some_and(|cursor| start > cursor.segment) {
+                continue;
+            }
+            let cursor = from.take().filter(|cursor| cursor.segment == start);
+            if !self.is_worth_it(at, query) {
+                continue;
+            }
+            let done = match &query.id {
+                Some(id) => self.search_id(at, clip(id, ID_MAX), cursor, &mut search),
+                None => self.search_cards(at, cursor, &mut search),
+            };
+            if !done {
+                break;
+            }
+        }
+        search.page.work = self.work;
+        search.page
+    }
+
+    /// Whether the segment may hold what is looked for.
+    fn is_worth_it(&mut self, at: usize, query: &Query) -> bool {
+        self.work.cards += 1;
+        let index = self.segments[at].index.read().expect("no panic holds it");
+        let Some(summary) = index.summary() else {
+            return false;
+        };
+        let Some((first, last)) = summary.accepted else {
+            return false;
+        };
+        query.since.is_none_or(|since| last >= since.nanos())
+            && query.until.is_none_or(|until| first < until.nanos())
+            && query.topic.is_none_or(|topic| summary.topics.contains(&topic.0))
+            && query
+                .subscription
+                .is_none_or(|id| summary.subscriptions.contains(&id.0))
+    }
+
+    /// The frames of a segment that may hold this id, the latest first.
+    fn frames_with(&mut self, at: usize, id: &str) -> Vec<u32> {
+        let mut offsets = Vec::new();
+        let index = self.segments[at].index.read().expect("no panic holds it");
+        index.ids(hash_text(id), &mut self.caches[at], &mut self.work, &mut offsets);
+        drop(index);
+        // The same id may stand in one frame several times.
+        offsets.dedup();
+        offsets
+    }
+
+    fn search_id(&mut self, at: usize, id: &str, cursor: Option<Cursor>, search: &mut Search<'_>) -> bool {
+        for offset in self.frames_with(at, id) {
+            let before = match cursor {
+                Some(cursor) if offset > cursor.record => continue,
+                Some(cursor) if offset == cursor.record => cursor.event,
+                _ => u32::MAX,
+            };
+            if !search.has_room(&self.work) {
+                search.stop(self.segments[at].start, offset, before);
+                return false;
+            }
+            if !self.search_frame(at, offset, before, u32::MAX, None, search) {
+                return false;
+            }
+        }
+        true
+    }
+
+    /// Walks through a segment from its end. False when the page is full or has cost enough.
+    fn search_cards(&mut self, at: usize, cursor: Option<Cursor>, search: &mut Search<'_>) -> bool {
+        let segment = self.segments[at].clone();
+        let mut number = segment.index.read().expect("no panic holds it").cards();
+        if let Some(cursor) = cursor {
+            number = self.cards_up_to(at, number, cursor.record);
+        }
+        let looks_on = search.query.state.is_some() || search.query.outcome.is_some();
+        while number > 0 {
+            number -= 1;
+            let card = {
+                let index = segment.index.read().expect("no panic holds it");
+                index.card(number, &mut self.caches[at], &mut self.work)
+            };
+            let Some(card) = card else {
+                return true;
+            };
+            let before = match cursor {
+                Some(cursor) if cursor.record == card.offset => cursor.event,
+                _ => u32::MAX,
+            };
+            if !search.has_room(&self.work) {
+                search.stop(segment.start, card.offset, before);
+                return false;
+            }
+            search.page.note(card.accepted);
+            if !search.may_hold(&card) {
+                continue;
+            }
+            let mut entries = None;
+            let mut candidates = u32::MAX;
+            if looks_on {
+                let found = match card.position {
+                    NO_POSITION => Vec::new(),
+                    position => self.entries(at, position, Some(card.deliveries)),
+                };
+                candidates = search.candidates(&card, &found, self.facts);
+                if candidates == 0 {
+                    continue;
+                }
+                entries = Some(found);
+            }
+            if !self.search_frame(at, card.offset, before, candidates, entries, search) {
+                return false;
+            }
+        }
+        true
+    }
+
+    /// How many cards of a segment are not behind the frame at `offset`.
+    fn cards_up_to(&mut self, at: usize, count: u32, offset: u32) -> u32 {
+        let index = self.segments[at].index.read().expect("no panic holds it");
+        let (mut low, mut high) = (0, count);
+        while low < high {
+            let middle = low + (high - low) / 2;
+            let card = index.card(middle, &mut self.caches[at], &mut self.work);
+            if card.is_some_and(|card| card.offset <= offset) {
+                low = middle + 1;
+            } else {
+                high = middle;
+            }
+        }
+        low
+    }
+
+    /// Looks at the events of one frame, the last first, before the one with the number `before`.
+    fn search_frame(
+        &mut self,
+        at: usize,
+        offset: u32,
+        before: u32,
+        candidates: u32,
+        entries: Option<Vec<(usize, PlaceEntry)>>,
+        search: &mut Search<'_>,
+    ) -> bool {
+        let start = self.segments[at].start;
+        let mut go_on = true;
+        self.with_accepted(at, offset, |session, frame| {
+            search.page.note(frame.accepted.nanos());
+            let mut entries = entries;
+            for (within, event) in frame.events.iter().enumerate().rev() {
+                if within as u32 >= before || candidates & (1 << (within as u32 % 32)) == 0 {
+                    continue;
+                }
+                if !search.wants(frame, event) {
+                    continue;
+                }
+                let deliveries = frame.events.iter().map(|event| event.matched).sum();
+                let entries =
+                    &*entries.get_or_insert_with(|| session.entries(at, position(frame), Some(deliveries)));
+                let story = session.story(at, frame, within, entries, false);
+                if !search.takes(&story) {
+                    continue;
+                }
+                search.page.events.push(line(story));
+                if search.page.events.len() >= search.limit || !search.has_room(&session.work) {
+                    search.stop(start, offset, within as u32);
+                    go_on = false;
+                    return;
+                }
+            }
+        });
+        go_on
+    }
+
+    /// Reads a frame of accepted events. Damaged ones are passed over.
+    fn with_accepted(&mut self, at: usize, offset: u32, then: impl FnOnce(&mut Self, &AcceptedFrame<'_>)) {
+        let segment = self.segments[at].clone();
+        let mut buffer = Vec::new();
+        let content = segment.read(offset, &mut buffer, &mut self.work);
+        if let Some(Frame::Accepted(frame)) = content.and_then(|bytes| Frame::read(bytes, segment.start)) {
+            then(self, &frame);
+        }
+    }
+
+    /// What happened to the events of a chunk that was accepted in the segment `home`, in the order of recording. When it
+    /// is known how many deliveries there are, looking ends with the last of them.
+    fn entries(&mut self, home: usize, position: u64, deliveries: Option<u32>) -> Vec<(usize, PlaceEntry)> {
+        let mut all = Vec::new();
+        if position == NO_POSITION {
+            return all;
+        }
+        let mut found = Vec::new();
+        let mut ended = 0;
+        // An attempt may be recorded a moment before the acceptance, in the segment before.
+        let older = (home + 1 < self.segments.len()).then_some(home + 1);
+        let newer = (0..home).rev();
+        for at in std::iter::once(home).chain(older).chain(newer) {
+            if deliveries.is_some_and(|deliveries| ended >= deliveries) && at < home {
+                break;
+            }
+            let index = self.segments[at].index.read().expect("no panic holds it");
+            self.work.cards += 1;
+            if at != home && !index.may_have_foreign(position) {
+                continue;
+            }
+            found.clear();
+            index.places(position, &mut self.caches[at], &mut self.work, &mut found);
+            for entry in &found {
+                if entry.digest.is(Sort::Accepted) {
+                    continue;
+                }
+                if entry.digest.ends() {
+                    ended += entry.mask.count_ones();
+                }
+                all.push((at, *entry));
+            }
+        }
+        all.sort_by_key(|(at, entry)| (std::cmp::Reverse(*at), entry.offset));
+        all
+    }
+
+    fn name(&mut self, at: usize, offset: u32) -> Arc<Name> {
+        if offset == 0 {
+            return Arc::default();
+        }
+        if let Some(known) = self.names.get(&(at, offset)) {
+            return known.clone();
+        }
+        let segment = &self.segments[at];
+        let content = segment.read(offset, &mut self.buffer, &mut self.work);
+        let name = match content.and_then(|bytes| Frame::read(bytes, segment.start)) {
+            Some(Frame::Subscription(found)) => Arc::new(Name {
+                name: found.name.to_owned(),
+                domain_topic: found.domain_topic.map(str::to_owned),
+                endpoint: found.endpoint.to_owned(),
+                predicates: found
+                    .predicates
+                    .iter()
+                    .map(|(verdict, text)| (*verdict, (*text).to_owned()))
+                    .collect(),
+            }),
+            _ => Arc::default(),
+        };
+        self.names.insert((at, offset), name.clone());
+        name
+    }
+
+    fn topic(&mut self, at: usize, offset: u32) -> (String, String) {
+        if let Some(known) = self.topics.get(&(at, offset)) {
+            return known.clone();
+        }
+        let segment = &self.segments[at];
+        let content = segment.read(offset, &mut self.buffer, &mut self.work);
+        let topic = match content.and_then(|bytes| Frame::read(bytes, segment.start)) {
+            Some(Frame::Topic(found)) => (found.name.to_owned(), found.full_id.to_owned()),
+            _ => Default::default(),
+        };
+        self.topics.insert((at, offset), topic.clone());
+        topic
+    }
+
+    fn set(&mut self, at: usize, offset: u32) -> Members {
+        if offset == 0 {
+            return Arc::default();
+        }
+        if let Some(known) = self.sets.get(&(at, offset)) {
+            return known.clone();
+        }
+        let segment = &self.segments[at];
+        let content = segment.read(offset, &mut self.buffer, &mut self.work);
+        let set: Members = match content.and_then(|bytes| Frame::read(bytes, segment.start)) {
+            Some(Frame::Set(found)) => found.into(),
+            _ => Arc::default(),
+        };
+        self.sets.insert((at, offset), set.clone());
+        set
+    }
+
+    fn refused(&mut self, at: usize, offset: u32) -> Vec<(u64, u32, Verdict)> {
+        if offset == 0 {
+            return Vec::new();
+        }
+        let segment = &self.segments[at];
+        let content = segment.read(offset, &mut self.buffer, &mut self.work);
+        match content.and_then(|bytes| Frame::read(bytes, segment.start)) {
+            Some(Frame::Verdicts(found)) => found,
+            _ => Vec::new(),
+        }
+    }
+
+    /// Puts together what is known about one event.
+    fn story(
+        &mut self,
+        home: usize,
+        frame: &AcceptedFrame<'_>,
+        within: usize,
+        entries: &[(usize, PlaceEntry)],
+        whole: bool,
+    ) -> EventStory {
+        let event = &frame.events[within];
+        let place = frame.first.map(|first| Place {
+            first,
+            index: frame.index + within as u32,
+        });
+        let mut drafts: Vec<(u64, Draft)> = Vec::new();
+        for (id, name) in self.set(home, event.set).iter() {
+            let name = Some(self.name(home, *name));
+            drafts.push((
+                *id,
+                Draft {
+                    name,
+                    ..Draft::default()
+                },
+            ));
+        }
+        let mut numbers: FxHashMap<u64, usize> = drafts.iter().map(|(id, _)| *id).zip(0..).collect();
+        let mut replayed_from = None;
+        let bit = 1 << (within as u32 % 32);
+        let own = entries.iter().filter(|(_, entry)| entry.mask & bit != 0);
+        for (at, entry) in own.take(FRAMES_MAX) {
+            let Some(place) = place else {
+                break;
+            };
+            let segment = self.segments[*at].clone();
+            let mut buffer = std::mem::take(&mut self.buffer);
+            let content = segment.read(entry.offset, &mut buffer, &mut self.work);
+            let mut named = None;
+            let mut draft = |id: u64| {
+                *numbers.entry(id).or_insert_with(|| {
+                    drafts.push((id, Draft::default()));
+                    drafts.len() - 1
+                })
+            };
+            match content.and_then(|bytes| Frame::read(bytes, segment.start)) {
+                Some(Frame::Attempted(attempted)) => {
+                    if let Some((number, since, decision)) = attempted.of(place) {
+                        let slot = draft(attempted.subscription);
+                        named = Some((slot, attempted.subscription_name, attempted.endpoint.is_empty()));
+                        let draft = &mut drafts[slot].1;
+                        draft.attempts.push(AttemptStory {
+                            number,
+                            begun: attempted.begun,
+                            ended: attempted.ended,
+                            queued: attempted.begun.since(since),
+                            endpoint: attempted.endpoint.to_owned(),
+                            outcome: attempted.outcome,
+                            status: attempted.status,
+                            batch: attempted.runs.iter().map(|run| run.count).sum(),
+                            timings: attempted.timings,
+                            response: attempted.snippet.map(|text| Snippet {
+                                content_type: attempted.content_type.map(str::to_owned),
+                                text: text.to_owned(),
+                                truncated: attempted.truncated,
+                            }),
+                            failure: attempted.failure.map(str::to_owned),
+                            decision,
+                        });
+                        let end = match decision {
+                            Decision::Done => Some(Disposition::Delivered),
+                            Decision::DeadLetter(reason) => Some(Disposition::DeadLettered(reason)),
+                            Decision::Drop(reason) => Some(Disposition::Dropped(reason)),
+                            Decision::Retry { .. } => None,
+                        };
+                        if let Some(end) = end {
+                            draft.end = Some((attempted.ended, end));
+                        }
+                    }
+                }
+                Some(Frame::Ended(ended)) if ended.events.contains(&place) => {
+                    let slot = draft(ended.subscription);
+                    drafts[slot].1.end = Some((ended.at, ended.disposition));
+                }
+                Some(Frame::Blob(blob)) if blob.letters.contains(&place) => {
+                    let slot = draft(blob.subscription);
+                    drafts[slot].1.blob = Some(BlobPlace {
+                        account: blob.account.to_owned(),
+                        container: blob.container.to_owned(),
+                        path: blob.path.to_owned(),
+                    });
+                }
+                Some(Frame::Replayed(replayed)) => {
+                    replayed_from = Some(BlobPlace {
+                        account: replayed.account.to_owned(),
+                        container: replayed.container.to_owned(),
+                        path: replayed.path.to_owned(),
+                    });
+                }
+                _ => {}
+            }
+            self.buffer = buffer;
+            if let Some((slot, name, same_endpoint)) = named {
+                let name = self.name(*at, name);
+                let draft = &mut drafts[slot].1;
+                if same_endpoint && let Some(attempt) = draft.attempts.last_mut() {
+                    attempt.endpoint.clone_from(&name.endpoint);
+                }
+                draft.name.get_or_insert(name);
+            }
+        }
+        let mut subscriptions: Vec<SubscriptionStory> = drafts
+            .into_iter()
+            .map(|(id, draft)| self.delivery(id, draft, frame.accepted))
+            .collect();
+        let state = EventState::of(subscriptions.iter().filter_map(|one| match &one.fate {
+            Fate::Matched(delivery) => Some(delivery.state),
+            Fate::Refused(_) => None,
+        }));
+        if whole {
+            for (id, name, verdict) in self.refused(home, event.verdicts) {
+                let name = self.name(home, name);
+                let text = name.predicates.iter().find(|(known, _)| *known == verdict);
+                subscriptions.push(SubscriptionStory {
+                    id: SubscriptionId(id),
+                    name: name.name.clone(),
+                    domain_topic: name.domain_topic.clone(),
+                    fate: Fate::Refused(Predicate {
+                        verdict,
+                        text: text.map(|(_, text)| text.clone()).unwrap_or_default(),
+                    }),
+                });
+            }
+        }
+        let (topic_name, topic_resource) = self.topic(home, frame.topic_name);
+        EventStory {
+            id: event.id.to_owned(),
+            topic: TopicId(frame.topic),
+            topic_name,
+            topic_resource,
+            domain_topic: event.domain_topic.map(str::to_owned),
+            event_type: event.event_type.to_owned(),
+            subject: event.subject.to_owned(),
+            source: event.source.map(str::to_owned),
+            schema: frame.schema,
+            accepted: frame.accepted,
+            publisher: frame.publisher.to_owned(),
+            bytes: event.bytes,
+            trace: event.trace.or(frame.trace).map(str::to_owned),
+            replay: frame.replay,
+            replayed_from,
+            place,
+            state,
+            subscriptions,
+        }
+    }
+
+    fn delivery(&self, id: u64, draft: Draft, accepted: Timestamp) -> SubscriptionStory {
+        let name = draft.name.unwrap_or_default();
+        let retired = self.facts.retired(id).filter(|(at, _)| *at >= accepted);
+        let gone = retired.map(|(at, reason)| (at, Disposition::Dropped(reason)));
+        let end = draft.end.or(gone).map(|(at, disposition)| End {
+            at,
+            disposition,
+            blob: draft.blob,
+        });
+        let last = draft.attempts.last();
+        let endpoint = last.map_or(name.endpoint.as_str(), |attempt| attempt.endpoint.as_str());
+        let until = end.as_ref().map_or(Timestamp::MAX, |end| end.at);
+        let holds = self.facts.holds(endpoint, accepted, until);
+        let held = holds
+            .last()
+            .filter(|hold| hold.released.is_none() && end.is_none());
+        let retry = last.and_then(|attempt| match attempt.decision {
+            Decision::Retry { at, why } => Some((at, why)),
+            _ => None,
+        });
+        let next = match (&end, held, retry) {
+            (Some(_), _, _) => None,
+            (None, Some(hold), retry) if retry.is_none_or(|(at, _)| at <= hold.until) => Some(NextAttempt {
+                at: hold.until,
+                why: NextWhy::Probation { cause: hold.cause },
+            }),
+            (None, _, Some((at, why))) => Some(NextAttempt {
+                at,
+                why: NextWhy::Rule(why),
+            }),
+            (None, _, None) => None,
+        };
+        let state = match (&end, held) {
+            (Some(end), _) => end.disposition.state(),
+            (None, Some(_)) => DeliveryState::Held,
+            (None, None) if last.is_some() => DeliveryState::Retrying,
+            (None, None) => DeliveryState::Pending,
+        };
+        SubscriptionStory {
+            id: SubscriptionId(id),
+            name: name.name.clone(),
+            domain_topic: name.domain_topic.clone(),
+            fate: Fate::Matched(DeliveryStory {
+                state,
+                attempts: draft.attempts,
+                next,
+                end,
+                holds,
+            }),
+        }
+    }
+}
+
+fn position(frame: &AcceptedFrame<'_>) -> u64 {
+    frame
+        .first
+        .map_or(NO_POSITION, |first| first.0 + u64::from(frame.index))
+}
+
+/// A search on its way.
+struct Search<'q> {
+    query: &'q Query,
+    limit: usize,
+    budget: u64,
+    page: Page,
+}
+
+/// Keeps the range of times that were looked at.
+trait Note {
+    fn note(&mut self, accepted: i64);
+}
+
+impl Note for Page {
+    fn note(&mut self, accepted: i64) {
+        let at = Timestamp::from_nanos(accepted);
+        self.searched = Some(
+            self.searched
+                .map_or((at, at), |(from, to)| (from.min(at), to.max(at))),
+        );
+    }
+}
+
+impl Search<'_> {
+    fn has_room(&self, work: &Work) -> bool {
+        // Something is looked at in any case: otherwise a search might never come to its end.
+        cost(work) < self.budget || self.page.searched.is_none()
+    }
+
+    fn stop(&mut self, segment: i64, record: u32, event: u32) {
+        self.page.cursor = Some(Cursor {
+            segment,
+            record,
+            event,
+        });
+    }
+
+    /// Whether a frame may hold what is looked for, by its card.
+    fn may_hold(&self, card: &Card) -> bool {
+        let query = self.query;
+        query.topic.is_none_or(|topic| card.topic == topic.0)
+            && query.since.is_none_or(|since| card.accepted >= since.nanos())
+            && query.until.is_none_or(|until| card.accepted < until.nanos())
+            && query
+                .subscription
+                .is_none_or(|id| card.subscriptions & bit64(id.0) != 0)
+            && query
+                .event_type
+                .as_ref()
+                .is_none_or(|wanted| card.types & bit32(hash_text(clip(wanted, TEXT_MAX))) != 0)
+    }
+
+    /// The events of a chunk that may be in the state, or have come to the outcome, that is looked for.
+    fn candidates(&self, card: &Card, entries: &[(usize, PlaceEntry)], facts: &Facts) -> u32 {
+        let query = self.query;
+        let with = |wanted: &dyn Fn(&PlaceEntry) -> bool| {
+            let of = |entry: &PlaceEntry| query.subscription.is_none_or(|id| entry.digest.may_be_of(id.0));
+            entries
+                .iter()
+                .filter(|(_, entry)| of(entry) && wanted(entry))
+                .fold(0, |mask, (_, entry)| mask | entry.mask)
+        };
+        let mut candidates = u32::MAX;
+        if let Some(outcome) = query.outcome {
+            candidates &= with(&|entry| entry.digest.has_outcome(outcome));
+        }
+        let follows = |follows| with(&|entry| entry.digest.follows(follows));
+        let ended: u32 = entries
+            .iter()
+            .filter(|(_, entry)| entry.digest.ends())
+            .map(|(_, entry)| entry.mask.count_ones())
+            .sum();
+        candidates
+            & match query.state {
+                None | Some(EventState::Mixed) => u32::MAX,
+                Some(EventState::Unmatched) if card.deliveries >= card.events && card.events == 1 => 0,
+                Some(EventState::Unmatched) => u32::MAX,
+                Some(EventState::All(state)) => match state {
+                    DeliveryState::Delivered => follows(Follows::Done),
+                    DeliveryState::Retrying => follows(Follows::Retry),
+                    DeliveryState::DeadLettered => follows(Follows::DeadLetter),
+                    DeliveryState::Dropped if facts.nobody_retired() => follows(Follows::Drop),
+                    DeliveryState::Dropped => u32::MAX,
+                    DeliveryState::Pending | DeliveryState::Held if ended >= card.deliveries => 0,
+                    DeliveryState::Pending | DeliveryState::Held => u32::MAX,
+                },
+            }
+    }
+
+    /// Whether an event is looked for, by what it is.
+    fn wants(&self, frame: &AcceptedFrame<'_>, event: &EventFrame<'_>) -> bool {
+        let query = self.query;
+        query.id.as_ref().is_none_or(|id| clip(id, ID_MAX) == event.id)
+            && query.topic.is_none_or(|topic| topic.0 == frame.topic)
+            && query.since.is_none_or(|since| frame.accepted >= since)
+            && query.until.is_none_or(|until| frame.accepted < until)
+            && query
+                .event_type
+                .as_ref()
+                .is_none_or(|wanted| clip(wanted, TEXT_MAX) == event.event_type)
+            && query
+                .subject
+                .as_ref()
+                .is_none_or(|prefix| event.subject.starts_with(clip(prefix, TEXT_MAX)))
+            && (query.subscription.is_none() || event.matched > 0)
+    }
+
+    /// Whether an event is looked for, by what became of it.
+    fn takes(&self, story: &EventStory) -> bool {
+        let query = self.query;
+        let deliveries = || {
+            story.subscriptions.iter().filter_map(|one| match &one.fate {
+                Fate::Matched(delivery) if query.subscription.is_none_or(|id| id == one.id) => Some(delivery),
+                _ => None,
+            })
+        };
+        let state = query.state.is_none_or(|wanted| {
+            let some = deliveries().any(|delivery| EventState::All(delivery.state) == wanted);
+            some || (query.subscription.is_none() && story.state == wanted)
+        });
+        let outcome = query.outcome.is_none_or(|wanted| {
+            deliveries().any(|delivery| delivery.attempts.iter().any(|attempt| attempt.outcome == wanted))
+        });
+        state && outcome && (query.subscription.is_none() || deliveries().next().is_some())
+    }
+}
+
+fn line(story: EventStory) -> EventLine {
+    let mut attempts = 0;
+    let subscriptions = story
+        .subscriptions
+        .into_iter()
+        .filter_map(|one| match one.fate {
+            Fate::Matched(delivery) => {
+                attempts += delivery.attempts.len() as u32;
+                Some(DeliveryLine {
+                    id: one.id,
+                    name: one.name,
+                    state: delivery.state,
+                    last_outcome: delivery.attempts.last().map(|attempt| attempt.outcome),
+                })
+            }
+            Fate::Refused(_) => None,
+        })
+        .collect();
+    EventLine {
+        id: story.id,
+        topic: story.topic,
+        topic_name: story.topic_name,
+        domain_topic: story.domain_topic,
+        event_type: story.event_type,
+        subject: story.subject,
+        accepted: story.accepted,
+        state: story.state,
+        attempts,
+        subscriptions,
+    }
+}

@@ -1,0 +1,305 @@
+//! The frames' contents: what each kind holds, written and read side by side.
+
+use crate::frame::{Take, kind, schema_of, take_decision, take_disposition, verdict_of};
+use postrider_core::event::Schema;
+use postrider_core::ids::Position;
+use postrider_core::outcome::Outcome;
+use postrider_core::retry::Reason;
+use postrider_core::time::Timestamp;
+use postrider_engine::deliver::Timings;
+use postrider_engine::recorder::{Decision, Disposition, Place, Run, Verdict};
+
+/// A frame that was read, borrowing from it.
+pub enum Frame<'a> {
+    Topic(TopicName<'a>),
+    Subscription(SubscriptionName<'a>),
+    /// Subscriptions that an event matched: their numbers and where their names are.
+    Set(Vec<(u64, u32)>),
+    /// Those that it did not.
+    Verdicts(Vec<(u64, u32, Verdict)>),
+    Accepted(AcceptedFrame<'a>),
+    Attempted(AttemptedFrame<'a>),
+    Ended(EndedFrame),
+    Blob(BlobFrame<'a>),
+    Held {
+        endpoint: &'a str,
+        cause: Outcome,
+        at: Timestamp,
+        until: Timestamp,
+    },
+    Released {
+        endpoint: &'a str,
+        at: Timestamp,
+    },
+    Retired {
+        subscription: u64,
+        at: Timestamp,
+        reason: Reason,
+    },
+    Replayed(ReplayedFrame<'a>),
+}
+
+pub struct TopicName<'a> {
+    pub name: &'a str,
+    pub full_id: &'a str,
+}
+
+pub struct SubscriptionName<'a> {
+    pub name: &'a str,
+    pub domain_topic: Option<&'a str>,
+    pub endpoint: &'a str,
+    /// Its predicates in words.
+    pub predicates: Vec<(Verdict, &'a str)>,
+}
+
+pub struct AcceptedFrame<'a> {
+    pub topic: u64,
+    pub topic_name: u32,
+    pub first: Option<Position>,
+    /// The place in the request of the frame's first event.
+    pub index: u32,
+    pub accepted: Timestamp,
+    pub schema: Schema,
+    pub replay: u32,
+    pub publisher: &'a str,
+    pub trace: Option<&'a str>,
+    pub events: Vec<EventFrame<'a>>,
+}
+
+pub struct EventFrame<'a> {
+    pub id: &'a str,
+    pub event_type: &'a str,
+    pub subject: &'a str,
+    pub source: Option<&'a str>,
+    pub domain_topic: Option<&'a str>,
+    pub bytes: u64,
+    /// Where the set of matching subscriptions is; zero for none.
+    pub set: u32,
+    pub matched: u32,
+    /// Where the verdicts are; zero for none.
+    pub verdicts: u32,
+    /// Its own, if that is another than its request's.
+    pub trace: Option<&'a str>,
+}
+
+pub struct AttemptedFrame<'a> {
+    pub subscription: u64,
+    pub subscription_name: u32,
+    /// Empty when it is the one that the subscription's name has.
+    pub endpoint: &'a str,
+    pub begun: Timestamp,
+    pub ended: Timestamp,
+    pub outcome: Outcome,
+    pub status: Option<u16>,
+    pub timings: Option<Timings>,
+    pub content_type: Option<&'a str>,
+    pub snippet: Option<&'a str>,
+    pub truncated: bool,
+    pub failure: Option<&'a str>,
+    pub runs: Vec<Run>,
+}
+
+pub struct EndedFrame {
+    pub subscription: u64,
+    pub at: Timestamp,
+    pub disposition: Disposition,
+    pub events: Vec<Place>,
+}
+
+pub struct BlobFrame<'a> {
+    pub subscription: u64,
+    pub account: &'a str,
+    pub container: &'a str,
+    pub path: &'a str,
+    pub letters: Vec<Place>,
+}
+
+pub struct ReplayedFrame<'a> {
+    pub subscription: u64,
+    pub account: &'a str,
+    pub container: &'a str,
+    pub path: &'a str,
+    pub first: Position,
+    pub count: u32,
+}
+
+fn many<T>(from: &mut Take<'_>, mut one: impl FnMut(&mut Take<'_>) -> Option<T>) -> Option<Vec<T>> {
+    let count = from.count()?;
+    let mut all = Vec::with_capacity(count.min(4096));
+    for _ in 0..count {
+        all.push(one(from)?);
+    }
+    Some(all)
+}
+
+fn place(from: &mut Take<'_>) -> Option<Place> {
+    let first = Position(from.num()?);
+    Some(Place {
+        first,
+        index: from.num32()?,
+    })
+}
+
+impl<'a> Frame<'a> {
+    /// None if it is not a frame of ours.
+    pub fn read(bytes: &'a [u8], start: i64) -> Option<Frame<'a>> {
+        let mut from = Take::new(bytes, start);
+        let from = &mut from;
+        Some(match from.byte()? {
+            kind::TOPIC => Frame::Topic(TopicName {
+                name: from.text()?,
+                full_id: from.text()?,
+            }),
+            kind::SUBSCRIPTION => {
+                let name = from.text()?;
+                let (domain_topic, endpoint) = (from.opt_text()?, from.text()?);
+                let count = from.count()?;
+                let mut predicates = Vec::with_capacity(count);
+                for _ in 0..count {
+                    predicates.push((verdict_of(from.num()?), from.text()?));
+                }
+                Frame::Subscription(SubscriptionName {
+                    name,
+                    domain_topic,
+                    endpoint,
+                    predicates,
+                })
+            }
+            kind::SET => Frame::Set(many(from, |from| Some((from.num()?, from.num32()?)))?),
+            kind::VERDICTS => Frame::Verdicts(many(from, |from| {
+                Some((from.num()?, from.num32()?, verdict_of(from.num()?)))
+            })?),
+            kind::ACCEPTED => Frame::Accepted(AcceptedFrame::read(from)?),
+            kind::ATTEMPTED => Frame::Attempted(AttemptedFrame::read(from)?),
+            kind::ENDED => Frame::Ended(EndedFrame {
+                subscription: from.num()?,
+                at: from.time()?,
+                disposition: take_disposition(from)?,
+                events: many(from, place)?,
+            }),
+            kind::BLOB => Frame::Blob(BlobFrame {
+                subscription: from.num()?,
+                account: from.text()?,
+                container: from.text()?,
+                path: from.text()?,
+                letters: many(from, place)?,
+            }),
+            kind::HELD => Frame::Held {
+                endpoint: from.text()?,
+                cause: Outcome::from_code(from.byte()?),
+                at: from.time()?,
+                until: from.time()?,
+            },
+            kind::RELEASED => Frame::Released {
+                endpoint: from.text()?,
+                at: from.time()?,
+            },
+            kind::RETIRED => Frame::Retired {
+                subscription: from.num()?,
+                at: from.time()?,
+                reason: Reason::from_code(from.byte()?),
+            },
+            kind::REPLAYED => Frame::Replayed(ReplayedFrame {
+                subscription: from.num()?,
+                account: from.text()?,
+                container: from.text()?,
+                path: from.text()?,
+                first: Position(from.num()?),
+                count: from.num32()?,
+            }),
+            _ => return None,
+        })
+    }
+}
+
+impl<'a> AcceptedFrame<'a> {
+    fn read(from: &mut Take<'a>) -> Option<AcceptedFrame<'a>> {
+        let mut frame = AcceptedFrame {
+            topic: from.num()?,
+            topic_name: from.num32()?,
+            first: from.num()?.checked_sub(1).map(Position),
+            index: from.num32()?,
+            accepted: from.time()?,
+            schema: schema_of(from.byte()?),
+            replay: from.num32()?,
+            publisher: from.text()?,
+            trace: from.opt_text()?,
+            events: Vec::new(),
+        };
+        let count = from.count()?;
+        frame.events.reserve(count.min(64));
+        for _ in 0..count {
+            frame.events.push(EventFrame {
+                id: from.text()?,
+                event_type: from.text()?,
+                subject: from.text()?,
+                source: from.opt_text()?,
+                domain_topic: from.opt_text()?,
+                bytes: from.num()?,
+                set: from.num32()?,
+                matched: from.num32()?,
+                verdicts: from.num32()?,
+                trace: from.opt_text()?,
+            });
+        }
+        Some(frame)
+    }
+}
+
+impl<'a> AttemptedFrame<'a> {
+    fn read(from: &mut Take<'a>) -> Option<AttemptedFrame<'a>> {
+        let subscription = from.num()?;
+        let subscription_name = from.num32()?;
+        let endpoint = from.text()?;
+        let begun = from.time()?;
+        let ended = begun + from.span()?;
+        let outcome = Outcome::from_code(from.byte()?);
+        let status = from.num()?;
+        let timings = match from.byte()? {
+            0 => None,
+            _ => Some(Timings {
+                connect: from.span()?,
+                first_byte: from.span()?,
+                total: from.span()?,
+            }),
+        };
+        let content_type = from.opt_text()?;
+        let snippet = from.opt_text()?;
+        let truncated = from.byte()? != 0;
+        let failure = from.opt_text()?;
+        let runs = many(from, |from| {
+            let start = place(from)?;
+            Some(Run {
+                start,
+                count: from.num32()?,
+                number: from.num32()?,
+                since: from.time()?,
+                decision: take_decision(from)?,
+            })
+        })?;
+        Some(AttemptedFrame {
+            subscription,
+            subscription_name,
+            endpoint,
+            begun,
+            ended,
+            outcome,
+            status: u16::try_from(status).ok().filter(|status| *status > 0),
+            timings,
+            content_type,
+            snippet,
+            truncated,
+            failure,
+            runs,
+        })
+    }
+
+    /// What followed for one event, which attempt of it this was, and since when it could have been made.
+    pub fn of(&self, event: Place) -> Option<(u32, Timestamp, Decision)> {
+        let run = self.runs.iter().find(|run| {
+            run.start.first == event.first
+                && (run.start.index..run.start.index + run.count).contains(&event.index)
+        })?;
+        Some((run.number, run.since, run.decision))
+    }
+}

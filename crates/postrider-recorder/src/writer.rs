@@ -1,0 +1,679 @@
+//! Turns records into frames and entries of the index.
+
+use crate::frame::{
+    CHUNK, Digest, FRAME_HEAD, Follows, Put, Sort, clip, kind, put_decision, put_disposition, schema_code,
+    verdict_code,
+};
+use crate::index::{Card, IdEntry, NO_POSITION, Notes, PlaceEntry, bit32, bit64, hash_text};
+use crate::record::Frame;
+use crate::redact;
+use postrider_core::envelope::Envelope;
+use postrider_core::event::Schema;
+use postrider_core::ids::{SubscriptionId, TopicId};
+use postrider_core::json::Raw;
+use postrider_core::outcome::Outcome;
+use postrider_core::subscription::{Destination, Subscription};
+use postrider_core::trace::Carried;
+use postrider_engine::endpoint;
+use postrider_engine::recorder::{
+    Accepted, Attempted, Audience, BlobWritten, Ended, Held, Place, Released, Replayed, Retired, Run, Verdict,
+};
+use rustc_hash::FxHashMap;
+use std::borrow::Cow;
+use std::sync::Arc;
+
+/// Kept of an event's id. Looking for a longer one looks for its beginning.
+pub const ID_MAX: usize = 1024;
+/// Kept of other texts of an event.
+pub const TEXT_MAX: usize = 512;
+/// Letters and ends that share a frame.
+const PLACES_PER_FRAME: usize = 256;
+/// Distinct answers of routing that are remembered for one topic.
+const REMEMBERED_MAX: usize = 4096;
+
+/// Something to be recorded.
+pub enum Record {
+    Accepted(Accepted),
+    Attempted(Attempted),
+    Ended(Ended),
+    Retired(Retired),
+    Held(Held),
+    Released(Released),
+    Blob(BlobWritten),
+    Replayed(Replayed),
+}
+
+/// A topic as it was named in the segment that is being written.
+struct Topic {
+    audience: Arc<Audience>,
+    name: u32,
+    sets: FxHashMap<Box<[SubscriptionId]>, Set>,
+    verdicts: FxHashMap<Box<[Verdict]>, u32>,
+}
+
+#[derive(Clone, Copy, Default)]
+struct Set {
+    offset: u32,
+    bits: u64,
+}
+
+/// Frames of one segment that are not in its file yet, and what they refer to.
+pub struct Frames {
+    start: i64,
+    /// The offset of the first byte of `bytes`.
+    base: u64,
+    pub bytes: Vec<u8>,
+    pub notes: Notes,
+    topics: FxHashMap<TopicId, Topic>,
+    subscriptions: FxHashMap<SubscriptionId, (Arc<Subscription>, u32, String)>,
+}
+
+impl Frames {
+    pub fn new(start: i64, base: u64) -> Frames {
+        Frames {
+            start,
+            base,
+            bytes: Vec::with_capacity(64 << 10),
+            notes: Notes::default(),
+            topics: FxHashMap::default(),
+            subscriptions: FxHashMap::default(),
+        }
+    }
+
+    /// How long the segment is with these.
+    pub fn end(&self) -> u64 {
+        self.base + self.bytes.len() as u64
+    }
+
+    /// They are in the file.
+    pub fn written(&mut self) {
+        self.base = self.end();
+        self.bytes.clear();
+    }
+
+    fn frame(&mut self, content: impl FnOnce(&mut Vec<u8>)) -> u32 {
+        let offset = self.end() as u32;
+        let head = self.bytes.len();
+        self.bytes.extend_from_slice(&[0; FRAME_HEAD]);
+        content(&mut self.bytes);
+        let (len, crc) = {
+            let content = &self.bytes[head + FRAME_HEAD..];
+            (content.len() as u32, crc32fast::hash(content))
+        };
+        self.bytes[head..head + 4].copy_from_slice(&len.to_le_bytes());
+        self.bytes[head + 4..head + 8].copy_from_slice(&crc.to_le_bytes());
+        offset
+    }
+
+    pub fn add(&mut self, record: &Record) {
+        match record {
+            Record::Accepted(accepted) => self.accepted(accepted),
+            Record::Attempted(attempted) => self.attempted(attempted),
+            Record::Ended(ended) => self.ended(ended),
+            Record::Blob(blob) => self.blob(blob),
+            Record::Replayed(replayed) => self.replayed(replayed),
+            Record::Held(held) => {
+                let start = self.start;
+                let offset = self.frame(|out| {
+                    out.push(kind::HELD);
+                    out.text(clip(&held.endpoint, TEXT_MAX));
+                    out.push(held.cause.code());
+                    out.time(held.at, start);
+                    out.time(held.until, start);
+                });
+                self.notes.facts.push(offset);
+            }
+            Record::Released(released) => {
+                let start = self.start;
+                let offset = self.frame(|out| {
+                    out.push(kind::RELEASED);
+                    out.text(clip(&released.endpoint, TEXT_MAX));
+                    out.time(released.at, start);
+                });
+                self.notes.facts.push(offset);
+            }
+            Record::Retired(retired) => {
+                let start = self.start;
+                let offset = self.frame(|out| {
+                    out.push(kind::RETIRED);
+                    out.num(retired.subscription.0);
+                    out.time(retired.at, start);
+                    out.push(retired.reason.code());
+                });
+                self.notes.facts.push(offset);
+            }
+        }
+    }
+
+    /// Where a subscription's name is in this segment.
+    fn subscription(&mut self, subscription: &Arc<Subscription>) -> u32 {
+        if let Some((known, offset, _)) = self.subscriptions.get(&subscription.id)
+            && Arc::ptr_eq(known, subscription)
+        {
+            return *offset;
+        }
+        let endpoint = endpoint_of(subscription);
+        let predicates: Vec<(Verdict, String)> = predicates(subscription)
+            .map(|verdict| (verdict, verdict.text(subscription)))
+            .collect();
+        let offset = self.frame(|out| {
+            out.push(kind::SUBSCRIPTION);
+            out.text(clip(&subscription.name, TEXT_MAX));
+            out.opt_text(
+                subscription
+                    .domain_topic
+                    .as_deref()
+                    .map(|name| clip(name, TEXT_MAX)),
+            );
+            out.text(clip(&endpoint, TEXT_MAX));
+            out.num(predicates.len() as u64);
+            for (verdict, text) in &predicates {
+                out.num(verdict_code(*verdict));
+                out.text(clip(text, TEXT_MAX));
+            }
+        });
+        self.subscriptions
+            .insert(subscription.id, (subscription.clone(), offset, endpoint));
+        offset
+    }
+
+    fn topic(&mut self, audience: &Arc<Audience>) -> u32 {
+        if let Some(known) = self.topics.get(&audience.topic)
+            && Arc::ptr_eq(&known.audience, audience)
+        {
+            return known.name;
+        }
+        let name = self.frame(|out| {
+            out.push(kind::TOPIC);
+            out.text(clip(&audience.name, TEXT_MAX));
+            out.text(clip(&audience.full_id, 2 * TEXT_MAX));
+        });
+        let topic = Topic {
+            audience: audience.clone(),
+            name,
+            sets: FxHashMap::default(),
+            verdicts: FxHashMap::default(),
+        };
+        self.topics.insert(audience.topic, topic);
+        name
+    }
+
+    fn set(&mut self, audience: &Audience, matched: &[SubscriptionId]) -> Set {
+        if matched.is_empty() {
+            return Set::default();
+        }
+        if let Some(known) = self.topics.get(&audience.topic).and_then(|t| t.sets.get(matched)) {
+            return *known;
+        }
+        let mut names = Vec::with_capacity(matched.len());
+        for id in matched {
+            let all = &audience.subscriptions;
+            // Routing keeps them in the order of their ids.
+            let at = all.binary_search_by_key(id, |s| s.id);
+            let subscription = at
+                .ok()
+                .map(|at| &all[at])
+                .or_else(|| all.iter().find(|s| s.id == *id));
+            names.push(subscription.map_or(0, |s| self.subscription(s)));
+        }
+        let offset = self.frame(|out| {
+            out.push(kind::SET);
+            out.num(matched.len() as u64);
+            for (id, name) in matched.iter().zip(&names) {
+                out.num(id.0);
+                out.num(u64::from(*name));
+            }
+        });
+        let set = Set {
+            offset,
+            bits: matched.iter().fold(0, |bits, id| bits | bit64(id.0)),
+        };
+        self.notes.subscriptions.extend(matched.iter().map(|id| id.0));
+        if let Some(topic) = self.topics.get_mut(&audience.topic) {
+            if topic.sets.len() >= REMEMBERED_MAX {
+                topic.sets.clear();
+            }
+            topic.sets.insert(matched.into(), set);
+        }
+        set
+    }
+
+    fn verdicts(&mut self, audience: &Audience, verdicts: &[Verdict]) -> u32 {
+        if verdicts.iter().all(|verdict| *verdict == Verdict::Matched) {
+            return 0;
+        }
+        if let Some(known) = self
+            .topics
+            .get(&audience.topic)
+            .and_then(|t| t.verdicts.get(verdicts))
+        {
+            return *known;
+        }
+        let mut refused = Vec::new();
+        for (subscription, verdict) in audience.subscriptions.iter().zip(verdicts) {
+            if *verdict != Verdict::Matched {
+                refused.push((subscription.id.0, self.subscription(subscription), *verdict));
+            }
+        }
+        let offset = self.frame(|out| {
+            out.push(kind::VERDICTS);
+            out.num(refused.len() as u64);
+            for (id, name, verdict) in refused {
+                out.num(id);
+                out.num(u64::from(name));
+                out.num(verdict_code(verdict));
+            }
+        });
+        if let Some(topic) = self.topics.get_mut(&audience.topic) {
+            if topic.verdicts.len() >= REMEMBERED_MAX {
+                topic.verdicts.clear();
+            }
+            topic.verdicts.insert(verdicts.into(), offset);
+        }
+        offset
+    }
+
+    fn accepted(&mut self, accepted: &Accepted) {
+        let Accepted {
+            first,
+            batch,
+            audience,
+            verdicts,
+        } = accepted;
+        let start = self.start;
+        let topic_name = self.topic(audience);
+        let count = batch.events.len();
+        for chunk in (0..count).step_by(CHUNK as usize) {
+            let events = chunk..count.min(chunk + CHUNK as usize);
+            let mut card = Card {
+                accepted: batch.received.nanos(),
+                topic: audience.topic.0,
+                position: first.map_or(NO_POSITION, |first| first.0 + chunk as u64),
+                events: events.len() as u32,
+                ..Card::default()
+            };
+            // What the frame refers to comes before it.
+            let mut refers = [(Set::default(), 0u32); CHUNK as usize];
+            for (slot, index) in refers.iter_mut().zip(events.clone()) {
+                let set = self.set(audience, batch.matched(index));
+                let list = verdicts.of_event.get(index);
+                let list = list.and_then(|list| verdicts.lists.get(*list as usize));
+                let verdicts = list.map_or(0, |list| self.verdicts(audience, list));
+                card.subscriptions |= set.bits;
+                card.deliveries += batch.matched(index).len() as u32;
+                *slot = (set, verdicts);
+            }
+            let mut ids = std::mem::take(&mut self.notes.ids);
+            let ids_from = ids.len();
+            let offset = self.frame(|out| {
+                out.push(kind::ACCEPTED);
+                out.num(audience.topic.0);
+                out.num(u64::from(topic_name));
+                out.num(first.map_or(0, |first| first.0.saturating_add(1)));
+                out.num(chunk as u64);
+                out.time(batch.received, start);
+                out.push(schema_code(batch.schema));
+                out.num(u64::from(batch.replay));
+                out.text(clip(&batch.publisher, TEXT_MAX));
+                let shared = batch.trace.as_deref().and_then(Carried::of_request);
+                let shared = shared.map(|carried| carried.context);
+                out.opt_text(shared.map(|context| context.to_string()).as_deref());
+                out.num(events.len() as u64);
+                for (index, (set, verdicts)) in events.zip(&refers) {
+                    let text = EventText::read(accepted, index);
+                    let id = clip(&text.id, ID_MAX);
+                    let event_type = clip(&text.event_type, TEXT_MAX);
+                    ids.push(IdEntry {
+                        hash: hash_text(id),
+                        offset: 0,
+                    });
+                    card.types |= bit32(hash_text(event_type));
+                    out.text(id);
+                    out.text(event_type);
+                    out.text(clip(&text.subject, TEXT_MAX));
+                    out.opt_text(text.source.as_deref().map(|source| clip(source, TEXT_MAX)));
+                    out.opt_text(text.domain_topic.as_deref().map(|name| clip(name, TEXT_MAX)));
+                    out.num(u64::from(batch.events[index].object.len));
+                    out.num(u64::from(set.offset));
+                    out.num(batch.matched(index).len() as u64);
+                    out.num(u64::from(*verdicts));
+                    let own = Carried::of_event(batch, index).map(|carried| carried.context);
+                    let own = own.filter(|context| Some(*context) != shared);
+                    out.opt_text(own.map(|context| context.to_string()).as_deref());
+                }
+            });
+            for id in &mut ids[ids_from..] {
+                id.offset = offset;
+            }
+            self.notes.ids = ids;
+            card.offset = offset;
+            if first.is_some() {
+                self.notes.places.push(PlaceEntry {
+                    position: card.position,
+                    offset,
+                    digest: Digest::new(Sort::Accepted, None, Follows::Nothing, 0),
+                    mask: mask(0, card.events),
+                });
+            }
+            self.notes.cards.push(card);
+        }
+    }
+
+    fn attempted(&mut self, attempted: &Attempted) {
+        let start = self.start;
+        let name = self.subscription(&attempted.subscription);
+        let id = attempted.subscription.id.0;
+        let same = self
+            .subscriptions
+            .get(&attempted.subscription.id)
+            .is_some_and(|(_, _, endpoint)| **endpoint == *attempted.endpoint);
+        let max = match attempted.outcome {
+            Outcome::Success => redact::SNIPPET_OF_SUCCESS_MAX,
+            _ => redact::SNIPPET_MAX,
+        };
+        let answer = attempted.answer.as_ref().filter(|answer| !answer.body.is_empty());
+        let snippet = answer.map(|answer| redact::snippet(&answer.body, max));
+        let content_type = attempted
+            .answer
+            .as_ref()
+            .and_then(|answer| answer.content_type.as_ref());
+        let content_type = content_type.map(|value| String::from_utf8_lossy(value.as_bytes()));
+        let failure = attempted.failure.as_deref().map(redact::mask);
+        let offset = self.frame(|out| {
+            out.push(kind::ATTEMPTED);
+            out.num(id);
+            out.num(u64::from(name));
+            out.text(if same {
+                ""
+            } else {
+                clip(&attempted.endpoint, TEXT_MAX)
+            });
+            out.time(attempted.begun, start);
+            out.span(attempted.ended.since(attempted.begun));
+            out.push(attempted.outcome.code());
+            out.num(u64::from(attempted.status.unwrap_or(0)));
+            match attempted.timings {
+                None => out.push(0),
+                Some(timings) => {
+                    out.push(1);
+                    out.span(timings.connect);
+                    out.span(timings.first_byte);
+                    out.span(timings.total);
+                }
+            }
+            out.opt_text(content_type.as_deref().map(|text| clip(text, 128)));
+            out.opt_text(snippet.as_ref().map(|(text, _)| text.as_str()));
+            out.push(u8::from(snippet.as_ref().is_some_and(|(_, more)| *more)));
+            out.opt_text(failure.as_deref().map(|text| clip(text, TEXT_MAX)));
+            out.num(attempted.runs.len() as u64);
+            for run in &attempted.runs {
+                out.num(run.start.first.0);
+                out.num(u64::from(run.start.index));
+                out.num(u64::from(run.count));
+                out.num(u64::from(run.number));
+                out.time(run.since, start);
+                put_decision(out, run.decision, start);
+            }
+        });
+        note_runs(
+            &mut self.notes.places,
+            &attempted.runs,
+            offset,
+            attempted.outcome,
+            id,
+        );
+    }
+
+    fn ended(&mut self, ended: &Ended) {
+        let start = self.start;
+        for events in ended.events.chunks(PLACES_PER_FRAME) {
+            let offset = self.frame(|out| {
+                out.push(kind::ENDED);
+                out.num(ended.subscription.0);
+                out.time(ended.at, start);
+                put_disposition(out, ended.disposition);
+                put_places(out, events);
+            });
+            let digest = Digest::new(Sort::Ended, None, ended.disposition.into(), ended.subscription.0);
+            note_places(&mut self.notes.places, events, offset, digest);
+        }
+    }
+
+    fn blob(&mut self, written: &BlobWritten) {
+        for letters in written.letters.chunks(PLACES_PER_FRAME) {
+            let offset = self.frame(|out| {
+                out.push(kind::BLOB);
+                out.num(written.subscription.0);
+                out.text(clip(&written.blob.account, TEXT_MAX));
+                out.text(clip(&written.blob.container, TEXT_MAX));
+                out.text(clip(&written.blob.path, 2 * TEXT_MAX));
+                put_places(out, letters);
+            });
+            let digest = Digest::new(Sort::Blob, None, Follows::Nothing, written.subscription.0);
+            note_places(&mut self.notes.places, letters, offset, digest);
+        }
+    }
+
+    fn replayed(&mut self, replayed: &Replayed) {
+        let offset = self.frame(|out| {
+            out.push(kind::REPLAYED);
+            out.num(replayed.subscription.0);
+            out.text(clip(&replayed.blob.account, TEXT_MAX));
+            out.text(clip(&replayed.blob.container, TEXT_MAX));
+            out.text(clip(&replayed.blob.path, 2 * TEXT_MAX));
+            out.num(replayed.first.0);
+            out.num(u64::from(replayed.count));
+        });
+        let digest = Digest::new(Sort::Replayed, None, Follows::Nothing, replayed.subscription.0);
+        let start = Place {
+            first: replayed.first,
+            index: 0,
+        };
+        note_run(&mut self.notes.places, start, replayed.count, offset, digest);
+    }
+}
+
+fn put_places(out: &mut Vec<u8>, places: &[Place]) {
+    out.num(places.len() as u64);
+    for place in places {
+        out.num(place.first.0);
+        out.num(u64::from(place.index));
+    }
+}
+
+fn mask(from: u32, count: u32) -> u32 {
+    let ones = if count >= 32 { u32::MAX } else { (1 << count) - 1 };
+    ones << from
+}
+
+/// The chunk that an event is in, by its position, and the event's number there.
+pub fn chunk_of(event: Place) -> (u64, u32) {
+    let within = event.index % CHUNK;
+    (event.first.0 + u64::from(event.index - within), within)
+}
+
+/// Adds to an entry that was just made for the same, or makes one.
+fn note(places: &mut Vec<PlaceEntry>, entry: PlaceEntry) {
+    // The frame's own entries are the last ones; there are few for each frame.
+    let own = places
+        .iter_mut()
+        .rev()
+        .take_while(|known| known.offset == entry.offset);
+    for known in own.take(8) {
+        if known.position == entry.position && known.digest == entry.digest {
+            known.mask |= entry.mask;
+            return;
+        }
+    }
+    places.push(entry);
+}
+
+fn note_run(places: &mut Vec<PlaceEntry>, start: Place, count: u32, offset: u32, digest: Digest) {
+    let mut at = start;
+    let mut left = count;
+    while left > 0 {
+        let (position, within) = chunk_of(at);
+        let here = left.min(CHUNK - within);
+        let entry = PlaceEntry {
+            position,
+            offset,
+            digest,
+            mask: mask(within, here),
+        };
+        note(places, entry);
+        at.index += here;
+        left -= here;
+    }
+}
+
+fn note_runs(places: &mut Vec<PlaceEntry>, runs: &[Run], offset: u32, outcome: Outcome, subscription: u64) {
+    for run in runs {
+        let digest = Digest::new(Sort::Attempted, Some(outcome), run.decision.into(), subscription);
+        note_run(places, run.start, run.count, offset, digest);
+    }
+}
+
+fn note_places(places: &mut Vec<PlaceEntry>, events: &[Place], offset: u32, digest: Digest) {
+    for event in events {
+        note_run(places, *event, 1, offset, digest);
+    }
+}
+
+/// What the index of a segment has to say about one of its frames, from the frame alone: for segments whose index
+/// was lost. `sets` are those that came before.
+pub fn notes_of(frame: &Frame<'_>, offset: u32, sets: &mut FxHashMap<u32, u64>, notes: &mut Notes) {
+    match frame {
+        Frame::Topic(_) | Frame::Subscription(_) | Frame::Verdicts(_) => {}
+        Frame::Set(members) => {
+            sets.insert(offset, members.iter().fold(0, |bits, (id, _)| bits | bit64(*id)));
+            notes.subscriptions.extend(members.iter().map(|(id, _)| *id));
+        }
+        Frame::Accepted(accepted) => {
+            let mut card = Card {
+                offset,
+                accepted: accepted.accepted.nanos(),
+                topic: accepted.topic,
+                position: accepted
+                    .first
+                    .map_or(NO_POSITION, |first| first.0 + u64::from(accepted.index)),
+                events: accepted.events.len() as u32,
+                ..Card::default()
+            };
+            for event in &accepted.events {
+                card.deliveries += event.matched;
+                card.subscriptions |= sets.get(&event.set).copied().unwrap_or(0);
+                card.types |= bit32(hash_text(event.event_type));
+                notes.ids.push(IdEntry {
+                    hash: hash_text(event.id),
+                    offset,
+                });
+            }
+            if accepted.first.is_some() {
+                notes.places.push(PlaceEntry {
+                    position: card.position,
+                    offset,
+                    digest: Digest::new(Sort::Accepted, None, Follows::Nothing, 0),
+                    mask: mask(0, card.events),
+                });
+            }
+            notes.cards.push(card);
+        }
+        Frame::Attempted(attempted) => note_runs(
+            &mut notes.places,
+            &attempted.runs,
+            offset,
+            attempted.outcome,
+            attempted.subscription,
+        ),
+        Frame::Ended(ended) => {
+            let digest = Digest::new(Sort::Ended, None, ended.disposition.into(), ended.subscription);
+            note_places(&mut notes.places, &ended.events, offset, digest);
+        }
+        Frame::Blob(blob) => {
+            let digest = Digest::new(Sort::Blob, None, Follows::Nothing, blob.subscription);
+            note_places(&mut notes.places, &blob.letters, offset, digest);
+        }
+        Frame::Replayed(replayed) => {
+            let digest = Digest::new(Sort::Replayed, None, Follows::Nothing, replayed.subscription);
+            let start = Place {
+                first: replayed.first,
+                index: 0,
+            };
+            note_run(&mut notes.places, start, replayed.count, offset, digest);
+        }
+        Frame::Held { .. } | Frame::Released { .. } | Frame::Retired { .. } => notes.facts.push(offset),
+    }
+}
+
+/// The texts by which people know an event.
+pub struct EventText<'a> {
+    pub id: Cow<'a, str>,
+    pub event_type: Cow<'a, str>,
+    pub subject: Cow<'a, str>,
+    pub source: Option<Cow<'a, str>>,
+    pub domain_topic: Option<Cow<'a, str>>,
+}
+
+impl<'a> EventText<'a> {
+    pub fn read(accepted: &'a Accepted, index: usize) -> EventText<'a> {
+        let Accepted { batch, audience, .. } = accepted;
+        let object = Raw::trusted(batch.object(index));
+        let envelope = Envelope::read(batch.schema, object, audience.mapping.as_ref());
+        let text = |field: Option<postrider_core::envelope::Field<'a>>| {
+            field.and_then(|field| field.scalar_text()).unwrap_or_default()
+        };
+        let topic = || envelope.topic.and_then(Raw::as_str);
+        let domain_topic = || {
+            let mapped = audience
+                .mapping
+                .as_ref()
+                .and_then(|m| m.topic.default_value.as_deref());
+            let found = topic().or(mapped.map(Cow::Borrowed))?;
+            // `<domain id>/topics/<name>` or the name alone; a name has no slash.
+            Some(match found {
+                Cow::Borrowed(found) => Cow::Borrowed(found.rsplit('/').next().unwrap_or(found)),
+                Cow::Owned(found) => Cow::Owned(found.rsplit('/').next().unwrap_or(&found).to_owned()),
+            })
+        };
+        EventText {
+            id: text(envelope.id_field()),
+            event_type: text(envelope.event_type_field()),
+            subject: text(envelope.subject_field()),
+            source: if batch.schema == Schema::CloudEvent {
+                topic()
+            } else {
+                None
+            },
+            domain_topic: if audience.domain { domain_topic() } else { None },
+        }
+    }
+}
+
+/// The endpoint without its query; empty for destinations that are not reached over HTTP.
+fn endpoint_of(subscription: &Subscription) -> String {
+    let url = match &subscription.destination {
+        Destination::WebHook(hook) => hook.url.expose(),
+        Destination::EventGrid { url, .. } => url.as_str(),
+        _ => return String::new(),
+    };
+    url.parse::<http::Uri>()
+        .map(|url| endpoint::name(&url))
+        .unwrap_or_default()
+}
+
+/// Everything that this subscription may say of an event that it does not take.
+fn predicates(subscription: &Subscription) -> impl Iterator<Item = Verdict> {
+    let filter = &subscription.filter;
+    let fixed = [
+        (Verdict::Expired, subscription.expires.is_some()),
+        (Verdict::DomainTopic, subscription.domain_topic.is_some()),
+        (Verdict::EventType, filter.included_event_types.is_some()),
+        (Verdict::SubjectBeginsWith, filter.subject_begins_with.is_some()),
+        (Verdict::SubjectEndsWith, filter.subject_ends_with.is_some()),
+    ];
+    let advanced = (0..filter.advanced.len()).map(|index| Verdict::Advanced(index as u16));
+    fixed
+        .into_iter()
+        .filter_map(|(verdict, set)| set.then_some(verdict))
+        .chain(advanced)
+}

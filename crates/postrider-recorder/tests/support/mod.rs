@@ -1,0 +1,192 @@
+//! Things to record.
+
+#![allow(dead_code, reason = "each of the programs that share this uses a part of it")]
+
+use postrider_core::event::{Batch, EventRef, Schema, Span};
+use postrider_core::filter::Filter;
+use postrider_core::ids::{Position, Secret, SubscriptionId, TopicId};
+use postrider_core::outcome::Outcome;
+use postrider_core::subscription::{Batching, Destination, Origin, RetryChoice, Subscription, WebHook};
+use postrider_core::time::{Clock, Sleep, Timestamp};
+use postrider_engine::recorder::{Accepted, Attempted, Audience, Decision, Place, Run, Verdicts, Why};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, Ordering::Relaxed};
+use std::time::Duration;
+
+pub const EPOCH: i64 = 1_700_000_000_000_000_000;
+
+/// Shows what it is set to.
+pub struct HandClock(AtomicI64);
+
+impl HandClock {
+    pub fn new() -> Arc<HandClock> {
+        Arc::new(HandClock(AtomicI64::new(EPOCH)))
+    }
+
+    pub fn advance(&self, by: Duration) {
+        self.0.fetch_add(by.as_nanos() as i64, Relaxed);
+    }
+}
+
+impl Clock for HandClock {
+    fn now(&self) -> Timestamp {
+        Timestamp::from_nanos(self.0.load(Relaxed))
+    }
+
+    fn sleep_until(&self, _: Timestamp) -> Sleep<'_> {
+        Box::pin(std::future::pending())
+    }
+}
+
+pub fn subscription(id: u64, topic: u64) -> Arc<Subscription> {
+    Arc::new(Subscription {
+        id: SubscriptionId(id),
+        name: format!("sub-{id}"),
+        topic: TopicId(topic),
+        domain_topic: None,
+        destination: Destination::WebHook(WebHook {
+            url: Secret::new(format!("https://receiver-{id}.example/hook?code=secret")),
+            batching: Batching::default(),
+            attributes: Vec::new(),
+            aad_tenant: None,
+            aad_application: None,
+            rate_max: None,
+        }),
+        identity: None,
+        filter: Filter {
+            included_event_types: Some(vec!["t0".to_owned()]),
+            ..Filter::default()
+        },
+        labels: Vec::new(),
+        expires: None,
+        delivery_schema: Schema::EventGrid,
+        retry: RetryChoice::default(),
+        dead_letter: None,
+        dead_letter_identity: None,
+        profile: None,
+        created: Timestamp::from_nanos(EPOCH),
+        origin: Origin::Config,
+        pauses: Default::default(),
+        extras: None,
+    })
+}
+
+/// A topic with so many subscriptions, whose ids follow each other.
+pub fn audience(topic: u64, first: u64, count: u64) -> Arc<Audience> {
+    Arc::new(Audience {
+        topic: TopicId(topic),
+        name: format!("topic-{topic}"),
+        full_id: format!(
+            "/subscriptions/s/resourceGroups/g/providers/Microsoft.EventGrid/topics/topic-{topic}"
+        ),
+        domain: false,
+        mapping: None,
+        subscriptions: (first..first + count).map(|id| subscription(id, topic)).collect(),
+    })
+}
+
+pub struct Event {
+    pub id: String,
+    pub event_type: String,
+    pub subject: String,
+    /// The number of its set.
+    pub matched: u32,
+}
+
+pub fn batch(topic: u64, at: Timestamp, events: &[Event], matched: Vec<Box<[SubscriptionId]>>) -> Batch {
+    let mut body = String::from("[");
+    let mut refs = Vec::with_capacity(events.len());
+    for event in events {
+        if body.len() > 1 {
+            body.push(',');
+        }
+        let start = body.len();
+        body += &format!(
+            r#"{{"id":"{}","subject":"{}","eventType":"{}","eventTime":"2030-01-01T00:00:00Z","data":{{"n":1}},"dataVersion":"1"}}"#,
+            event.id, event.subject, event.event_type
+        );
+        refs.push(EventRef {
+            object: Span::new(start, body.len()),
+            matched: event.matched,
+            ..EventRef::default()
+        });
+    }
+    body.push(']');
+    Batch {
+        topic: TopicId(topic),
+        schema: Schema::EventGrid,
+        received: at,
+        publisher: "key".into(),
+        trace: None,
+        replay: 0,
+        body: body.into(),
+        events: refs,
+        matched,
+    }
+}
+
+/// One event for all subscriptions of the audience.
+pub fn one(audience: &Arc<Audience>, number: u64, at: Timestamp) -> Accepted {
+    let event = Event {
+        id: format!("event-{number:012}"),
+        event_type: format!("Type.{}", number % 7),
+        subject: format!("orders/{}/{number}", number % 13),
+        matched: 0,
+    };
+    let all = audience.subscriptions.iter().map(|s| s.id).collect();
+    Accepted {
+        first: Some(Position(number)),
+        batch: Arc::new(batch(audience.topic.0, at, &[event], vec![all])),
+        audience: audience.clone(),
+        verdicts: Verdicts::default(),
+    }
+}
+
+pub fn attempt(
+    subscription: &Arc<Subscription>,
+    endpoint: &Arc<str>,
+    at: Timestamp,
+    outcome: Outcome,
+    runs: Vec<Run>,
+) -> Attempted {
+    Attempted {
+        subscription: subscription.clone(),
+        endpoint: endpoint.clone(),
+        begun: at,
+        ended: at + Duration::from_millis(3),
+        outcome,
+        status: match outcome {
+            Outcome::Success => Some(200),
+            Outcome::Busy => Some(503),
+            _ => None,
+        },
+        timings: None,
+        answer: None,
+        failure: None,
+        span: None,
+        runs,
+    }
+}
+
+pub fn run(first: u64, index: u32, count: u32, number: u32, at: Timestamp, decision: Decision) -> Run {
+    Run {
+        start: Place {
+            first: Position(first),
+            index,
+        },
+        count,
+        number,
+        since: at,
+        decision,
+    }
+}
+
+pub fn retry(at: Timestamp, number: u32) -> Decision {
+    Decision::Retry {
+        at: at + Duration::from_secs(10),
+        why: Why::Schedule {
+            after: number,
+            wait: Duration::from_secs(10),
+        },
+    }
+}

@@ -1,0 +1,460 @@
+//! The data directory: whether it can be written, whether what is flushed stays, and what is in it.
+
+use super::finding::{Finding, quoted};
+use postrider_core::ids::Position;
+use postrider_core::time::Timestamp;
+use postrider_embedded::disk::{Directory, open_database};
+use postrider_embedded::segment::{Segment, base_of, log_name};
+use postrider_embedded::{EmbeddedArchive, EmbeddedCatalog};
+use postrider_store::{Catalog, Loaded};
+use std::fs::{self, File, TryLockError};
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, UNIX_EPOCH};
+use tokio::time::Instant;
+
+/// With less, the log soon refuses to write.
+const SPACE_LEAST: u64 = 128 << 20;
+const SPACE_GOOD: u64 = 1 << 30;
+/// So often it is tried how long a flush takes, and for no longer than …
+const FLUSHES: usize = 20;
+const FLUSHES_TIME: Duration = Duration::from_secs(3);
+/// Every publish waits for one.
+const FLUSH_GOOD: Duration = Duration::from_millis(20);
+/// Of the log no more is read than this, the newest first, …
+const LOG_BYTES_MAX: u64 = 1 << 30;
+/// … nor for longer.
+const LOG_TIME: Duration = Duration::from_secs(10);
+/// Larger databases are not copied to be looked at.
+const DATABASE_BYTES_MAX: u64 = 512 << 20;
+/// Damaged places that are named.
+const DAMAGE_NAMED_MAX: usize = 5;
+
+/// Who uses the data directory.
+pub enum Use {
+    /// It is not there: nothing has been started with it.
+    Absent,
+    /// Nobody, as long as this is held.
+    Free {
+        _held: Option<File>,
+    },
+    Server,
+}
+
+pub fn find_use(data_dir: &Path) -> Result<Use, Finding> {
+    if !data_dir.exists() {
+        return Ok(Use::Absent);
+    }
+    let path = data_dir.join("lock");
+    let failed = |e: io::Error| {
+        let what = format!("cannot look at {}: {e}", path.display());
+        let todo = "run the doctor as the user that runs the server";
+        Finding::problem("data directory", what, todo).command(as_owner(data_dir))
+    };
+    let file = match File::open(&path) {
+        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(Use::Free { _held: None }),
+        file => file.map_err(failed)?,
+    };
+    match file.try_lock() {
+        Ok(()) => Ok(Use::Free { _held: Some(file) }),
+        Err(TryLockError::WouldBlock) => Ok(Use::Server),
+        Err(TryLockError::Error(e)) => Err(failed(e)),
+    }
+}
+
+/// The doctor as the one whom a file belongs to.
+fn as_owner(path: &Path) -> String {
+    use std::os::unix::fs::MetadataExt;
+    match fs::metadata(path) {
+        Ok(found) => format!("sudo -u '#{}' postrider doctor", found.uid()),
+        Err(_) => "sudo postrider doctor".to_owned(),
+    }
+}
+
+/// Whether the directory can be written, how much room there is, and how long a flush takes. Leaves nothing behind.
+pub fn directory(data_dir: &Path) -> Vec<Finding> {
+    let about = "data directory";
+    let shown = data_dir.display();
+    let mut found = Vec::new();
+    if data_dir.exists() && !data_dir.is_dir() {
+        let what = format!("{shown} is not a directory");
+        return vec![Finding::problem(
+            about,
+            what,
+            "name another with --data-dir or data_dir",
+        )];
+    }
+    // What is missing is made by the first start, in the nearest directory that is there.
+    let mut there = std::path::absolute(data_dir).unwrap_or_else(|_| data_dir.to_owned());
+    while !there.exists() && there.pop() {}
+    match data_dir.exists() {
+        true => found.push(Finding::ok(about, format!("{shown}"))),
+        false => found.push(Finding::ok(
+            about,
+            format!("{shown} will be made by the first start"),
+        )),
+    }
+    // It has no name: nothing is left of it whatever happens.
+    match tempfile::tempfile_in(&there) {
+        Err(e) => {
+            let what = format!("{} cannot be written: {e}", there.display());
+            let todo = "give it to the user that runs the server";
+            let owner = format!("sudo chown -R \"$USER\" {}", quoted(&there.to_string_lossy()));
+            found.push(Finding::problem(about, what, todo).command(owner));
+            return found;
+        }
+        Ok(file) => found.push(flushes(file)),
+    }
+    found.extend(space(&there));
+    found
+}
+
+fn flushes(mut file: File) -> Finding {
+    let about = "disk";
+    let begun = Instant::now();
+    let mut took = Vec::with_capacity(FLUSHES);
+    while took.len() < FLUSHES && begun.elapsed() < FLUSHES_TIME {
+        let one = Instant::now();
+        if let Err(e) = file.write_all(&[0; 4096]).and_then(|()| file.sync_data()) {
+            let what = format!("what is written cannot be made durable: {e}");
+            let todo = "look at the disk and its file system; without it no publish can be accepted";
+            return Finding::problem(about, what, todo).command("dmesg --level=err,warn | tail");
+        }
+        took.push(one.elapsed());
+    }
+    took.sort();
+    judge_flushes(took[took.len() / 2], took[took.len() - 1])
+}
+
+fn judge_flushes(usual: Duration, worst: Duration) -> Finding {
+    let millis = |time: Duration| format!("{:.1} ms", time.as_secs_f64() * 1000.0);
+    let what = format!("a flush takes {}, at worst {}", millis(usual), millis(worst));
+    match usual <= FLUSH_GOOD {
+        true => Finding::ok("disk", what),
+        false => Finding::warning(
+            "disk",
+            format!("{what}: every publish waits for one"),
+            "put data_dir on a faster disk",
+        ),
+    }
+}
+
+fn space(there: &Path) -> Vec<Finding> {
+    let Ok(stat) = rustix::fs::statvfs(there) else {
+        return Vec::new();
+    };
+    let block = if stat.f_frsize > 0 {
+        stat.f_frsize
+    } else {
+        stat.f_bsize
+    };
+    let mut found = vec![judge_space(stat.f_bavail * block, stat.f_blocks * block)];
+    // What the kernel calls these file systems.
+    const TMPFS: u64 = 0x0102_1994;
+    const NFS: u64 = 0x6969;
+    let kind = rustix::fs::statfs(there).map(|stat| stat.f_type as u64);
+    let elsewhere = "put data_dir on a local disk";
+    match kind {
+        Ok(TMPFS) => found.push(Finding::warning(
+            "disk",
+            "the data directory is in memory (tmpfs): a restart of the machine loses all events",
+            elsewhere,
+        )),
+        Ok(NFS) => found.push(Finding::warning(
+            "disk",
+            "the data directory is on NFS: whether locks and flushes hold is up to its server",
+            elsewhere,
+        )),
+        _ => {}
+    }
+    found
+}
+
+fn judge_space(available: u64, total: u64) -> Finding {
+    let what = format!("{} MiB free of {} MiB", available >> 20, total >> 20);
+    let todo = "make room; the log refuses publishes when the disk is full";
+    match available {
+        0..SPACE_LEAST => Finding::problem("disk", what, todo),
+        SPACE_LEAST..SPACE_GOOD => Finding::warning("disk", what, todo),
+        _ => Finding::ok("disk", what),
+    }
+}
+
+/// When something was last written to the data directory.
+pub fn last_written(data_dir: &Path) -> Option<Timestamp> {
+    let times = [
+        data_dir.to_owned(),
+        data_dir.join("log"),
+        data_dir.join("recorder"),
+    ]
+    .into_iter()
+    .filter_map(|directory| fs::read_dir(directory).ok())
+    .flatten()
+    .filter_map(|entry| {
+        let modified = entry.ok()?.metadata().ok()?.modified().ok()?;
+        let since = modified.duration_since(UNIX_EPOCH).ok()?;
+        Some(Timestamp::MIN + since)
+    });
+    times.max()
+}
+
+/// The log, read from its files. Nobody may be writing it.
+pub fn log(data_dir: &Path) -> Vec<Finding> {
+    let about = "log";
+    let path = data_dir.join("log");
+    if !path.exists() {
+        return vec![Finding::ok(about, "empty")];
+    }
+    match scan(&path) {
+        Ok(scanned) => scanned.judge(),
+        Err(e) => {
+            let what = format!("{} cannot be read: {e}", path.display());
+            let todo = "run the doctor as the user that runs the server";
+            vec![Finding::problem(about, what, todo).command(as_owner(data_dir))]
+        }
+    }
+}
+
+#[derive(Debug, Default)]
+struct Scanned {
+    segments: usize,
+    read: usize,
+    bytes: u64,
+    damaged: Vec<String>,
+    torn: Vec<String>,
+}
+
+fn scan(path: &Path) -> io::Result<Scanned> {
+    let mut bases: Vec<Position> = fs::read_dir(path)?
+        .filter_map(|entry| base_of(entry.ok()?.file_name().to_str()?))
+        .collect();
+    bases.sort();
+    let disk = Directory::open(path)?;
+    let begun = Instant::now();
+    let mut scanned = Scanned {
+        segments: bases.len(),
+        ..Scanned::default()
+    };
+    let mut limit = Position(u64::MAX);
+    for &base in bases.iter().rev() {
+        if scanned.bytes > LOG_BYTES_MAX || begun.elapsed() > LOG_TIME {
+            break;
+        }
+        let (_, found) = Segment::open_scanned(&disk, base, limit, |_, _, _, _| {})?;
+        scanned.read += 1;
+        scanned.bytes += found.end;
+        for damage in found.damage {
+            let place = format!(
+                "{} at bytes {} to {}, events {} to {}",
+                log_name(base),
+                damage.from,
+                damage.to,
+                damage.events.start,
+                damage.events.end
+            );
+            match damage.torn && limit == Position(u64::MAX) {
+                true => scanned.torn.push(place),
+                false => scanned.damaged.push(place),
+            }
+        }
+        limit = base;
+    }
+    Ok(scanned)
+}
+
+impl Scanned {
+    fn judge(self) -> Vec<Finding> {
+        let about = "log";
+        let mut found = Vec::new();
+        for place in self.damaged.iter().take(DAMAGE_NAMED_MAX) {
+            found.push(Finding::problem(
+                about,
+                format!("a damaged record: {place}"),
+                "look at the disk; the server goes on without these events, and counts them in /healthz",
+            ));
+        }
+        if self.damaged.len() > DAMAGE_NAMED_MAX {
+            let more = self.damaged.len() - DAMAGE_NAMED_MAX;
+            found.push(Finding::problem(
+                about,
+                format!("{more} more damaged records"),
+                "look at the disk",
+            ));
+        }
+        for place in &self.torn {
+            let what = format!(
+                "a commit was cut short, which was never acknowledged: {place}; the next start mends it"
+            );
+            found.push(Finding::ok(about, what));
+        }
+        if found.is_empty() {
+            let Scanned {
+                segments,
+                read,
+                bytes,
+                ..
+            } = self;
+            let what = match read == segments {
+                true => format!("{segments} segments, {} MiB, all of it readable", bytes >> 20),
+                false => format!(
+                    "{segments} segments; the newest {read} ({} MiB) are readable",
+                    bytes >> 20
+                ),
+            };
+            found.push(Finding::ok(about, what));
+        }
+        found
+    }
+}
+
+/// The databases, looked at in copies: opening one may mend it. Also what the catalogue holds.
+pub async fn databases(data_dir: &Path) -> (Vec<Finding>, Option<Loaded>) {
+    let mut found = Vec::new();
+    let catalogue = look(data_dir, "catalog.redb", "catalogue", &mut found, |copy| {
+        EmbeddedCatalog::open(copy).map_err(|e| e.to_string())
+    });
+    let mut loaded = None;
+    if let Some((_kept, catalogue)) = catalogue {
+        match catalogue.load().await {
+            Ok(all) => {
+                let (topics, subscriptions) = (all.topics.len(), all.subscriptions.len());
+                let what = format!("topics: {topics}, subscriptions: {subscriptions}");
+                found.push(Finding::ok("catalogue", what));
+                loaded = Some(all);
+            }
+            Err(e) => found.push(damaged(
+                "catalogue",
+                &data_dir.join("catalog.redb"),
+                &e.to_string(),
+            )),
+        }
+    }
+    let readable = |name: &str, what: &str| Finding::ok("log", format!("{name} is readable ({what})"));
+    if look(data_dir, "state.redb", "log", &mut found, |copy| {
+        open_database(copy, 1 << 20).map(drop)
+    })
+    .is_some()
+    {
+        found.push(readable("state.redb", "retries and dead letters on their way"));
+    }
+    let archive = |copy: &Path| EmbeddedArchive::open(copy).map(drop).map_err(|e| e.to_string());
+    if look(data_dir, "archive.redb", "log", &mut found, archive).is_some() {
+        found.push(readable("archive.redb", "dead letters in blobs"));
+    }
+    (found, loaded)
+}
+
+/// Opens a copy of a file, which lives as long as the directory that is returned.
+fn look<T>(
+    data_dir: &Path,
+    name: &str,
+    about: &'static str,
+    found: &mut Vec<Finding>,
+    open: impl FnOnce(&Path) -> Result<T, String>,
+) -> Option<(tempfile::TempDir, T)> {
+    let path = data_dir.join(name);
+    let length = fs::metadata(&path).ok()?.len();
+    if length == 0 {
+        return None;
+    }
+    if length > DATABASE_BYTES_MAX {
+        let what = format!("{name} has {} MiB and is not looked into", length >> 20);
+        found.push(Finding::ok(about, what));
+        return None;
+    }
+    let copied = copy(&path, name);
+    let (directory, copy) = match copied {
+        Ok(copied) => copied,
+        Err(e) => {
+            let what = format!("{} cannot be read: {e}", path.display());
+            let todo =
+                "run the doctor as the user that runs the server, with room in the temporary directory";
+            found.push(Finding::warning(about, what, todo).command(as_owner(data_dir)));
+            return None;
+        }
+    };
+    match open(&copy) {
+        Ok(opened) => Some((directory, opened)),
+        Err(e) => {
+            let place = copy.display().to_string();
+            found.push(damaged(about, &path, &e.replace(&place, name)));
+            None
+        }
+    }
+}
+
+fn copy(path: &Path, name: &str) -> io::Result<(tempfile::TempDir, PathBuf)> {
+    let directory = tempfile::tempdir()?;
+    let copy = directory.path().join(name);
+    fs::copy(path, &copy)?;
+    Ok((directory, copy))
+}
+
+fn damaged(about: &'static str, path: &Path, why: &str) -> Finding {
+    let what = format!("{} is damaged: {why}", path.display());
+    Finding::problem(
+        about,
+        what,
+        "put it back from a backup; the server does not start with it",
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::finding::Level;
+    use super::*;
+
+    #[test]
+    fn room_and_speed_are_judged() {
+        assert_eq!(judge_space(10 << 20, 1 << 40).level, Level::Problem);
+        assert_eq!(judge_space(500 << 20, 1 << 40).level, Level::Warning);
+        assert_eq!(judge_space(5 << 30, 1 << 40).level, Level::Ok);
+        let millis = Duration::from_millis;
+        assert_eq!(judge_flushes(millis(2), millis(90)).level, Level::Ok);
+        assert_eq!(judge_flushes(millis(80), millis(90)).level, Level::Warning);
+    }
+
+    #[test]
+    fn nothing_is_made_where_nothing_is() {
+        let directory = tempfile::tempdir().unwrap();
+        let data_dir = directory.path().join("data");
+        assert!(matches!(find_use(&data_dir), Ok(Use::Absent)));
+        let found = super::directory(&data_dir);
+        assert!(found.iter().all(|one| one.level != Level::Problem), "{found:?}");
+        assert!(found[0].what.contains("will be made"), "{found:?}");
+        assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 0);
+        fs::write(&data_dir, "").unwrap();
+        assert_eq!(super::directory(&data_dir)[0].level, Level::Problem);
+    }
+
+    #[test]
+    fn who_holds_the_lock_is_found_out_without_taking_it() {
+        let directory = tempfile::tempdir().unwrap();
+        assert!(matches!(
+            find_use(directory.path()),
+            Ok(Use::Free { _held: None })
+        ));
+        let lock = File::create(directory.path().join("lock")).unwrap();
+        lock.try_lock().unwrap();
+        assert!(matches!(find_use(directory.path()), Ok(Use::Server)));
+        lock.unlock().unwrap();
+        assert!(matches!(
+            find_use(directory.path()),
+            Ok(Use::Free { _held: Some(_) })
+        ));
+        // What was found out is let go of again.
+        lock.try_lock().unwrap();
+    }
+
+    #[tokio::test]
+    async fn a_damaged_database_is_named_and_stays_as_it_is() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("catalog.redb");
+        fs::write(&path, "no database at all").unwrap();
+        let (found, loaded) = databases(directory.path()).await;
+        assert!(loaded.is_none());
+        assert_eq!(found[0].level, Level::Problem, "{found:?}");
+        assert!(found[0].what.contains("catalog.redb"), "{found:?}");
+        assert_eq!(fs::read(&path).unwrap(), b"no database at all");
+    }
+}

@@ -1,0 +1,192 @@
+//! What the doctor has found, and how it is told.
+
+use crate::terminal::harmless;
+use serde_json::{Value, json};
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Level {
+    Ok,
+    /// It works, but not as it should, or not for much longer.
+    Warning,
+    /// It does not work.
+    Problem,
+}
+
+impl Level {
+    fn name(self) -> &'static str {
+        match self {
+            Level::Ok => "ok",
+            Level::Warning => "warning",
+            Level::Problem => "problem",
+        }
+    }
+
+    fn color(self) -> &'static str {
+        match self {
+            Level::Ok => "\x1b[32m",
+            Level::Warning => "\x1b[33m",
+            Level::Problem => "\x1b[31m",
+        }
+    }
+}
+
+/// One thing that was looked at.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Finding {
+    pub level: Level,
+    /// Which part of the installation: `tls`, `disk`.
+    pub about: &'static str,
+    pub what: String,
+    pub todo: Option<String>,
+    /// To be typed as they are.
+    pub commands: Vec<String>,
+}
+
+impl Finding {
+    pub fn ok(about: &'static str, what: impl Into<String>) -> Finding {
+        Finding {
+            level: Level::Ok,
+            about,
+            what: what.into(),
+            todo: None,
+            commands: Vec::new(),
+        }
+    }
+
+    pub fn warning(about: &'static str, what: impl Into<String>, todo: impl Into<String>) -> Finding {
+        Finding {
+            level: Level::Warning,
+            todo: Some(todo.into()),
+            ..Finding::ok(about, what)
+        }
+    }
+
+    pub fn problem(about: &'static str, what: impl Into<String>, todo: impl Into<String>) -> Finding {
+        Finding {
+            level: Level::Problem,
+            ..Finding::warning(about, what, todo)
+        }
+    }
+
+    pub fn command(mut self, command: impl Into<String>) -> Finding {
+        self.commands.push(command.into());
+        self
+    }
+}
+
+fn count(findings: &[Finding], level: Level) -> usize {
+    findings.iter().filter(|one| one.level == level).count()
+}
+
+pub fn has_problems(findings: &[Finding]) -> bool {
+    count(findings, Level::Problem) > 0
+}
+
+pub fn as_json(findings: &[Finding]) -> Value {
+    let checks = findings.iter().map(|one| {
+        let mut shown = json!({"level": one.level.name(), "about": one.about, "what": one.what});
+        if let Some(todo) = &one.todo {
+            shown["todo"] = json!(todo);
+        }
+        if !one.commands.is_empty() {
+            shown["commands"] = json!(one.commands);
+        }
+        shown
+    });
+    json!({
+        "version": env!("CARGO_PKG_VERSION"),
+        "ok": !has_problems(findings),
+        "problems": count(findings, Level::Problem),
+        "warnings": count(findings, Level::Warning),
+        "checks": checks.collect::<Vec<_>>(),
+    })
+}
+
+pub fn as_text(findings: &[Finding], colors: bool) -> String {
+    let mut text = String::new();
+    let width = findings.iter().map(|one| one.about.len()).max().unwrap_or(0);
+    for one in findings {
+        let name = one.level.name();
+        let (color, plain) = if colors {
+            (one.level.color(), "\x1b[0m")
+        } else {
+            ("", "")
+        };
+        let what = harmless(&one.what);
+        text.push_str(&format!(
+            "{color}{name:<7}{plain}  {:<width$}  {what}\n",
+            one.about
+        ));
+        let indent = " ".repeat(7 + 2 + width + 2);
+        if let Some(todo) = &one.todo {
+            text.push_str(&format!("{indent}→ {}\n", harmless(todo)));
+        }
+        for command in &one.commands {
+            text.push_str(&format!("{indent}  $ {}\n", harmless(command)));
+        }
+    }
+    let some = |count: usize, word: &str| match count {
+        1 => format!("1 {word}"),
+        _ => format!("{count} {word}s"),
+    };
+    let problems = some(count(findings, Level::Problem), "problem");
+    let warnings = some(count(findings, Level::Warning), "warning");
+    text.push_str(&format!("\n{problems}, {warnings}"));
+    text
+}
+
+/// A word of a command as a shell takes it.
+pub fn quoted(text: &str) -> String {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "-_./:=@%+,".contains(c);
+    match !text.is_empty() && text.chars().all(plain) {
+        true => text.to_owned(),
+        false => format!("'{}'", text.replace('\'', r"'\''")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn some() -> Vec<Finding> {
+        vec![
+            Finding::ok("tls", "good until 2030"),
+            Finding::warning("disk", "almost\nfull\x1b[2J", "make room").command("du -sh /data"),
+        ]
+    }
+
+    #[test]
+    fn text_is_aligned_counted_and_harmless() {
+        let text = as_text(&some(), false);
+        let lines: Vec<&str> = text.lines().collect();
+        assert_eq!(lines[0], "ok       tls   good until 2030");
+        assert!(lines[1].starts_with("warning  disk  almost"), "{text}");
+        assert!(!text.contains('\x1b'), "{text:?}");
+        assert_eq!(lines[2], "               → make room");
+        assert_eq!(lines[3], "                 $ du -sh /data");
+        assert_eq!(*lines.last().unwrap(), "0 problems, 1 warning");
+        assert!(as_text(&some(), true).contains("\x1b[33mwarning\x1b[0m"));
+    }
+
+    #[test]
+    fn json_says_the_same() {
+        let shown = as_json(&some());
+        assert_eq!(
+            (&shown["ok"], &shown["problems"], &shown["warnings"]),
+            (&json!(true), &json!(0), &json!(1))
+        );
+        assert_eq!(shown["checks"][1]["commands"], json!(["du -sh /data"]));
+        assert_eq!(shown["checks"][0].get("todo"), None);
+        let mut found = some();
+        found.push(Finding::problem("port", "taken", "free it"));
+        assert!(has_problems(&found) && as_json(&found)["ok"] == json!(false));
+    }
+
+    #[test]
+    fn commands_can_be_typed_as_they_are() {
+        assert_eq!(quoted("/var/lib/postrider"), "/var/lib/postrider");
+        assert_eq!(quoted("/my data/it's"), r"'/my data/it'\''s'");
+        assert_eq!(quoted("$(rm)"), "'$(rm)'");
+        assert_eq!(quoted(""), "''");
+    }
+}

@@ -1,0 +1,202 @@
+//! `postrider doctor`: looks at an installation, and says what is wrong and what to do. It changes nothing.
+
+mod disk;
+mod finding;
+mod machine;
+mod network;
+mod tls;
+
+use crate::config::{self, Loaded, ServeFlags};
+use crate::serve::runtime;
+use crate::{terminal, test_clock};
+use anyhow::Result;
+use disk::Use;
+use finding::Finding;
+use machine::Times;
+use postrider_core::time::{Clock, Timestamp};
+use postrider_engine::clock::SystemClock;
+use std::io::IsTerminal;
+use std::process::ExitCode;
+use std::time::Duration;
+use tokio::task::spawn_blocking;
+use tokio::time::timeout;
+
+/// The machine's own programs are not waited for any longer.
+const PATIENCE: Duration = Duration::from_secs(3);
+
+/// Check configuration, disk, certificate, clock, endpoints and the running server, and say what to do
+#[derive(Clone, Debug, clap::Args)]
+pub struct DoctorArgs {
+    #[command(flatten)]
+    flags: ServeFlags,
+    /// How to tell: text or json
+    #[arg(long, short = 'o', value_enum, default_value_t)]
+    output: Output,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
+enum Output {
+    #[default]
+    Text,
+    Json,
+}
+
+/// 0 when everything works, warnings or not; 1 when something does not.
+pub fn run(args: &DoctorArgs) -> Result<ExitCode> {
+    // A damaged database makes its reader panic, which is caught and told.
+    std::panic::set_hook(Box::new(|_| {}));
+    let runtime = runtime(None)?;
+    let findings = runtime.block_on(examine(args, std::env::vars().collect()));
+    // A program that hangs must not keep us.
+    runtime.shutdown_timeout(Duration::ZERO);
+    let colors = std::io::stdout().is_terminal();
+    match args.output {
+        Output::Text => terminal::print(finding::as_text(&findings, colors))?,
+        Output::Json => terminal::print(format!("{:#}", finding::as_json(&findings)))?,
+    }
+    Ok(match finding::has_problems(&findings) {
+        true => ExitCode::FAILURE,
+        false => ExitCode::SUCCESS,
+    })
+}
+
+async fn examine(args: &DoctorArgs, env: Vec<(String, String)>) -> Vec<Finding> {
+    let (mut found, loaded) = configuration(&args.flags, env);
+    let now = SystemClock.now();
+    let mut times = Times {
+        synchronized: synchronized().await,
+        ..Times::default()
+    };
+    if let Some(loaded) = &loaded {
+        found.extend(installation(args, loaded, now, &mut times).await);
+    }
+    found.extend(machine::clock(SystemClock.now(), &times));
+    found.push(machine::open_files(machine::open_files_max()));
+    found.push(machine::memory(machine::memory_available()));
+    found
+}
+
+fn configuration(flags: &ServeFlags, env: Vec<(String, String)>) -> (Vec<Finding>, Option<Loaded>) {
+    let about = "configuration";
+    match config::load_or_all(flags, env) {
+        Err(refused) => {
+            let told = refused.iter().map(|one| {
+                let todo = "change it; \"postrider config\" prints every key with its meaning";
+                Finding::problem(about, one.to_string(), todo)
+            });
+            (told.collect(), None)
+        }
+        Ok(loaded) => {
+            let from = match &loaded.file {
+                Some(file) => format!("{}", file.display()),
+                None => "no file: defaults, variables and flags".to_owned(),
+            };
+            let mut found = vec![Finding::ok(about, from)];
+            let todo = "look whether that is what was meant; --print-config shows what is in force";
+            found.extend(
+                loaded
+                    .warnings
+                    .iter()
+                    .map(|one| Finding::warning(about, one, todo)),
+            );
+            (found, Some(loaded))
+        }
+    }
+}
+
+async fn installation(args: &DoctorArgs, loaded: &Loaded, now: Timestamp, times: &mut Times) -> Vec<Finding> {
+    let config = &loaded.config;
+    let data_dir = config.data_dir.clone();
+    let mut found = blocking({
+        let data_dir = data_dir.clone();
+        move || disk::directory(&data_dir)
+    })
+    .await;
+    times.written = disk::last_written(&data_dir);
+    let used = disk::find_use(&data_dir).unwrap_or_else(|finding| {
+        found.push(finding);
+        Use::Absent
+    });
+    let running = matches!(used, Use::Server);
+    let mut catalogue = None;
+    let mut endpoints = Vec::new();
+    let mut server = None;
+    match &used {
+        Use::Server => {
+            let (told, running) = network::running(config).await;
+            found.extend(told);
+            times.server = running.date;
+            if let Some(url) = &running.url {
+                match network::endpoints_of(config, url).await {
+                    Ok(all) => endpoints = all,
+                    Err(finding) => found.push(finding),
+                }
+            }
+            server = running.url;
+        }
+        Use::Free { .. } | Use::Absent => {
+            if let Use::Free { .. } = used {
+                found.extend(untouched_by_tests(args, &data_dir, now));
+                let path = data_dir.clone();
+                found.extend(blocking(move || disk::log(&path)).await);
+                let (told, read) = disk::databases(&data_dir).await;
+                found.extend(told);
+                catalogue = read;
+            }
+            found.extend(network::free_ports(config).await);
+            let (told, all) = network::endpoints_in(config, catalogue.as_ref());
+            found.extend(told);
+            endpoints = all;
+        }
+    }
+    // Others may start a server from here on.
+    drop(used);
+    found.extend(
+        blocking({
+            let config = config.clone();
+            move || tls::examine(&config, now, running)
+        })
+        .await,
+    );
+    let unknown = running && server.is_none();
+    if !unknown {
+        found.extend(network::reach(loaded, endpoints).await);
+    }
+    found.extend(network::storage(config, catalogue.as_ref()).await);
+    found.extend(network::issuer(config).await);
+    found
+}
+
+/// A directory whose events lie in the future of the machine's clock is refused by a start.
+fn untouched_by_tests(args: &DoctorArgs, data_dir: &std::path::Path, now: Timestamp) -> Option<Finding> {
+    let stood = match test_clock::stood(data_dir) {
+        Ok(stood) => stood?,
+        Err(e) => return Some(Finding::problem("clock", format!("{e:#}"), "remove the file")),
+    };
+    if args.flags.test_clock || stood <= now + Duration::from_secs(60) {
+        return None;
+    }
+    let what = format!("the data directory was used with a test clock that stood at {stood}, in the future");
+    Some(Finding::problem(
+        "clock",
+        what,
+        "start with --test-clock, or with another data directory",
+    ))
+}
+
+async fn synchronized() -> Option<bool> {
+    let asking = timeout(PATIENCE, spawn_blocking(machine::synchronized)).await;
+    asking.ok()?.ok()?
+}
+
+/// A look at the disk, which may take its time.
+async fn blocking(look: impl FnOnce() -> Vec<Finding> + Send + 'static) -> Vec<Finding> {
+    match spawn_blocking(look).await {
+        Ok(found) => found,
+        Err(e) => vec![Finding::problem(
+            "doctor",
+            format!("a check failed: {e}"),
+            "please report this",
+        )],
+    }
+}

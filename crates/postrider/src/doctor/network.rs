@@ -1,0 +1,724 @@
+//! Listeners, the server that runs, and whatever it has to reach.
+
+use super::finding::{Finding, quoted};
+use crate::client::{Client, ClientFlags};
+use crate::config::{Config, Loaded, Role, Secret};
+use crate::fetch::Fetcher;
+use crate::serve;
+use bytes::Bytes;
+use http::{Method, Uri};
+use postrider_blobs::ObjectStores;
+use postrider_core::time::Timestamp;
+use postrider_engine::blobs::{BlobError, Blobs};
+use postrider_engine::clock::SystemClock;
+use postrider_engine::deliver::FailureKind;
+use postrider_engine::endpoint;
+use postrider_store::Loaded as Catalogue;
+use postrider_transport::HttpTransport;
+use serde_json::Value;
+use std::collections::BTreeMap;
+use std::io::ErrorKind;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::Semaphore;
+use tokio::task::JoinSet;
+use tokio::time::timeout;
+
+/// For one question to a server that is here.
+const ANSWER_TIME: Duration = Duration::from_secs(5);
+/// For one endpoint, from its name to the end of the TLS handshake.
+const REACH_TIME: Duration = Duration::from_secs(5);
+/// Endpoints that are tried, and how many at once.
+const ENDPOINTS_MAX: usize = 200;
+const AT_ONCE: usize = 16;
+/// Endpoints that are well and named one by one.
+const WELL_NAMED_MAX: usize = 10;
+/// Where a storage account is tried if no subscription names a container of it: nothing is made.
+const CONTAINER: &str = "deadletters";
+/// Events of listeners at the command line go to hosts of this name, which nobody resolves.
+const NOT_ON_THE_NETWORK: &str = "postrider.invalid";
+
+/// The listeners that are on: scheme and address.
+fn listeners(config: &Config) -> Vec<(&'static str, SocketAddr)> {
+    let http = config.listen.http.map(|at| ("http", at));
+    let https = config.listen.https.map(|at| ("https", at));
+    http.into_iter().chain(https).collect()
+}
+
+/// As someone on this machine addresses it.
+fn url(scheme: &str, at: SocketAddr) -> String {
+    let ip = match at.ip() {
+        ip if !ip.is_unspecified() => ip,
+        IpAddr::V4(_) => Ipv4Addr::LOCALHOST.into(),
+        IpAddr::V6(_) => Ipv6Addr::LOCALHOST.into(),
+    };
+    format!("{scheme}://{}", SocketAddr::new(ip, at.port()))
+}
+
+fn client(config: &Config, url: &str, secret: Option<Secret>) -> anyhow::Result<Client> {
+    let ca = config.data_dir.join("tls/ca.pem");
+    let ca = match &config.listen.cert_file {
+        Some(own) => Some(own.clone()),
+        None => ca.exists().then_some(ca),
+    };
+    Client::new(&ClientFlags {
+        server: Some(url.to_owned()),
+        secret,
+        data_dir: Some(config.data_dir.clone()),
+        ca,
+        // The operator's contexts are about other servers.
+        contexts: Some(PathBuf::new()),
+        ..ClientFlags::default()
+    })
+}
+
+/// What `/healthz` says at a listener, and what time it is there.
+async fn healthz(config: &Config, url: &str) -> Result<(Value, Option<Timestamp>), String> {
+    let asking = async {
+        // It is not sent.
+        let nobody = Secret::new("nobody");
+        let client = client(config, url, Some(nobody))?;
+        client
+            .send(Method::GET, "/healthz", false, &[], Bytes::new())
+            .await
+    };
+    let answer = timeout(ANSWER_TIME, asking).await;
+    let answer = answer.map_err(|_| "no answer in time".to_owned())?;
+    let answer = answer.map_err(|e| format!("{e:#}"))?;
+    let date = answer.header("date").and_then(Timestamp::parse_http_date);
+    let health: Option<Value> = serde_json::from_slice(&answer.body).ok();
+    // Whatever else listens there does not say this.
+    let ours = health.filter(|health| health["status"].is_string() && health["store"].is_object());
+    let ours =
+        ours.ok_or_else(|| format!("something that is not Postrider answers, with {}", answer.status))?;
+    Ok((ours, date))
+}
+
+/// Whether a server that is not running yet could listen.
+pub async fn free_ports(config: &Config) -> Vec<Finding> {
+    let mut found = Vec::new();
+    for (scheme, at) in listeners(config) {
+        // Let go of at once.
+        let bound = TcpListener::bind(at).map(drop);
+        found.push(match bound {
+            Ok(()) => Finding::ok("listeners", format!("{scheme}://{at} is free")),
+            Err(e) => taken(config, scheme, at, &e).await,
+        });
+    }
+    found
+}
+
+async fn taken(config: &Config, scheme: &str, at: SocketAddr, error: &std::io::Error) -> Finding {
+    let about = "listeners";
+    let key = format!("listen.{scheme}");
+    match error.kind() {
+        ErrorKind::AddrInUse => {
+            let who = match healthz(config, &url(scheme, at)).await {
+                Ok(_) => "another Postrider, with another data directory,",
+                Err(_) => "another program",
+            };
+            let what = format!("{who} listens on {at}");
+            let todo = format!("stop it, or set {key} to another address");
+            let command = format!("ss -ltnp 'sport = :{}'", at.port());
+            Finding::problem(about, what, todo).command(command)
+        }
+        ErrorKind::AddrNotAvailable => {
+            let what = format!("{at} is not an address of this machine");
+            Finding::problem(about, what, format!("set {key} to one that is")).command("ip -brief address")
+        }
+        ErrorKind::PermissionDenied => {
+            let what = format!("{at}: only root may listen on ports below 1024");
+            let todo = format!("set {key} to a higher port, or permit it");
+            Finding::problem(about, what, todo)
+                .command("sudo setcap cap_net_bind_service=+ep \"$(command -v postrider)\"")
+        }
+        _ => Finding::problem(
+            about,
+            format!("cannot listen on {at}: {error}"),
+            format!("look at {key}"),
+        ),
+    }
+}
+
+/// The server that holds the data directory.
+#[derive(Default)]
+pub struct Running {
+    /// What time it is there.
+    pub date: Option<Timestamp>,
+    /// Its address, if it answers.
+    pub url: Option<String>,
+}
+
+/// Asks the server that holds the data directory how it is.
+pub async fn running(config: &Config) -> (Vec<Finding>, Running) {
+    let about = "server";
+    let mut found = Vec::new();
+    let mut health = None;
+    let mut running = Running::default();
+    for (scheme, at) in listeners(config) {
+        if at.port() == 0 {
+            let what =
+                format!("it holds the data directory and listens for {scheme} on a port that is not known");
+            let todo = format!("say which, with --{scheme} {}:PORT", at.ip());
+            found.push(Finding::warning("listeners", what, todo).command("ss -ltnp | grep postrider"));
+            continue;
+        }
+        let url = url(scheme, at);
+        match healthz(config, &url).await {
+            Ok((said, date)) => {
+                found.push(Finding::ok("listeners", format!("the server answers at {url}")));
+                if running.url.is_none() {
+                    running.date = date;
+                    running.url = Some(url);
+                    health = Some(said);
+                }
+            }
+            Err(e) => {
+                let what = format!("a server holds the data directory but is not to be found at {url}: {e}");
+                let todo = "give the doctor the flags and variables that the server was started with; \
+                            if they are right, it hangs: look at its log and restart it";
+                found.push(Finding::problem(about, what, todo).command("ps -C postrider -o pid,etime,args"));
+            }
+        }
+    }
+    found.extend(health.iter().flat_map(judge_health));
+    (found, running)
+}
+
+/// What a server says about itself.
+fn judge_health(health: &Value) -> Vec<Finding> {
+    let about = "server";
+    let mut found = Vec::new();
+    let notices = |name: &str| -> Vec<(String, String)> {
+        let text = |one: &Value, name: &str| one[name].as_str().unwrap_or_default().to_owned();
+        let all = health[name].as_array().map_or(&[][..], Vec::as_slice);
+        all.iter()
+            .map(|one| (text(one, "code"), text(one, "detail")))
+            .collect()
+    };
+    for (code, detail) in notices("reasons") {
+        let todo = match code.as_str() {
+            "stopping" => "start it again",
+            _ => "make room on the disk, or look at it; the server goes on by itself once it can write",
+        };
+        found.push(Finding::problem(
+            about,
+            format!("it refuses publishes: {detail}"),
+            todo,
+        ));
+    }
+    for (code, detail) in notices("warnings") {
+        let todo = match code.as_str() {
+            "deadLetters" => "make the storage account reachable and let its container exist",
+            "certificate" => "see what is said of tls",
+            "recorder" => "look at data_dir/recorder; only the stories of events suffer",
+            _ => "look at the server's log and at the disk",
+        };
+        found.push(Finding::warning(about, detail, todo));
+    }
+    if health["testClock"].is_object() {
+        let what = "it runs on a test clock: nothing is retried unless someone moves it";
+        found.push(Finding::warning(
+            about,
+            what,
+            "start it without --test-clock, unless this is a test",
+        ));
+    }
+    let version = health["version"].as_str().unwrap_or("?");
+    if version != env!("CARGO_PKG_VERSION") {
+        let what = format!(
+            "it is version {version}, and this is {}",
+            env!("CARGO_PKG_VERSION")
+        );
+        found.push(Finding::warning(
+            about,
+            what,
+            "restart it with the program that is installed now",
+        ));
+    }
+    if found.is_empty() {
+        let (profile, dropped) = (&health["profile"], &health["deliveries"]["dropped"]);
+        let dropped: u64 = dropped
+            .as_object()
+            .map_or(0, |reasons| reasons.values().filter_map(Value::as_u64).sum());
+        let what = format!(
+            "ready; version {version}, profile {}, events dropped since its start: {dropped}",
+            profile.as_str().unwrap_or("?")
+        );
+        found.push(Finding::ok(about, what));
+    }
+    found
+}
+
+/// A place that events are sent to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Endpoint {
+    name: String,
+    /// Why it is left alone and until when.
+    delay: Option<String>,
+    waiting: u64,
+    /// What makes the server ask it at once.
+    probe: Option<String>,
+}
+
+/// The endpoints that the running server knows.
+pub async fn endpoints_of(config: &Config, url: &str) -> Result<Vec<Endpoint>, Finding> {
+    let reader = config
+        .clients
+        .iter()
+        .find(|client| client.role != Role::DataSender);
+    let secret = reader.map(|client| client.secret.clone());
+    let asking = async {
+        let client = client(config, url, secret)?;
+        let endpoints = client.get("/postrider/v1/endpoints").await?;
+        // Who can be named to have a sick one asked.
+        let sick = client
+            .get("/postrider/v1/subscriptions?state=delayed&top=1000")
+            .await?;
+        let read = |bytes: &[u8]| serde_json::from_slice::<Value>(bytes);
+        anyhow::Ok((read(&endpoints)?, read(&sick)?))
+    };
+    let failed = |why: String| {
+        let what = format!("the server does not say what its endpoints are: {why}");
+        Finding::warning(
+            "endpoints",
+            what,
+            "run the doctor as a user who may read the data directory",
+        )
+    };
+    let answer = timeout(ANSWER_TIME, asking).await;
+    let answer = answer.map_err(|_| failed("no answer in time".into()))?;
+    let (endpoints, sick) = answer.map_err(|e| failed(format!("{e:#}")))?;
+    let list = |answer: &Value| answer["value"].as_array().cloned().unwrap_or_default();
+    let mut endpoints: Vec<Endpoint> = list(&endpoints).iter().filter_map(told).collect();
+    for one in list(&sick) {
+        let name = one["endpoint"].as_str();
+        if let Some(endpoint) = endpoints
+            .iter_mut()
+            .find(|known| Some(known.name.as_str()) == name)
+        {
+            endpoint.probe = one["id"].as_str().and_then(|id| probe(id, url, &config.data_dir));
+        }
+    }
+    Ok(endpoints)
+}
+
+/// As the API tells of an endpoint.
+fn told(one: &Value) -> Option<Endpoint> {
+    let text = |name: &str| one[name].as_str();
+    Some(Endpoint {
+        name: text("endpoint")?.to_owned(),
+        delay: text("cause").map(|cause| {
+            format!(
+                "left alone until {} ({cause}, since {})",
+                text("until").unwrap_or("?"),
+                text("since").unwrap_or("?")
+            )
+        }),
+        waiting: one["waiting"].as_u64().unwrap_or(0),
+        probe: None,
+    })
+}
+
+/// The command that has the endpoint of a subscription asked.
+fn probe(id: &str, url: &str, data_dir: &Path) -> Option<String> {
+    let (on, name) = id.rsplit_once("/eventSubscriptions/")?;
+    let on = match on.strip_suffix("/providers/Microsoft.EventGrid") {
+        Some(scope) => format!("--scope {}", quoted(scope)),
+        None => format!("--system-topic {}", quoted(on.rsplit_once("/systemTopics/")?.1)),
+    };
+    let (name, data_dir) = (quoted(name), quoted(&data_dir.to_string_lossy()));
+    Some(format!(
+        "postrider subscription probe {name} {on} --server {url} --data-dir {data_dir}"
+    ))
+}
+
+/// The endpoints that a server would send to if it were started: of the catalogue, and of what is declared.
+pub fn endpoints_in(config: &Config, catalogue: Option<&Catalogue>) -> (Vec<Finding>, Vec<Endpoint>) {
+    let known = serve::destinations(config);
+    let mut found = Vec::new();
+    let mut endpoints: BTreeMap<String, Endpoint> = BTreeMap::new();
+    let mut add = |name: String, delay: Option<String>| {
+        let endpoint = endpoints.entry(name.clone()).or_insert_with(|| Endpoint {
+            name,
+            delay: None,
+            waiting: 0,
+            probe: None,
+        });
+        endpoint.delay = endpoint.delay.take().or(delay);
+    };
+    let empty = Catalogue::default();
+    let catalogue = catalogue.unwrap_or(&empty);
+    for subscription in &catalogue.subscriptions {
+        match known.reach(&subscription.destination) {
+            Ok(reach) => add(endpoint::name(&reach.url), None),
+            Err(why) => {
+                let what = format!(
+                    "subscription {:?}: destination.{}: {}",
+                    subscription.name, why.field, why.reason
+                );
+                let todo = "say where it is with a [[destination]] or [[storage_account]], or change the subscription";
+                found.push(Finding::problem("endpoints", what, todo));
+            }
+        }
+    }
+    for url in declared(config) {
+        if let Ok(url) = url.parse::<Uri>() {
+            add(endpoint::name(&url), None);
+        }
+    }
+    for one in &catalogue.endpoint_delays {
+        let delay = one.delay;
+        let text = format!(
+            "left alone until {} ({}, since {})",
+            delay.until, delay.cause, delay.since
+        );
+        add(one.endpoint.clone(), Some(text));
+    }
+    (found, endpoints.into_values().collect())
+}
+
+/// The webhooks of subscriptions that the configuration declares.
+fn declared(config: &Config) -> Vec<String> {
+    let topics = config.declared_subscriptions().map(|(_, one)| one);
+    let domains = config.domains.iter().flat_map(|domain| {
+        let inside = domain.topics.iter().flat_map(|topic| &topic.subscriptions);
+        domain.subscriptions.iter().chain(inside)
+    });
+    let system = config.system_topics.iter().flat_map(|topic| &topic.subscriptions);
+    let url = |properties: &Value| {
+        let url = &properties["destination"]["properties"]["endpointUrl"];
+        url.as_str().map(str::to_owned)
+    };
+    topics
+        .chain(domains)
+        .chain(system)
+        .filter_map(|one| url(&one.properties))
+        .collect()
+}
+
+/// Tries to connect to endpoints, as a delivery would.
+pub async fn reach(loaded: &Loaded, mut endpoints: Vec<Endpoint>) -> Vec<Finding> {
+    let about = "endpoints";
+    let mut found = Vec::new();
+    endpoints.retain(|one| {
+        let host = one
+            .name
+            .parse::<Uri>()
+            .ok()
+            .and_then(|url| url.host().map(str::to_owned));
+        !host.is_some_and(|host| host.ends_with(NOT_ON_THE_NETWORK))
+    });
+    if endpoints.is_empty() {
+        return vec![Finding::ok(about, "none: there are no subscriptions")];
+    }
+    let transport = serve::transport(loaded).and_then(|config| {
+        let config = postrider_transport::Config {
+            connect_timeout: REACH_TIME,
+            ..config
+        };
+        Ok(HttpTransport::new(config, Arc::new(SystemClock))?)
+    });
+    let transport = match transport {
+        Ok(transport) => Arc::new(transport),
+        Err(e) => {
+            let what = format!("deliveries cannot be made: {e:#}");
+            return vec![Finding::problem(
+                "configuration",
+                what,
+                "look at [transport] and [egress]",
+            )];
+        }
+    };
+    // The sick ones are not to be left out.
+    endpoints.sort_by_key(|one| (one.delay.is_none(), std::cmp::Reverse(one.waiting)));
+    let left_out = endpoints.len().saturating_sub(ENDPOINTS_MAX);
+    endpoints.truncate(ENDPOINTS_MAX);
+    let room = Arc::new(Semaphore::new(AT_ONCE));
+    let mut trying = JoinSet::new();
+    for endpoint in endpoints {
+        let (transport, room) = (transport.clone(), room.clone());
+        trying.spawn(async move {
+            let _place = room.acquire_owned().await;
+            let reached = match endpoint.name.parse::<Uri>() {
+                Ok(url) => transport
+                    .reach(&url)
+                    .await
+                    .map_err(|failure| (failure.kind, failure.detail)),
+                Err(_) => Err((FailureKind::Resolution, format!("{} is not a URL", endpoint.name))),
+            };
+            (endpoint, reached)
+        });
+    }
+    let mut tried = trying.join_all().await;
+    tried.sort_by(|(a, _), (b, _)| a.name.cmp(&b.name));
+    let mut well = Vec::new();
+    for (endpoint, reached) in tried {
+        match judge(&endpoint, reached) {
+            Some(finding) => found.push(finding),
+            None => well.push(endpoint.name),
+        }
+    }
+    if well.len() <= WELL_NAMED_MAX {
+        found.extend(
+            well.iter()
+                .map(|name| Finding::ok(about, format!("{name} takes connections"))),
+        );
+    } else {
+        found.push(Finding::ok(about, format!("{} take connections", well.len())));
+    }
+    if left_out > 0 {
+        let what = format!("{left_out} more were not tried");
+        found.push(Finding::ok(about, what));
+    }
+    found
+}
+
+/// What is to be said of an endpoint; nothing if it is well.
+fn judge(endpoint: &Endpoint, reached: Result<(), (FailureKind, String)>) -> Option<Finding> {
+    let about = "endpoints";
+    let name = &endpoint.name;
+    let waiting = match endpoint.waiting {
+        0 => String::new(),
+        count => format!("; events waiting: {count}"),
+    };
+    let delay = endpoint
+        .delay
+        .as_ref()
+        .map_or(String::new(), |delay| format!(", {delay}"));
+    match (reached, &endpoint.delay) {
+        (Ok(()), None) => None,
+        (Ok(()), Some(delay)) => {
+            let what = format!("{name} takes connections again but is {delay}{waiting}");
+            let finding = Finding::warning(about, what, "it is asked again by itself; to go on at once");
+            Some(match &endpoint.probe {
+                None => Finding {
+                    todo: Some("it is asked again by itself then, once a server runs".into()),
+                    ..finding
+                },
+                Some(probe) => finding.command(probe.clone()),
+            })
+        }
+        (Err((FailureKind::Forbidden, detail)), _) => Some(Finding::problem(
+            about,
+            format!("{name} is never dialled: {detail}{waiting}"),
+            "allow it with egress.policy, or egress.policy = \"custom\" and egress.allow; or change the subscription",
+        )),
+        (Err((kind, detail)), _) => {
+            let todo = match kind {
+                FailureKind::Resolution => "look at the name and at this machine's DNS",
+                _ if detail.contains("tls") => {
+                    "have it show a certificate that this machine trusts, or name its CA in transport.extra_ca_files"
+                }
+                _ => "start it, or open the way to it; events wait meanwhile, up to their time to live",
+            };
+            let finding = Finding::warning(
+                about,
+                format!("{name} cannot be reached: {detail}{delay}{waiting}"),
+                todo,
+            );
+            let host = name
+                .parse::<Uri>()
+                .ok()
+                .and_then(|url| url.host().map(str::to_owned));
+            Some(match (kind, host) {
+                (FailureKind::Resolution, Some(host)) => {
+                    finding.command(format!("getent hosts {}", quoted(&host)))
+                }
+                (_, Some(_)) => finding.command(format!("curl -v {}", quoted(name))),
+                _ => finding,
+            })
+        }
+    }
+}
+
+/// Whether dead letters could be written. Writes nothing that stays.
+pub async fn storage(config: &Config, catalogue: Option<&Catalogue>) -> Vec<Finding> {
+    let about = "storage";
+    let mut found = Vec::new();
+    // By account, the containers that subscriptions name.
+    let mut places: BTreeMap<String, Vec<String>> = BTreeMap::new();
+    for configured in config.all_storage_accounts() {
+        places.entry(configured.name).or_default();
+    }
+    let named = catalogue.into_iter().flat_map(|all| &all.subscriptions);
+    let named = named.filter_map(|one| one.dead_letter.as_ref().map(|to| (&*to.account, &*to.container)));
+    for (account, container) in named.chain(config.safety_net()) {
+        let containers = places.entry(account.to_owned()).or_default();
+        if !containers.iter().any(|known| known == container) {
+            containers.push(container.to_owned());
+        }
+    }
+    let accounts = config.all_storage_accounts().into_iter().map(serve::account);
+    let stores = accounts
+        .collect::<anyhow::Result<Vec<_>>>()
+        .and_then(|accounts| Ok(ObjectStores::new(accounts, Arc::new(SystemClock))?));
+    let stores = match stores {
+        Ok(stores) => Arc::new(stores),
+        Err(e) => {
+            let todo = "look at the [[storage_account]]s";
+            return vec![Finding::problem(about, format!("{e:#}"), todo)];
+        }
+    };
+    let mut trying = JoinSet::new();
+    for (account, containers) in places {
+        let certain = !containers.is_empty();
+        let containers = if certain {
+            containers
+        } else {
+            vec![CONTAINER.to_owned()]
+        };
+        for container in containers {
+            let (stores, account) = (stores.clone(), account.clone());
+            trying.spawn(async move {
+                let probed = timeout(REACH_TIME * 2, stores.probe(&account, &container)).await;
+                let probed = probed.unwrap_or_else(|_| {
+                    Err(BlobError::Unreachable {
+                        account: account.clone(),
+                        detail: "no answer in time".into(),
+                    })
+                });
+                (account, container, certain, probed)
+            });
+        }
+    }
+    let mut tried = trying.join_all().await;
+    tried.sort_by(|a, b| (&a.0, &a.1).cmp(&(&b.0, &b.1)));
+    for (account, container, certain, probed) in tried {
+        found.push(match probed {
+            Ok(()) => Finding::ok(about, format!("account {account:?}: dead letters can be written")),
+            // Nobody wants that container: only the account was tried.
+            Err(BlobError::NoContainer { .. }) if !certain => {
+                Finding::ok(about, format!("account {account:?} answers"))
+            }
+            Err(e) => {
+                let todo = match &e {
+                    BlobError::UnknownAccount(_) => {
+                        "add a [[storage_account]] of this name, or change the subscription's deadLetterDestination"
+                    }
+                    BlobError::NoContainer { .. } => {
+                        "make the container, or set create_containers = true for the account"
+                    }
+                    BlobError::Refused { .. } => "look at the account's key",
+                    _ => "make it reachable; dead letters wait for dead_letter.give_up_after",
+                };
+                Finding::problem(about, format!("account {account:?}, container {container:?}: {e}"), todo)
+            }
+        });
+    }
+    found
+}
+
+/// Whether the keys of the token issuer can be had.
+pub async fn issuer(config: &Config) -> Option<Finding> {
+    let oidc = config.oidc.as_ref()?;
+    let about = "oidc";
+    let url = match &oidc.jwks_url {
+        Some(url) => url.clone(),
+        None => format!(
+            "{}/.well-known/openid-configuration",
+            oidc.issuer.trim_end_matches('/')
+        ),
+    };
+    let fetcher = serve::extra_roots(config).and_then(Fetcher::new);
+    let fetched = match fetcher {
+        Ok(fetcher) => fetcher.fetch(&url).await,
+        Err(e) => Err(e),
+    };
+    Some(match fetched {
+        Ok(body) if serde_json::from_slice::<Value>(&body).is_ok() => {
+            Finding::ok(about, format!("{url} answers"))
+        }
+        Ok(_) => Finding::problem(
+            about,
+            format!("{url} answers with something that is not JSON"),
+            "look at [oidc]",
+        ),
+        Err(e) => {
+            let what = format!("{url}: {e:#}");
+            let todo = "look at [oidc]; tokens of this issuer are refused while its keys cannot be had";
+            Finding::problem(about, what, todo).command(format!("curl -v {}", quoted(&url)))
+        }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::finding::Level;
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn listeners_are_addressed_from_here() {
+        let check = |at: &str, expected: &str| assert_eq!(url("http", at.parse().unwrap()), expected);
+        check("127.0.0.1:5888", "http://127.0.0.1:5888");
+        check("0.0.0.0:80", "http://127.0.0.1:80");
+        check("[::]:80", "http://[::1]:80");
+        check("10.1.2.3:80", "http://10.1.2.3:80");
+    }
+
+    #[test]
+    fn what_a_server_says_is_passed_on_with_advice() {
+        let well = json!({"version": env!("CARGO_PKG_VERSION"), "profile": "edge", "reasons": [], "warnings": [],
+            "deliveries": {"dropped": {"A": 2, "B": 1}}});
+        let found = judge_health(&well);
+        assert_eq!(found[0].level, Level::Ok);
+        assert!(found[0].what.contains("since its start: 3"), "{found:?}");
+        let ill = json!({"version": "0.0.1", "testClock": {},
+            "reasons": [{"code": "logUnwritable", "detail": "the disk is full"}],
+            "warnings": [{"code": "deadLetters", "detail": "stuck"}]});
+        let found = judge_health(&ill);
+        let levels: Vec<Level> = found.iter().map(|one| one.level).collect();
+        assert_eq!(
+            levels,
+            [Level::Problem, Level::Warning, Level::Warning, Level::Warning]
+        );
+        assert!(found[0].what.contains("the disk is full"), "{found:?}");
+    }
+
+    #[test]
+    fn endpoints_are_judged_by_what_came_of_dialling_them() {
+        let endpoint = |delay: Option<&str>| Endpoint {
+            name: "https://example.com/hook".into(),
+            delay: delay.map(str::to_owned),
+            waiting: 3,
+            probe: delay.map(|_| "postrider subscription probe x".to_owned()),
+        };
+        let well = endpoint(None);
+        assert_eq!(judge(&well, Ok(())), None);
+        let failed = |kind: FailureKind, detail: &str| Err((kind, detail.to_owned()));
+        let forbidden = failed(FailureKind::Forbidden, "the egress policy forbids it");
+        let forbidden = judge(&well, forbidden).unwrap();
+        assert_eq!(forbidden.level, Level::Problem);
+        let lost = judge(&well, failed(FailureKind::Resolution, "no such name")).unwrap();
+        assert_eq!(
+            (lost.level, lost.commands.as_slice()),
+            (Level::Warning, &["getent hosts example.com".into()][..])
+        );
+        assert!(lost.what.ends_with("events waiting: 3"), "{lost:?}");
+        let back = judge(&endpoint(Some("left alone until T")), Ok(())).unwrap();
+        assert!(back.what.contains("left alone until T"), "{back:?}");
+        assert_eq!(back.commands, ["postrider subscription probe x"]);
+    }
+
+    #[test]
+    fn the_command_that_asks_an_endpoint_names_a_subscription() {
+        let check = |id: &str, expected: &str| {
+            let told = probe(id, "http://h:1", Path::new("d"));
+            assert_eq!(told.as_deref(), Some(expected));
+        };
+        let group = "/subscriptions/0/resourceGroups/rg1/providers/Microsoft.EventGrid";
+        check(
+            &format!("{group}/topics/t/providers/Microsoft.EventGrid/eventSubscriptions/s"),
+            &format!(
+                "postrider subscription probe s --scope {group}/topics/t --server http://h:1 --data-dir d"
+            ),
+        );
+        check(
+            &format!("{group}/systemTopics/t/eventSubscriptions/s"),
+            "postrider subscription probe s --system-topic t --server http://h:1 --data-dir d",
+        );
+    }
+}

@@ -1,0 +1,241 @@
+//! What becomes of a delivery: it is forwarded if that is wanted, and the server is told how it went.
+
+use super::super::arm::{Arm, Refused};
+use super::stream::Delivery;
+use super::{PATH, forward_url};
+use crate::client::{self, Kept};
+use anyhow::Result;
+use http::{HeaderMap, HeaderName, HeaderValue, Method, Uri};
+use http_body_util::{BodyExt, Limited};
+use ipnet::IpNet;
+use postrider_engine::clock::SystemClock;
+use postrider_engine::deliver::{Reply, Request, Transport};
+use postrider_transport::{Config, EgressPolicy, HttpTransport};
+use serde_json::{Value, json};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+use tokio::time::{Instant, timeout};
+
+/// No profile waits longer for a webhook.
+const FORWARD_TIMEOUT: Duration = Duration::from_secs(120);
+/// So much of what the local port answers is passed on: the server keeps no more of it.
+const BODY_PASSED_ON_MAX: usize = 4096;
+/// The only headers of an answer that mean something to the server.
+const PASSED_ON: [&str; 2] = ["retry-after", "content-type"];
+/// They are about one connection, or the transport writes them itself.
+const NOT_FORWARDED: [&str; 5] = [
+    "host",
+    "content-length",
+    "connection",
+    "transfer-encoding",
+    "keep-alive",
+];
+const REFUSAL_BYTES_MAX: usize = 1 << 20;
+
+/// A URL that deliveries go on to.
+pub struct Forward {
+    url: Arc<Uri>,
+    /// Without its query, which may be a secret.
+    pub shown: String,
+    transport: Arc<HttpTransport>,
+}
+
+/// How a forwarded delivery went.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Forwarded {
+    Answered { status: u16, took: Duration },
+    Failed(String),
+}
+
+/// What became of a delivery.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Outcome {
+    pub forwarded: Option<Forwarded>,
+    /// Why the server does not know.
+    pub trouble: Option<String>,
+}
+
+impl Forward {
+    pub fn to(url: &str) -> Result<Forward> {
+        let url = forward_url(url)?;
+        let anywhere: [IpNet; 2] = [
+            IpNet::new_assert([0, 0, 0, 0].into(), 0),
+            IpNet::new_assert([0u16; 8].into(), 0),
+        ];
+        let config = Config {
+            // It is whoever typed it who says where to.
+            egress: EgressPolicy::Custom {
+                allow: anywhere.into(),
+                deny: Vec::new(),
+            },
+            ..Config::default()
+        };
+        let transport = HttpTransport::new(config, Arc::new(SystemClock))?;
+        Ok(Forward {
+            shown: url.to_string().split('?').next().unwrap_or_default().to_owned(),
+            url: Arc::new(url),
+            transport: Arc::new(transport),
+        })
+    }
+
+    /// What there is to tell of it, and what the server is told.
+    async fn pass_on(&self, delivery: &Delivery) -> (Forwarded, Value) {
+        let request = Request {
+            method: Method::from_bytes(delivery.method.as_bytes()).unwrap_or(Method::POST),
+            url: self.url.clone(),
+            headers: Arc::new(forwarded_headers(delivery)),
+            more: Vec::new(),
+            body: delivery.body.clone(),
+        };
+        let begun = Instant::now();
+        let reply = timeout(FORWARD_TIMEOUT, self.transport.clone().send(request)).await;
+        let failed = |reason: String| (Forwarded::Failed(reason.clone()), json!({ "failure": reason }));
+        match reply {
+            Err(_) => failed(format!("no answer within {FORWARD_TIMEOUT:?}")),
+            Ok(Reply::Failed(failure)) => failed(failure.detail),
+            Ok(Reply::Answered(answer)) if !(200..600).contains(&answer.status) => {
+                failed(format!("answered with {}, which is no status", answer.status))
+            }
+            Ok(Reply::Answered(answer)) => {
+                let took = begun.elapsed();
+                let headers = PASSED_ON.into_iter().filter_map(|name| {
+                    let value = answer.headers.get(name)?.to_str().ok()?;
+                    Some((name.to_owned(), json!(value)))
+                });
+                let body = &answer.body[..answer.body.len().min(BODY_PASSED_ON_MAX)];
+                let told = json!({
+                    "status": answer.status,
+                    "headers": Value::Object(headers.collect()),
+                    "body": String::from_utf8_lossy(body),
+                });
+                let status = answer.status;
+                (Forwarded::Answered { status, took }, told)
+            }
+        }
+    }
+}
+
+fn forwarded_headers(delivery: &Delivery) -> HeaderMap {
+    let mut headers = HeaderMap::new();
+    for (name, value) in &delivery.headers {
+        if NOT_FORWARDED.contains(&name.as_str()) {
+            continue;
+        }
+        if let (Ok(name), Ok(value)) = (HeaderName::try_from(name), HeaderValue::try_from(value)) {
+            headers.insert(name, value);
+        }
+    }
+    headers
+}
+
+/// Sees to the deliveries of one stream.
+pub struct Answerer {
+    arm: Arc<Arm>,
+    forward: Option<Arc<Forward>>,
+    path: String,
+    /// Connections that wait for the next answer: no more than there were answers at once.
+    idle: Mutex<Vec<Kept>>,
+}
+
+impl Answerer {
+    pub fn new(arm: Arc<Arm>, forward: Option<Arc<Forward>>, token: &str) -> Answerer {
+        Answerer {
+            arm,
+            forward,
+            path: format!("{PATH}/{token}"),
+            idle: Mutex::default(),
+        }
+    }
+
+    pub async fn see_to(&self, delivery: Delivery) -> (Delivery, Outcome) {
+        let (forwarded, told) = match &self.forward {
+            Some(forward) => {
+                let (forwarded, told) = forward.pass_on(&delivery).await;
+                (Some(forwarded), told)
+            }
+            None => (None, json!({"status": 200})),
+        };
+        let answered = self.answer(delivery.number, &told).await;
+        let trouble = answered.err().map(|e| match e.downcast_ref::<Refused>() {
+            Some(Refused { status: 404, .. }) => "answered too late: the server tries again".to_owned(),
+            _ => format!("the server could not be told: {e:#}"),
+        });
+        (delivery, Outcome { forwarded, trouble })
+    }
+
+    async fn answer(&self, number: u64, told: &Value) -> Result<()> {
+        let path = format!("{}/{number}", self.path);
+        let waiting = self.idle.lock().expect("no panic holds it").pop();
+        if let Some(kept) = waiting {
+            // The server may have closed it meanwhile; an answer that was told twice is told once.
+            match self.tell(kept, &path, told).await {
+                Err(e) if e.downcast_ref::<Refused>().is_none() => {}
+                told => return told,
+            }
+        }
+        self.tell(self.arm.client().keep().await?, &path, told).await
+    }
+
+    async fn tell(&self, mut kept: Kept, path: &str, told: &Value) -> Result<()> {
+        let client = self.arm.client();
+        let response = client.post_over(&mut kept, path, told.to_string().into()).await?;
+        let (head, body) = response.into_parts();
+        let body = Limited::new(body, REFUSAL_BYTES_MAX).collect().await;
+        let body = body.map_err(|e| anyhow::anyhow!(e))?.to_bytes();
+        self.idle.lock().expect("no panic holds it").push(kept);
+        let answer = client::Answer {
+            status: head.status.as_u16(),
+            headers: head.headers,
+            body,
+        };
+        match answer.status {
+            200..300 => Ok(()),
+            _ => Err(Refused::of(&answer).into()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use bytes::Bytes;
+
+    #[test]
+    fn urls_to_forward_to() {
+        for good in [
+            "http://127.0.0.1:3000",
+            "https://localhost/hook?code=1",
+            "http://[::1]:80/x",
+        ] {
+            assert!(Forward::to(good).is_ok(), "{good}");
+        }
+        assert_eq!(
+            Forward::to("http://x/hook?code=1").unwrap().shown,
+            "http://x/hook"
+        );
+        for bad in ["", "3000", "localhost:3000", "/hook", "ftp://x/", "http://u:p@x/"] {
+            let refused = Forward::to(bad).err().expect(bad).to_string();
+            assert!(refused.starts_with("--forward: "), "{bad}: {refused}");
+        }
+    }
+
+    #[test]
+    fn what_is_about_the_connection_stays_here() {
+        let given = [
+            ("host", "listen"),
+            ("content-length", "2"),
+            ("aeg-event-type", "Notification"),
+        ];
+        let delivery = Delivery {
+            number: 1,
+            method: "POST".into(),
+            headers: given
+                .map(|(name, value)| (name.to_owned(), value.to_owned()))
+                .into(),
+            body: Bytes::new(),
+        };
+        let headers = forwarded_headers(&delivery);
+        assert_eq!(headers.len(), 1);
+        assert_eq!(headers["aeg-event-type"], "Notification");
+    }
+}

@@ -1,0 +1,313 @@
+//! `postrider listen`: events as they are delivered, on the terminal or at a local port.
+
+mod stream;
+mod answer;
+mod show;
+
+use super::arm::{Arm, Refused};
+use super::settings::{FilterSettings, RetrySettings};
+use super::subscriptions::{On, meaning, meant_group};
+use super::words::Schema;
+use super::{GridFlags, Output, Usage};
+use answer::{Answerer, Forward, Outcome};
+use anyhow::{Context, Result};
+use clap::Args;
+use postrider_core::time::Clock;
+use postrider_engine::clock::SystemClock;
+use serde_json::{Map, Value, json};
+use show::Screen;
+use std::io::ErrorKind;
+use std::sync::Arc;
+use std::time::Duration;
+use stream::{Deliveries, Delivery, Heard, Introduction};
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::task::JoinSet;
+use tokio::time::timeout;
+
+const PATH: &str = "/postrider/v1/listen";
+/// Deliveries that are seen to at once; the server makes no more attempts than this at an endpoint.
+const AT_ONCE_MAX: usize = 64;
+/// After a lost connection the next is tried so much later, then ever more rarely.
+const PAUSE_FIRST: Duration = Duration::from_millis(500);
+const PAUSE_MAX: Duration = Duration::from_secs(30);
+/// What is under way at the end gets this long.
+const LAST_ANSWERS: Duration = Duration::from_secs(5);
+
+#[derive(Clone, Debug, Args)]
+pub struct ListenArgs {
+    #[command(flatten)]
+    on: On,
+    /// Post each delivery to this URL, and answer with what it answers
+    #[arg(long, value_name = "URL")]
+    forward: Option<String>,
+    /// The form in which events are delivered
+    #[arg(long, value_name = "SCHEMA", visible_alias = "schema", ignore_case = true)]
+    delivery_schema: Option<Schema>,
+    /// Up to so many events in one delivery, 1 to 5000
+    #[arg(long, value_name = "N")]
+    max_events_per_batch: Option<u32>,
+    /// The name of the subscription while it lasts [default: a new one]
+    #[arg(long)]
+    name: Option<String>,
+    /// Print the whole of each event
+    #[arg(long)]
+    full: bool,
+    /// End when so many events have come
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    count: Option<u64>,
+    #[command(flatten)]
+    filter: FilterSettings,
+    #[command(flatten)]
+    retry: RetrySettings,
+    #[command(flatten)]
+    flags: GridFlags,
+}
+
+impl ListenArgs {
+    /// What the server is asked for.
+    async fn body(&self, arm: &Arm) -> Result<Value> {
+        let (topic, domain_topic) = self.on.place(arm).await?;
+        let mut properties = Map::new();
+        self.filter.put_into(&mut properties)?;
+        let group = meant_group(arm, &topic).await?;
+        self.retry.put_into(&mut properties, &meaning(arm, &group))?;
+        let profile = properties
+            .remove("postrider")
+            .map(|mut ours| ours["profile"].take());
+        let mut body = Value::Object(properties);
+        body["topic"] = json!(topic);
+        let mut put = |name: &str, value: Option<Value>| {
+            if let Some(value) = value {
+                body[name] = value;
+            }
+        };
+        put("domainTopic", domain_topic.map(|name| json!(name)));
+        put("name", self.name.as_ref().map(|name| json!(name)));
+        put(
+            "schema",
+            self.delivery_schema.map(|schema| json!(schema.delivery_name())),
+        );
+        put(
+            "maxEventsPerBatch",
+            self.max_events_per_batch.map(|number| json!(number)),
+        );
+        put("profile", profile);
+        Ok(body)
+    }
+}
+
+pub async fn listen(args: &ListenArgs) -> Result<()> {
+    let forward = args.forward.as_deref().map(Forward::to).transpose()?;
+    let forward = forward.map(Arc::new);
+    let mut stop = Stop::new()?;
+    let arm = args.flags.connect().await?;
+    let body = args.body(&arm).await?;
+    let arm = Arc::new(arm);
+    let mut listener = Listener {
+        screen: Screen::of_terminal(args.flags.output == Output::Json, args.full, forward.is_some()),
+        forward,
+        count_max: args.count,
+        came: 0,
+        arm,
+    };
+    let listened = listener.run(&body, &mut stop).await;
+    let came = listener.came;
+    eprintln!("{came} event{} came", if came == 1 { "" } else { "s" });
+    listened
+}
+
+/// Ctrl-C, and what else ends a program that goes on.
+struct Stop {
+    interrupt: Signal,
+    terminate: Signal,
+}
+
+impl Stop {
+    fn new() -> Result<Stop> {
+        Ok(Stop {
+            interrupt: signal(SignalKind::interrupt()).context("listening for Ctrl-C")?,
+            terminate: signal(SignalKind::terminate()).context("listening for SIGTERM")?,
+        })
+    }
+
+    async fn asked(&mut self) {
+        tokio::select! {
+            _ = self.interrupt.recv() => {}
+            _ = self.terminate.recv() => {}
+        }
+    }
+}
+
+/// How listening over one connection ended.
+enum Ended {
+    /// As it was meant to.
+    Well,
+    /// Not by us, for this reason; what is asked again may go well.
+    Lost(String),
+    /// Somebody does not want it.
+    Deleted,
+}
+
+struct Listener {
+    arm: Arc<Arm>,
+    forward: Option<Arc<Forward>>,
+    screen: Screen,
+    count_max: Option<u64>,
+    came: u64,
+}
+
+impl Listener {
+    async fn run(&mut self, body: &Value, stop: &mut Stop) -> Result<()> {
+        let mut deliveries = tokio::select! {
+            biased;
+            () = stop.asked() => return Ok(()),
+            opened = Deliveries::open(self.arm.client(), body) => opened?,
+        };
+        self.greet(&deliveries.introduction, "listening to");
+        loop {
+            let why = match self.follow(deliveries, stop).await? {
+                Ended::Well => return Ok(()),
+                Ended::Deleted => anyhow::bail!("the subscription was deleted while it was listened to"),
+                Ended::Lost(why) => why,
+            };
+            eprintln!("the connection was lost ({why}); trying again");
+            deliveries = tokio::select! {
+                biased;
+                () = stop.asked() => return Ok(()),
+                opened = self.open_again(body) => opened?,
+            };
+            self.greet(
+                &deliveries.introduction,
+                "what was published meanwhile is not shown; listening again to",
+            );
+        }
+    }
+
+    fn greet(&self, made: &Introduction, how: &str) {
+        let on = match &made.domain_topic {
+            Some(inside) => format!("{}/{inside}", made.topic),
+            None => made.topic.clone(),
+        };
+        let to = match &self.forward {
+            Some(forward) => format!(", forwarding to {}", forward.shown),
+            None => String::new(),
+        };
+        eprintln!("{how} {on} as subscription {}{to}; Ctrl-C ends it", made.name);
+    }
+
+    /// Tries until the server is there again; fails if it does not want us.
+    async fn open_again(&self, body: &Value) -> Result<Deliveries> {
+        let mut pause = PAUSE_FIRST;
+        loop {
+            SystemClock.sleep_until(SystemClock.now() + pause).await;
+            match Deliveries::open(self.arm.client(), body).await {
+                Ok(opened) => return Ok(opened),
+                Err(e) => {
+                    let refused = e.downcast_ref::<Refused>().map(|refused| refused.status);
+                    // A subscription of the same name may still be there, with its listener gone.
+                    if let Some(400..=408 | 410..=428 | 430..=499) = refused {
+                        return Err(e);
+                    }
+                }
+            }
+            pause = (pause * 2).min(PAUSE_MAX);
+        }
+    }
+
+    async fn follow(&mut self, mut deliveries: Deliveries, stop: &mut Stop) -> Result<Ended> {
+        let answerer = Arc::new(Answerer::new(
+            self.arm.clone(),
+            self.forward.clone(),
+            &deliveries.introduction.token,
+        ));
+        let mut under_way = JoinSet::new();
+        let ended = loop {
+            if self.has_enough() {
+                break Ended::Well;
+            }
+            tokio::select! {
+                biased;
+                () = stop.asked() => break Ended::Well,
+                Some(done) = under_way.join_next() => {
+                    if !self.note(done.context("an answer panicked")?)? {
+                        break Ended::Well;
+                    }
+                }
+                heard = deliveries.next(), if under_way.len() < AT_ONCE_MAX => match heard {
+                    Heard::Delivery(delivery) => {
+                        // What is only printed has arrived when it is on the screen.
+                        if self.forward.is_none() && !self.show(&delivery, None)? {
+                            break Ended::Well;
+                        }
+                        let answerer = answerer.clone();
+                        under_way.spawn(async move { answerer.see_to(delivery).await });
+                    }
+                    Heard::Ended(reason) if reason == "deleted" => break Ended::Deleted,
+                    Heard::Ended(reason) => break Ended::Lost(reason),
+                    Heard::Nothing(why) => break Ended::Lost(why),
+                },
+            }
+        };
+        if let Ended::Well = ended {
+            let last = async {
+                while let Some(done) = under_way.join_next().await {
+                    let shown = done
+                        .context("an answer panicked")
+                        .and_then(|done| self.note(done))?;
+                    if !shown {
+                        break;
+                    }
+                }
+                anyhow::Ok(())
+            };
+            tokio::select! {
+                biased;
+                () = stop.asked() => {}
+                done = timeout(LAST_ANSWERS, last) => done.unwrap_or(Ok(()))?,
+            }
+        }
+        Ok(ended)
+    }
+
+    fn has_enough(&self) -> bool {
+        self.count_max.is_some_and(|max| self.came >= max)
+    }
+
+    /// Tells of a delivery that was seen to. Whether anyone still reads it.
+    fn note(&mut self, (delivery, outcome): (Delivery, Outcome)) -> Result<bool> {
+        if let Some(trouble) = &outcome.trouble {
+            eprintln!("delivery {}: {trouble}", delivery.number);
+        }
+        match &self.forward {
+            Some(_) => self.show(&delivery, Some(&outcome)),
+            None => Ok(true),
+        }
+    }
+
+    fn show(&mut self, delivery: &Delivery, outcome: Option<&Outcome>) -> Result<bool> {
+        let events = show::events(delivery);
+        let text = self.screen.lines(delivery, &events, outcome, SystemClock.now());
+        self.came += events.len() as u64;
+        match show::write(&text) {
+            Ok(()) => Ok(true),
+            // A reader that has seen enough, such as `head`, is no reason to complain.
+            Err(e) if e.kind() == ErrorKind::BrokenPipe => Ok(false),
+            Err(e) => Err(e).context("printing"),
+        }
+    }
+}
+
+/// Where events may be forwarded to.
+fn forward_url(text: &str) -> Result<http::Uri> {
+    let refused = || {
+        Usage::new(format!(
+            "--forward: {text:?} is not a URL such as http://127.0.0.1:3000/hook"
+        ))
+    };
+    let uri: http::Uri = text.parse().map_err(|_| refused())?;
+    let known = matches!(uri.scheme_str(), Some("http" | "https"));
+    match uri.authority() {
+        Some(authority) if known && !authority.as_str().contains('@') => Ok(uri),
+        _ => Err(refused().into()),
+    }
+}

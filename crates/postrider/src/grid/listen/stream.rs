@@ -1,0 +1,244 @@
+//! What the server says to a listener: server-sent events.
+
+use super::super::arm::Refused;
+use super::PATH;
+use crate::client::{Answer, Client, Kept};
+use anyhow::{Context, Result, bail, ensure};
+use base64::Engine as _;
+use base64::prelude::BASE64_STANDARD;
+use bytes::{Buf, Bytes, BytesMut};
+use http_body_util::{BodyExt, Limited};
+use hyper::body::Incoming;
+use serde::Deserialize;
+use serde_json::Value;
+use std::collections::BTreeMap;
+use std::time::Duration;
+use tokio::time::timeout;
+
+/// The server gives a sign of life every five seconds.
+const SILENCE_MAX: Duration = Duration::from_secs(20);
+/// One delivery, in writing: some times what Event Grid sends at most.
+const EVENT_BYTES_MAX: usize = 32 << 20;
+const REFUSAL_BYTES_MAX: usize = 1 << 20;
+
+/// The subscription, as the server says it first.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Introduction {
+    pub token: String,
+    pub name: String,
+    pub topic: String,
+    pub domain_topic: Option<String>,
+}
+
+/// One delivery request, as a webhook would get it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Delivery {
+    pub number: u64,
+    pub method: String,
+    pub headers: BTreeMap<String, String>,
+    pub body: Bytes,
+}
+
+impl Delivery {
+    fn read(data: &str) -> Result<Delivery> {
+        #[derive(Deserialize)]
+        #[serde(rename_all = "camelCase")]
+        struct Told {
+            delivery: u64,
+            method: String,
+            headers: BTreeMap<String, String>,
+            body: Option<String>,
+            body_base64: Option<String>,
+        }
+        let told: Told = serde_json::from_str(data).context("a delivery is not understood")?;
+        let body = match (told.body, told.body_base64) {
+            (Some(text), _) => text.into(),
+            (None, Some(text)) => BASE64_STANDARD
+                .decode(text)
+                .context("a body is not base64")?
+                .into(),
+            (None, None) => Bytes::new(),
+        };
+        Ok(Delivery {
+            number: told.delivery,
+            method: told.method,
+            headers: told.headers,
+            body,
+        })
+    }
+
+    /// How many attempts were made before.
+    pub fn attempts_made(&self) -> u64 {
+        let count = self.headers.get("aeg-delivery-count");
+        count.and_then(|count| count.parse().ok()).unwrap_or(0)
+    }
+}
+
+/// What was heard next.
+pub enum Heard {
+    Delivery(Delivery),
+    /// The server ends it, and says why.
+    Ended(String),
+    /// Nothing will be heard any more.
+    Nothing(String),
+}
+
+/// The stream of one listener, over a connection of its own. When it is dropped the server deletes the subscription.
+pub struct Deliveries {
+    pub introduction: Introduction,
+    body: Incoming,
+    pieces: Pieces,
+    _kept: Kept,
+}
+
+impl Deliveries {
+    pub async fn open(client: &Client, asked: &Value) -> Result<Deliveries> {
+        let mut kept = client.keep().await?;
+        let response = client
+            .post_over(&mut kept, PATH, asked.to_string().into())
+            .await?;
+        let (head, body) = response.into_parts();
+        if head.status != http::StatusCode::OK {
+            let body = Limited::new(body, REFUSAL_BYTES_MAX).collect().await;
+            let body = body.map_err(|e| anyhow::anyhow!(e))?.to_bytes();
+            let answer = Answer {
+                status: head.status.as_u16(),
+                headers: head.headers,
+                body,
+            };
+            return Err(Refused::of(&answer).into());
+        }
+        let mut opened = Opened {
+            body,
+            pieces: Pieces::default(),
+        };
+        let introduction = loop {
+            let Some((event, data)) = opened.next().await? else {
+                bail!("the server ended the stream at once");
+            };
+            if event == "subscription" {
+                break serde_json::from_str(&data).context("the server's greeting is not understood")?;
+            }
+        };
+        Ok(Deliveries {
+            introduction,
+            body: opened.body,
+            pieces: opened.pieces,
+            _kept: kept,
+        })
+    }
+
+    /// May be given up and asked again: nothing is lost.
+    pub async fn next(&mut self) -> Heard {
+        loop {
+            let heard = match next(&mut self.body, &mut self.pieces).await {
+                Ok(Some(heard)) => heard,
+                Ok(None) => return Heard::Nothing("the server has closed it".to_owned()),
+                Err(e) => return Heard::Nothing(format!("{e:#}")),
+            };
+            match heard.0.as_str() {
+                "delivery" => match Delivery::read(&heard.1) {
+                    Ok(delivery) => return Heard::Delivery(delivery),
+                    Err(e) => return Heard::Nothing(format!("{e:#}")),
+                },
+                "ended" => {
+                    let said: Value = serde_json::from_str(&heard.1).unwrap_or_default();
+                    let reason = said["reason"].as_str().unwrap_or("no reason is given");
+                    return Heard::Ended(reason.to_owned());
+                }
+                // A newer server may say more.
+                _ => {}
+            }
+        }
+    }
+}
+
+struct Opened {
+    body: Incoming,
+    pieces: Pieces,
+}
+
+impl Opened {
+    async fn next(&mut self) -> Result<Option<(String, String)>> {
+        next(&mut self.body, &mut self.pieces).await
+    }
+}
+
+async fn next(body: &mut Incoming, pieces: &mut Pieces) -> Result<Option<(String, String)>> {
+    loop {
+        if let Some(event) = pieces.next() {
+            return Ok(Some(event));
+        }
+        ensure!(pieces.0.len() <= EVENT_BYTES_MAX, "a delivery is too long");
+        let frame = timeout(SILENCE_MAX, body.frame()).await;
+        let frame = frame.with_context(|| format!("nothing heard for {SILENCE_MAX:?}"))?;
+        let Some(frame) = frame else {
+            return Ok(None);
+        };
+        if let Ok(data) = frame?.into_data() {
+            pieces.0.extend_from_slice(&data);
+        }
+    }
+}
+
+/// What has come and was not looked at.
+#[derive(Default)]
+struct Pieces(BytesMut);
+
+impl Pieces {
+    /// The name and the data of the next event that is there as a whole.
+    fn next(&mut self) -> Option<(String, String)> {
+        loop {
+            let end = memchr::memmem::find(&self.0, b"\n\n")?;
+            let text = self.0.split_to(end);
+            self.0.advance(2);
+            let text = String::from_utf8_lossy(&text);
+            let (mut event, mut data) = (String::new(), String::new());
+            for line in text.lines() {
+                if let Some(name) = line.strip_prefix("event: ") {
+                    event = name.to_owned();
+                } else if let Some(value) = line.strip_prefix("data: ") {
+                    data += value;
+                }
+            }
+            // Comments are signs of life.
+            if !event.is_empty() {
+                return Some((event, data));
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn events_come_whole_however_they_are_cut() {
+        let text = ": \n\nevent: a\ndata: {\"x\":1}\n\n: \n\n\n\nevent: b\ndata: 2\n\nevent: c\n";
+        for size in [1, 2, 3, 7, text.len()] {
+            let mut pieces = Pieces::default();
+            let mut found = Vec::new();
+            for chunk in text.as_bytes().chunks(size) {
+                pieces.0.extend_from_slice(chunk);
+                found.extend(std::iter::from_fn(|| pieces.next()));
+            }
+            let expected = [("a", "{\"x\":1}"), ("b", "2")].map(|(a, b)| (a.to_owned(), b.to_owned()));
+            assert_eq!(found, expected, "in pieces of {size}");
+        }
+    }
+
+    #[test]
+    fn deliveries_are_read() {
+        let data = r#"{"delivery":7,"method":"POST","headers":{"aeg-delivery-count":"2"},"body":"[1]"}"#;
+        let delivery = Delivery::read(data).unwrap();
+        assert_eq!((delivery.number, &delivery.body[..]), (7, &b"[1]"[..]));
+        assert_eq!(delivery.attempts_made(), 2);
+        let data = r#"{"delivery":8,"method":"POST","headers":{},"bodyBase64":"/w=="}"#;
+        let delivery = Delivery::read(data).unwrap();
+        assert_eq!(&delivery.body[..], b"\xff");
+        assert_eq!(delivery.attempts_made(), 0);
+        assert!(Delivery::read("{}").is_err());
+    }
+}

@@ -1,0 +1,74 @@
+//! The way of traces to a collector.
+
+use crate::config::{Config, OtlpProtocol};
+use anyhow::{Context, Result};
+use http::HeaderName;
+use postrider_core::ids::Secret;
+use postrider_core::time::Clock;
+use postrider_core::trace::Share;
+use postrider_engine::clock::SystemClock;
+use postrider_engine::recorder::{Nothing, Recorder, Tee};
+use postrider_otlp::{Exporter, Protocol};
+use postrider_recorder::FlightRecorder;
+use postrider_transport::{CertificateDer, EgressPolicy, HttpTransport};
+use std::sync::Arc;
+
+/// The share of the traces begun here that is exported; none if none are at all.
+pub fn share(config: &Config) -> Option<Share> {
+    config.traces.url()?;
+    Some(Share::new(config.traces.sample_ratio))
+}
+
+/// What sends spans, unless that is off. `log` is what ids are made of, `chance` differs from start to start.
+pub fn exporter(
+    config: &Config,
+    roots: Vec<CertificateDer<'static>>,
+    clock: Arc<dyn Clock>,
+    log: u64,
+    chance: u64,
+) -> Result<Option<Arc<Exporter>>> {
+    let (Some(url), Some(share)) = (config.traces.url(), share(config)) else {
+        return Ok(None);
+    };
+    let everywhere = ["0.0.0.0/0", "::/0"].map(|net| net.parse().expect("a network"));
+    let transport = postrider_transport::Config {
+        // Who wrote the configuration knows where the collector is; events do not choose it.
+        egress: EgressPolicy::Custom {
+            allow: everywhere.into(),
+            deny: Vec::new(),
+        },
+        extra_roots: roots,
+        ..postrider_transport::Config::default()
+    };
+    let wall = Arc::new(SystemClock);
+    let transport = HttpTransport::new(transport, wall.clone())?;
+    let header = |(name, value): (&String, &crate::config::Secret)| -> Result<(HeaderName, Secret)> {
+        let named = name.parse().with_context(|| format!("traces.headers.{name}"))?;
+        Ok((named, Secret::new(value.expose())))
+    };
+    let exporter = postrider_otlp::Config {
+        url,
+        protocol: match config.traces.protocol {
+            OtlpProtocol::HttpProtobuf => Protocol::HttpProtobuf,
+            OtlpProtocol::HttpJson => Protocol::HttpJson,
+        },
+        headers: config.traces.headers.iter().map(header).collect::<Result<_>>()?,
+        service_name: config.traces.service_name.clone(),
+        service_version: env!("CARGO_PKG_VERSION"),
+        log,
+        chance,
+        share,
+    };
+    let exporter = Exporter::start(exporter, Arc::new(transport), clock, wall).context("traces.headers")?;
+    Ok(Some(exporter))
+}
+
+/// Everyone who is told what happens to events.
+pub fn told(flight: Option<&Arc<FlightRecorder>>, spans: Option<&Arc<Exporter>>) -> Arc<dyn Recorder> {
+    match (flight, spans) {
+        (None, None) => Arc::new(Nothing),
+        (Some(flight), None) => flight.clone(),
+        (None, Some(spans)) => spans.clone(),
+        (Some(flight), Some(spans)) => Arc::new(Tee(flight.clone(), spans.clone())),
+    }
+}

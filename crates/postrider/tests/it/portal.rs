@@ -1,0 +1,52 @@
+//! The portal in a real browser, on a server with real traffic: every page in every size and colour, by keyboard too, with hostile texts
+//! wherever there can be any.
+//!
+//! `tests/clients/setup.sh DIR` installs what drives the browser; `POSTRIDER_CLIENTS=DIR` makes this test use it, and
+//! `POSTRIDER_SHOTS=DIR` keeps pictures.
+
+use crate::azure_clients::{installed, scripts};
+use crate::server::Setup;
+use crate::wait;
+use std::process::Command;
+
+/// Retries come while somebody is looking, and dead letters are in their blobs at once.
+const CONFIG: &str = r#"
+profile = "custom"
+dead_letter.delay = 0
+client = [
+  { id = "dispatcher", secret = "portal-secret" },
+  { id = "eye", secret = "reader-secret", role = "reader" },
+]
+[profile_custom]
+schedule = ["1s", "2s", "1m", "10m"]
+other_floor = "1s"
+floors = { "500" = "1s", "503" = "1s" }
+final = [400, 413]
+"#;
+
+/// As many things as the walk looks at, at least: one that ends early has not held.
+const HELD_MIN: usize = 60;
+
+#[test]
+fn the_portal_holds_in_a_real_browser() {
+    let Some(directory) = installed() else { return };
+    let server = Setup::config(CONFIG).start();
+    let begun = wait::now();
+    let output = Command::new("node")
+        .arg(scripts().join("js/portal.mjs"))
+        .args([
+            &format!("http://{}", server.http),
+            "portal-secret",
+            "reader-secret",
+        ])
+        .env("NODE_PATH", directory.join("js/node_modules"))
+        .output()
+        .expect("node can be run");
+    let took = begun.elapsed();
+    let told = String::from_utf8_lossy(&output.stdout);
+    let failed = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{told}\n{failed}\n{:#?}", server.log());
+    let held = told.lines().filter(|line| line.starts_with("ok ")).count();
+    assert!(held >= HELD_MIN, "only {held} things were looked at: {told}");
+    println!("{held} things held in {took:?}");
+}
