@@ -4,6 +4,7 @@ use crate::Error;
 use postrider_core::probation::{Delay, EndpointDelay};
 use postrider_store::{Catalog, Change};
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard};
 use tokio::sync::Notify;
 
@@ -12,6 +13,8 @@ pub struct Delays {
     book: Mutex<Book>,
     saving: tokio::sync::Mutex<()>,
     pub changed: Notify,
+    /// How often something was noted that is to be saved.
+    noted: AtomicU64,
 }
 
 #[derive(Default)]
@@ -31,6 +34,7 @@ impl Delays {
             book: Mutex::default(),
             saving: tokio::sync::Mutex::default(),
             changed: Notify::new(),
+            noted: AtomicU64::new(0),
         }
     }
 
@@ -68,9 +72,15 @@ impl Delays {
         if worth_saying {
             book.pending.insert(endpoint.to_owned(), delay);
             drop(book);
+            self.noted.fetch_add(1, Relaxed);
             self.changed.notify_one();
         }
         worth_saying
+    }
+
+    /// A number that changes whenever there is more to save.
+    pub fn noted(&self) -> u64 {
+        self.noted.load(Relaxed)
     }
 
     /// Makes what was noted before durable.
