@@ -26,7 +26,7 @@ const FRAMES_MAX: usize = 20_000;
 pub const LIMIT_MAX: usize = 500;
 
 pub fn cost(work: &Work) -> u64 {
-    work.cards * 3 + work.lookups * 40 + work.blocks * 100 + work.frames * 100
+    work.cards * 3 + work.lookups * 40 + work.blocks * 100 + work.frames * 300
 }
 
 /// A subscription as a segment names it.
