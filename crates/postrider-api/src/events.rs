@@ -22,6 +22,8 @@ use std::time::Duration;
 
 const LIMIT: usize = 50;
 const LIMIT_MAX: usize = 1000;
+/// A line of a list names so many subscriptions; the story of the event names them all.
+const NAMED_MAX: usize = 50;
 /// So much of what was asked for is repeated in an error.
 const REPEATED_MAX: usize = 200;
 
@@ -138,7 +140,9 @@ fn none_of(field: &'static str, value: &str, known: &[&str]) -> Problem {
 }
 
 fn line(line: &EventLine) -> Value {
-    let subscriptions = line.subscriptions.iter().map(|one| {
+    let named = line.subscriptions.iter().take(NAMED_MAX);
+    let left_out = line.subscriptions.len().saturating_sub(NAMED_MAX);
+    let subscriptions = named.map(|one| {
         let mut shown = json!({"name": one.name, "state": one.state.name()});
         if let Some(outcome) = one.last_outcome {
             shown["lastOutcome"] = json!(outcome.name());
@@ -155,6 +159,9 @@ fn line(line: &EventLine) -> Value {
         "attempts": line.attempts,
         "subscriptions": subscriptions.collect::<Vec<_>>(),
     });
+    if left_out > 0 {
+        shown["subscriptionsLeftOut"] = json!(left_out);
+    }
     if let Some(name) = &line.domain_topic {
         shown["domainTopic"] = json!(name);
     }

@@ -30,7 +30,7 @@ use postrider_engine::recorder::{
 use query::Session;
 use queue::Queue;
 use record::Frame;
-use segment::Segment;
+use segment::{Reader, Segment};
 use std::io;
 use std::path::PathBuf;
 use std::sync::atomic::Ordering::Relaxed;
@@ -217,11 +217,11 @@ impl Shared {
     fn reload_facts(&self) {
         let mut facts = self.facts.write().expect("no panic holds it");
         *facts = Facts::default();
-        let (mut buffer, mut work) = (Vec::new(), Default::default());
+        let (mut reader, mut work) = (Reader::default(), Default::default());
         for segment in self.segments() {
             let offsets = segment.index.read().expect("no panic holds it").facts().to_vec();
             for offset in offsets {
-                let content = segment.read(offset, &mut buffer, &mut work);
+                let content = reader.read(&segment, offset, &mut work);
                 if let Some(frame) = content.and_then(|bytes| Frame::read(bytes, segment.start)) {
                     facts.add(&frame);
                 }

@@ -4,7 +4,7 @@ use crate::facts::Facts;
 use crate::frame::{Follows, Sort, clip};
 use crate::index::{Cache, Card, NO_POSITION, PlaceEntry, bit32, bit64, hash_text};
 use crate::record::{AcceptedFrame, EventFrame, Frame};
-use crate::segment::Segment;
+use crate::segment::{Reader, Segment};
 use crate::writer::{ID_MAX, TEXT_MAX};
 use postrider_core::ids::{SubscriptionId, TopicId};
 use postrider_core::time::Timestamp;
@@ -23,7 +23,7 @@ pub const BUDGET: u64 = 4_000_000;
 const STORIES_MAX: usize = 32;
 /// Frames that are read for the events of one chunk. Who has more is told with what was recorded first.
 const FRAMES_MAX: usize = 20_000;
-pub const LIMIT_MAX: usize = 500;
+pub const LIMIT_MAX: usize = 1000;
 
 pub fn cost(work: &Work) -> u64 {
     work.cards * 3 + work.lookups * 40 + work.blocks * 100 + work.frames * 300
@@ -48,7 +48,10 @@ pub struct Session<'a> {
     caches: Vec<Cache>,
     facts: &'a Facts,
     pub work: Work,
-    buffer: Vec<u8>,
+    /// What accepted events are read with, what names, and what happened to them: each goes its own way.
+    accepted: Reader,
+    named: Reader,
+    happened: Reader,
     names: FxHashMap<(usize, u32), Arc<Name>>,
     topics: FxHashMap<(usize, u32), (String, String)>,
     sets: FxHashMap<(usize, u32), Members>,
@@ -71,7 +74,9 @@ impl<'a> Session<'a> {
             segments,
             facts,
             work: Work::default(),
-            buffer: Vec::new(),
+            accepted: Reader::default(),
+            named: Reader::default(),
+            happened: Reader::default(),
             names: FxHashMap::default(),
             topics: FxHashMap::default(),
             sets: FxHashMap::default(),
@@ -308,11 +313,12 @@ impl<'a> Session<'a> {
     /// Reads a frame of accepted events. Damaged ones are passed over.
     fn with_accepted(&mut self, at: usize, offset: u32, then: impl FnOnce(&mut Self, &AcceptedFrame<'_>)) {
         let segment = self.segments[at].clone();
-        let mut buffer = Vec::new();
-        let content = segment.read(offset, &mut buffer, &mut self.work);
+        let mut reader = std::mem::take(&mut self.accepted);
+        let content = reader.read(&segment, offset, &mut self.work);
         if let Some(Frame::Accepted(frame)) = content.and_then(|bytes| Frame::read(bytes, segment.start)) {
             then(self, &frame);
         }
+        self.accepted = reader;
     }
 
     /// What happened to the events of a chunk that was accepted in the segment `home`, in the order of recording. When it
@@ -360,7 +366,7 @@ impl<'a> Session<'a> {
             return known.clone();
         }
         let segment = &self.segments[at];
-        let content = segment.read(offset, &mut self.buffer, &mut self.work);
+        let content = self.named.read(segment, offset, &mut self.work);
         let name = match content.and_then(|bytes| Frame::read(bytes, segment.start)) {
             Some(Frame::Subscription(found)) => Arc::new(Name {
                 name: found.name.to_owned(),
@@ -383,7 +389,7 @@ impl<'a> Session<'a> {
             return known.clone();
         }
         let segment = &self.segments[at];
-        let content = segment.read(offset, &mut self.buffer, &mut self.work);
+        let content = self.named.read(segment, offset, &mut self.work);
         let topic = match content.and_then(|bytes| Frame::read(bytes, segment.start)) {
             Some(Frame::Topic(found)) => (found.name.to_owned(), found.full_id.to_owned()),
             _ => Default::default(),
@@ -400,7 +406,7 @@ impl<'a> Session<'a> {
             return known.clone();
         }
         let segment = &self.segments[at];
-        let content = segment.read(offset, &mut self.buffer, &mut self.work);
+        let content = self.named.read(segment, offset, &mut self.work);
         let set: Members = match content.and_then(|bytes| Frame::read(bytes, segment.start)) {
             Some(Frame::Set(found)) => found.into(),
             _ => Arc::default(),
@@ -414,7 +420,7 @@ impl<'a> Session<'a> {
             return Vec::new();
         }
         let segment = &self.segments[at];
-        let content = segment.read(offset, &mut self.buffer, &mut self.work);
+        let content = self.named.read(segment, offset, &mut self.work);
         match content.and_then(|bytes| Frame::read(bytes, segment.start)) {
             Some(Frame::Verdicts(found)) => found,
             _ => Vec::new(),
@@ -455,8 +461,8 @@ impl<'a> Session<'a> {
                 break;
             };
             let segment = self.segments[*at].clone();
-            let mut buffer = std::mem::take(&mut self.buffer);
-            let content = segment.read(entry.offset, &mut buffer, &mut self.work);
+            let mut reader = std::mem::take(&mut self.happened);
+            let content = reader.read(&segment, entry.offset, &mut self.work);
             let mut named = None;
             let mut draft = |id: u64| {
                 *numbers.entry(id).or_insert_with(|| {
@@ -520,7 +526,7 @@ impl<'a> Session<'a> {
                 }
                 _ => {}
             }
-            self.buffer = buffer;
+            self.happened = reader;
             if let Some((slot, name, same_endpoint)) = named {
                 let name = self.name(*at, name);
                 let draft = &mut drafts[slot].1;

@@ -13,8 +13,10 @@ use std::path::{Path, PathBuf};
 use std::sync::RwLock;
 use std::sync::atomic::{AtomicU64, Ordering::Acquire, Ordering::Release};
 
-/// Most frames are read with one call.
-const FIRST_READ: usize = 512;
+/// Most frames are read with one call …
+const READ_MIN: usize = 512;
+/// … and many with one, while they are asked for one after the other.
+const READ_MAX: usize = 64 << 10;
 
 pub struct Segment {
     /// When it was begun, in nanoseconds; also its name.
@@ -132,26 +134,11 @@ impl Segment {
         self.seal()
     }
 
-    /// Reads the content of the frame at `offset` into `buffer`. None if it is not whole.
-    pub fn read<'b>(&self, offset: u32, buffer: &'b mut Vec<u8>, work: &mut Work) -> Option<&'b [u8]> {
-        work.frames += 1;
-        let offset = u64::from(offset);
+    /// Fills `buffer` with what is at `offset`, up to `wanted` bytes of it.
+    fn read_at(&self, offset: u64, wanted: usize, buffer: &mut Vec<u8>) -> Option<()> {
         let left = usize::try_from(self.len().checked_sub(offset)?).ok()?;
-        buffer.resize(FIRST_READ.min(left), 0);
-        self.file.read_exact_at(buffer, offset).ok()?;
-        let len = frame_len(buffer)?;
-        let whole = FRAME_HEAD + len;
-        if whole > left {
-            return None;
-        }
-        let had = buffer.len();
-        if whole > had {
-            buffer.resize(whole, 0);
-            self.file
-                .read_exact_at(&mut buffer[had..], offset + had as u64)
-                .ok()?;
-        }
-        frame_at(buffer, 0)
+        buffer.resize(wanted.min(left), 0);
+        self.file.read_exact_at(buffer, offset).ok()
     }
 
     /// Deletes its files. Queries that have it open can go on.
@@ -163,6 +150,57 @@ impl Segment {
             }
         }
         Ok(())
+    }
+}
+
+/// Reads frames. What is asked for is often near what was asked for before: the more often it is, the further it reads.
+pub struct Reader {
+    /// Which segment was read, and from where.
+    from: Option<(i64, u64)>,
+    bytes: Vec<u8>,
+    ahead: usize,
+}
+
+impl Default for Reader {
+    fn default() -> Reader {
+        Reader {
+            from: None,
+            bytes: Vec::new(),
+            ahead: READ_MIN,
+        }
+    }
+}
+
+impl Reader {
+    /// The content of the frame at `offset`. None if it is not whole.
+    pub fn read(&mut self, segment: &Segment, offset: u32, work: &mut Work) -> Option<&[u8]> {
+        work.frames += 1;
+        let offset = u64::from(offset);
+        let known = self.from.filter(|(start, _)| *start == segment.start);
+        let within = known.and_then(|(_, from)| usize::try_from(offset.checked_sub(from)?).ok());
+        if let Some(at) = within.filter(|at| self.holds(*at)) {
+            return frame_at(&self.bytes, at);
+        }
+        let near = within.is_some_and(|at| at < self.bytes.len() + READ_MAX);
+        self.ahead = if near {
+            (self.ahead * 2).min(READ_MAX)
+        } else {
+            READ_MIN
+        };
+        self.from = None;
+        segment.read_at(offset, self.ahead, &mut self.bytes)?;
+        let whole = FRAME_HEAD + frame_len(&self.bytes)?;
+        if whole > self.bytes.len() {
+            segment.read_at(offset, whole, &mut self.bytes)?;
+        }
+        self.from = Some((segment.start, offset));
+        frame_at(&self.bytes, 0)
+    }
+
+    /// Whether the frame at this place is whole in what was read.
+    fn holds(&self, at: usize) -> bool {
+        let frame = self.bytes.get(at..).unwrap_or_default();
+        frame_len(frame).is_some_and(|len| FRAME_HEAD + len <= frame.len())
     }
 }
 

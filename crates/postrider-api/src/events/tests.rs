@@ -230,6 +230,17 @@ fn event_line() -> EventLine {
     }
 }
 
+#[test]
+fn a_line_names_fifty_subscriptions_and_counts_the_others() {
+    let mut many = event_line();
+    many.subscriptions = vec![many.subscriptions[0].clone(); 52];
+    let shown = super::line(&many);
+    assert_eq!(shown["subscriptions"].as_array().map(Vec::len), Some(50));
+    assert_eq!(shown["subscriptionsLeftOut"], json!(2));
+    many.subscriptions.truncate(50);
+    assert_eq!(super::line(&many)["subscriptionsLeftOut"], Value::Null);
+}
+
 #[tokio::test]
 async fn the_story_of_an_event_is_told() {
     let (lab, _) = lab(Told::default()).await;

@@ -66,12 +66,13 @@ const SHOWN_MAX = 4;
 function subscriptionsOf(event) {
   const all = event.subscriptions ?? [];
   if (!all.length) return h("span", { class: "muted" }, "none");
+  const more = all.length - SHOWN_MAX + (event.subscriptionsLeftOut ?? 0);
   const failedOnly = (one) => one.lastOutcome && one.lastOutcome !== "Success";
   return h(
     "ul",
     { class: "plain receivers" },
     all.slice(0, SHOWN_MAX).map((one) => h("li", {}, badge(one.state), " ", text(one.name), failedOnly(one) && h("span", { class: "muted" }, ` ${f.words(one.lastOutcome)}`))),
-    all.length > SHOWN_MAX && h("li", { class: "muted" }, `and ${f.count(all.length - SHOWN_MAX)} more`),
+    more > 0 && h("li", { class: "muted" }, `and ${f.count(more)} more`),
   );
 }
 

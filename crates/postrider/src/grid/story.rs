@@ -209,7 +209,10 @@ pub fn events(found: &[Value]) -> Table {
             };
             format!("{}: {}{outcome}", text(&one["name"]), text(&one["state"]))
         };
-        let subscriptions: Vec<String> = list(&one["subscriptions"]).iter().map(of).collect();
+        let mut subscriptions: Vec<String> = list(&one["subscriptions"]).iter().map(of).collect();
+        if let Some(more) = one["subscriptionsLeftOut"].as_u64() {
+            subscriptions.push(format!("and {more} more"));
+        }
         let topic = match one["domainTopic"].is_null() {
             true => text(&one["topic"]),
             false => format!("{}/{}", text(&one["topic"]), text(&one["domainTopic"])),
