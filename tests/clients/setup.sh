@@ -3,6 +3,7 @@
 # Then: POSTRIDER_CLIENTS=DIR cargo test -p postrider --test it azure_clients
 #   or: POSTRIDER_CLIENTS=DIR cargo test -p postrider --test it portal
 #   or: POSTRIDER_CLIENTS=DIR cargo test -p postrider-blobs
+#   or: POSTRIDER_CLIENTS=DIR cargo test -p postrider-jetstream
 # Does nothing to what is there already in the right version.
 set -eu
 

@@ -5,7 +5,9 @@ mod tests;
 
 use crate::http::{Answer, Call};
 use crate::ours::{Problem, body, read_object};
+use crate::peers::gather;
 use crate::{Server, azure, named, stats};
+use postrider_core::ids::SubscriptionId;
 use postrider_core::subscription::Subscription;
 use serde_json::{Map, Value};
 use std::sync::Arc;
@@ -19,14 +21,28 @@ pub(crate) async fn answer(server: &Server, call: &mut Call, verb: &str) -> Resu
         "pause" => engine.pause_subscription(known.id).await,
         "resume" => engine.resume_subscription(known.id).await,
         _ => {
-            engine.dispatcher.probe(known.id);
+            probe(server, known.id).await;
             Ok(Some(known.clone()))
         }
     };
     let done = done.map_err(|e| Problem::new(503, e.to_string()))?;
     // It may have been deleted meanwhile.
     let now = done.ok_or_else(|| named::missing("id", &known.name))?;
-    Ok(body(call, stats::show(server, &now)))
+    Ok(body(call, stats::show(server, &now).await))
+}
+
+/// Wherever there is something to ask the endpoint with.
+async fn probe(server: &Server, id: SubscriptionId) {
+    match &server.peers {
+        None => drop(own_probe(server, id.0)),
+        // Who does not answer is named when the subscription is shown.
+        Some(peers) => drop(gather::<bool>(&**peers, "probe", &id.0).await),
+    }
+}
+
+/// Whether the endpoint was to be left alone.
+pub(crate) fn own_probe(server: &Server, id: u64) -> bool {
+    server.engine.dispatcher.probe(SubscriptionId(id))
 }
 
 fn find(server: &Server, members: &Map<String, Value>) -> Result<Arc<Subscription>, Problem> {

@@ -6,13 +6,18 @@ mod replays;
 #[cfg(test)]
 mod tests;
 
+pub(crate) use replays::request as replay_request;
+
 use crate::Server;
 use crate::http::{Answer, Call, decoded, json};
 use crate::ours::{Problem, nothing_here, read_object};
+use crate::peers::{Heard, Peers, gather};
 use hyper::{Method, StatusCode};
+use postrider_core::ids::SubscriptionId;
+use postrider_core::time::Timestamp;
 use postrider_engine::Engine;
 use postrider_store::LettersWaiting;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -22,6 +27,7 @@ pub(crate) use which::{read_query, read_since, unknown};
 /// Answers a request for what lies under `deadletters`; its sender is known to be a client.
 pub(crate) async fn answer(server: &Server, call: &mut Call, path: &[&str]) -> Result<Answer, Problem> {
     let engine = &server.engine;
+    let peers = server.peers.as_deref();
     let wanted = match path {
         ["replay"] | ["purge"] | ["replays", _, "cancel" | "resume"] => Method::POST,
         [] | [_] | ["replays", _] => Method::GET,
@@ -39,17 +45,13 @@ pub(crate) async fn answer(server: &Server, call: &mut Call, path: &[&str]) -> R
     }
     let id = &call.id;
     Ok(match path {
-        [] => ok(id, &page::list(engine, query).await?),
-        ["summary"] => ok(
-            id,
-            &Listed {
-                value: summary(engine).await?,
-            },
-        ),
+        [] => ok(id, &page::list(engine, peers, query).await?),
+        ["summary"] => ok(id, &summary(engine, peers).await?),
         ["replays"] => ok(
             id,
             &Listed {
                 value: replays::list(engine).await?,
+                missing: Vec::new(),
             },
         ),
         ["replays", job] => ok(id, &replays::get(engine, job).await?),
@@ -74,13 +76,16 @@ pub(crate) async fn answer(server: &Server, call: &mut Call, path: &[&str]) -> R
             let members = read_object(call).await?;
             ok(&call.id, &purge(engine, &members).await?)
         }
-        [name, ..] => ok(id, &page::show(engine, &decoded(name)).await?),
+        [name, ..] => ok(id, &page::show(engine, peers, &decoded(name)).await?),
     })
 }
 
 #[derive(Serialize)]
 struct Listed<T> {
     value: Vec<T>,
+    /// Nodes that did not say what they know.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    missing: Vec<String>,
 }
 
 fn ok(id: &str, body: &impl Serialize) -> Answer {
@@ -141,7 +146,39 @@ struct Tally {
     trouble: Option<String>,
 }
 
-async fn summary(engine: &Engine) -> Result<Vec<Tally>, Problem> {
+/// Letters of one subscription that wait to be written.
+#[derive(Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Waiting {
+    of: u64,
+    oldest: i64,
+    count: u64,
+    trouble: Option<String>,
+}
+
+pub(crate) fn own_waiting(engine: &Engine) -> Vec<Waiting> {
+    let waiting = engine.log().letters_waiting().into_iter();
+    let each = |LettersWaiting { of, oldest, count }| Waiting {
+        of: of.0,
+        oldest: oldest.nanos(),
+        count,
+        trouble: engine.dead_letters.trouble(of),
+    };
+    waiting.map(each).collect()
+}
+
+pub(crate) use page::{own_letter, own_letters};
+
+impl Tally {
+    fn add(&mut self, waiting: Waiting) {
+        self.pending += waiting.count;
+        let oldest = Timestamp::from_nanos(waiting.oldest).to_string();
+        // As text they are in the order of time too.
+        self.oldest_pending = self.oldest_pending.take().into_iter().chain([oldest]).min();
+        self.trouble = self.trouble.take().or(waiting.trouble);
+    }
+}
+
+async fn summary(engine: &Engine, peers: Option<&dyn Peers>) -> Result<Listed<Tally>, Problem> {
     let mut tallies: BTreeMap<_, Tally> = BTreeMap::new();
     let counts = engine.dead_letters.archive.counts().await.map_err(trouble)?;
     for (of, reason, count) in counts.into_iter().filter(|(.., count)| *count > 0) {
@@ -149,11 +186,17 @@ async fn summary(engine: &Engine) -> Result<Vec<Tally>, Problem> {
         tally.written += count;
         tally.reasons.insert(reason.name(), count);
     }
-    for LettersWaiting { of, oldest, count } in engine.log().letters_waiting() {
-        let tally = tallies.entry(of).or_default();
-        tally.pending = count;
-        tally.oldest_pending = Some(oldest.to_string());
-        tally.trouble = engine.dead_letters.trouble(of);
+    let (waiting, missing) = match peers {
+        None => (own_waiting(engine), Vec::new()),
+        Some(peers) => {
+            let heard: Heard<Vec<Waiting>> = gather(peers, "letters-waiting", &json!({})).await;
+            let all = heard.answers.into_iter().flat_map(|(_, waiting)| waiting);
+            (all.collect(), heard.missing)
+        }
+    };
+    for waiting in waiting {
+        let of = SubscriptionId(waiting.of);
+        tallies.entry(of).or_default().add(waiting);
     }
     for (of, tally) in &mut tallies {
         tally.subscription_id = of.0;
@@ -163,7 +206,10 @@ async fn summary(engine: &Engine) -> Result<Vec<Tally>, Problem> {
             tally.deleted = names.deleted;
         }
     }
-    Ok(tallies.into_values().collect())
+    Ok(Listed {
+        value: tallies.into_values().collect(),
+        missing,
+    })
 }
 
 /// Not (or no longer) there.

@@ -6,6 +6,7 @@ use postrider_core::json::Raw;
 use postrider_core::subscription::{DeadLetterDestination, Destination, Subscription, Topic, TopicKind};
 use postrider_engine::blobs::BlobError;
 use postrider_engine::directory::TopicEntry;
+use postrider_engine::manage::Read;
 use postrider_wire::auth::fresh_key;
 use postrider_wire::resources::validate::{check_header_not_reserved, resource_names};
 use postrider_wire::resources::{
@@ -154,7 +155,7 @@ pub(crate) async fn store(
     {
         return Ok(known);
     }
-    Ok(server.engine.put_topic(topic).await?)
+    Ok(server.engine.put_topic_over(topic, known).await?)
 }
 
 /// Makes a subscription of a topic or changes it.
@@ -217,7 +218,8 @@ async fn put_subscription(
     let lock = locks::subscription(topic.topic.id, domain_topic, name);
     let _one_at_a_time = server.declaring.hold(lock).await;
     let engine = &server.engine;
-    let previous = engine.directory.subscription(topic.topic.id, domain_topic, name);
+    let read = engine.read_subscription(topic.topic.id, domain_topic, name);
+    let previous = read.in_force.clone();
     let context = SubscriptionContext {
         road,
         name,
@@ -235,7 +237,7 @@ async fn put_subscription(
     };
     let domain_topic = domain_topic.map(str::to_owned);
     let subscription = spec.into_subscription(id, topic.topic.id, domain_topic, created);
-    Ok(put_at_once(server, subscription).await?)
+    Ok(put_at_once(server, subscription, read).await?)
 }
 
 /// The topic as the parser of its subscriptions needs to know it.
@@ -263,14 +265,19 @@ pub(crate) fn default_types(source: &str) -> &'static [&'static str] {
 }
 
 /// Puts a subscription in force without asking anyone. A webhook that is being asked about an earlier wish is not
-/// asked any further: the last writer wins.
+/// asked any further: the last writer wins. `read` is how it stood when this was decided.
 pub(crate) async fn put_at_once(
     server: &Server,
     mut subscription: Subscription,
+    read: Read,
 ) -> Result<Arc<Subscription>, postrider_engine::Error> {
     let engine = &server.engine;
     let (topic, name) = (subscription.topic, subscription.name.clone());
     let domain_topic = subscription.domain_topic.clone();
+    // Before anything is cancelled that is not known of.
+    engine
+        .read_subscription(topic, domain_topic.as_deref(), &name)
+        .check_pending(&read)?;
     engine
         .handshakes
         .cancel(topic, domain_topic.as_deref(), &name)
@@ -287,7 +294,7 @@ pub(crate) async fn put_at_once(
             return Ok(known);
         }
     }
-    engine.put_subscription(subscription).await
+    engine.put_subscription_over(subscription, read).await
 }
 
 /// What a parser cannot know: whether this server can deliver there, has the profile and the storage account.

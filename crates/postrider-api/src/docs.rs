@@ -114,7 +114,8 @@ fn metrics_page(server: &Server) -> Page {
     let mut body = Html::default();
     body.tag("<section class=\"panel\">\n<table class=\"members\"><thead><tr><th scope=\"col\">Name</th>");
     body.tag("<th scope=\"col\">Type</th><th scope=\"col\">Meaning</th></tr></thead>\n<tbody>\n");
-    let text = metrics::text(server);
+    let cluster = server.cluster.as_ref().map(|view| view.now());
+    let text = metrics::text(server, cluster.as_ref());
     let (mut name, mut help) = ("", "");
     for line in text.lines() {
         if let Some(said) = line.strip_prefix("# HELP ") {

@@ -8,6 +8,7 @@ use crate::dead_letters::{read_query, read_since};
 use crate::handshakes::resource_id;
 use crate::named;
 use crate::ours::Problem;
+use crate::peers::{note_missing, search, stories};
 use postrider_core::ids::SubscriptionId;
 use postrider_core::outcome::Outcome;
 use postrider_core::time::Timestamp;
@@ -21,9 +22,9 @@ use serde_json::{Value, json};
 use std::time::Duration;
 
 const LIMIT: usize = 50;
-const LIMIT_MAX: usize = 1000;
+pub(crate) const LIMIT_MAX: usize = 1000;
 /// A line of a list names so many subscriptions; the story of the event names them all.
-const NAMED_MAX: usize = 50;
+pub(crate) const NAMED_MAX: usize = 50;
 /// So much of what was asked for is repeated in an error.
 const REPEATED_MAX: usize = 200;
 
@@ -40,12 +41,19 @@ pub(crate) async fn ask<T: Send + 'static>(
 /// `GET events/{id}`
 pub(crate) async fn trace(server: &Server, id: &str, query: &str) -> Result<Value, Problem> {
     read_query(query, &[])?;
-    let wanted = id.to_owned();
-    let stories = ask(server, move |recordings| recordings.trace(&wanted)).await?;
+    let (stories, missing) = match &server.peers {
+        None => {
+            let wanted = id.to_owned();
+            let stories = ask(server, move |recordings| recordings.trace(&wanted)).await?;
+            (stories.iter().map(|one| story(server, one)).collect(), Vec::new())
+        }
+        Some(peers) => stories::trace(server, &**peers, id).await,
+    };
     if stories.is_empty() {
         let why = match server.recordings.status().on {
-            true => "it was never accepted, or is older than what is kept",
-            false => "recording is off",
+            true if !missing.is_empty() => format!("these nodes do not answer: {}", missing.join(", ")),
+            true => "it was never accepted, or is older than what is kept".to_owned(),
+            false => "recording is off".to_owned(),
         };
         let id: String = id.chars().take(REPEATED_MAX).collect();
         return Err(Problem {
@@ -53,12 +61,16 @@ pub(crate) async fn trace(server: &Server, id: &str, query: &str) -> Result<Valu
             ..Problem::new(404, format!("id: nothing is recorded of event {id:?}: {why}"))
         });
     }
-    let stories: Vec<Value> = stories.iter().map(|one| story(server, one)).collect();
-    Ok(json!({"id": id, "stories": stories}))
+    let mut shown = json!({"id": id, "stories": stories});
+    note_missing(&mut shown, missing);
+    Ok(shown)
 }
 
 /// `GET events?…`
 pub(crate) async fn search(server: &Server, query: &str) -> Result<Value, Problem> {
+    if let Some(peers) = &server.peers {
+        return search::search(server, &**peers, query).await;
+    }
     let query = read_search(server, query)?;
     let page = ask(server, move |recordings| recordings.search(&query)).await?;
     let value: Vec<Value> = page.events.iter().map(line).collect();
@@ -87,6 +99,20 @@ const PARAMETERS: [&str; 11] = [
 ];
 
 fn read_search(server: &Server, query: &str) -> Result<Query, Problem> {
+    let reason = "is not one that an earlier answer gave";
+    read_search_from(server, query, |query, cursor| {
+        let cursor = cursor.parse::<Cursor>();
+        query.cursor = Some(cursor.map_err(|()| Problem::field("cursor", reason))?);
+        Ok(())
+    })
+}
+
+/// Cursors are read by whoever gave them.
+pub(crate) fn read_search_from(
+    server: &Server,
+    query: &str,
+    mut read_cursor: impl FnMut(&mut Query, &str) -> Result<(), Problem>,
+) -> Result<Query, Problem> {
     let now = server.engine.clock.now();
     let mut read = Query {
         limit: LIMIT,
@@ -125,11 +151,7 @@ fn read_search(server: &Server, query: &str) -> Result<Query, Problem> {
                 let reason = format!("must be a number from 1 to {LIMIT_MAX}");
                 read.limit = number.ok_or_else(|| Problem::field("limit", reason))?;
             }
-            _ => {
-                let cursor = value.parse::<Cursor>();
-                let reason = "is not one that an earlier answer gave";
-                read.cursor = Some(cursor.map_err(|()| Problem::field("cursor", reason))?);
-            }
+            _ => read_cursor(&mut read, &value)?,
         }
     }
     Ok(read)
@@ -139,7 +161,7 @@ fn none_of(field: &'static str, value: &str, known: &[&str]) -> Problem {
     Problem::field(field, format!("{value:?} is not one of {}", known.join(", ")))
 }
 
-fn line(line: &EventLine) -> Value {
+pub(crate) fn line(line: &EventLine) -> Value {
     let named = line.subscriptions.iter().take(NAMED_MAX);
     let left_out = line.subscriptions.len().saturating_sub(NAMED_MAX);
     let subscriptions = named.map(|one| {
@@ -169,8 +191,28 @@ fn line(line: &EventLine) -> Value {
 }
 
 fn story(server: &Server, story: &EventStory) -> Value {
+    let mut shown = story_here(server, story);
+    if let Some(shown) = shown["subscriptions"].as_array_mut() {
+        for (shown, one) in shown.iter_mut().zip(&story.subscriptions) {
+            show_names(server, one.id, shown);
+        }
+    }
+    shown
+}
+
+/// The same without what is so now, rather than recorded.
+pub(crate) fn story_here(server: &Server, story: &EventStory) -> Value {
     let subscriptions = story.subscriptions.iter();
-    let subscriptions = subscriptions.map(|one| subscription(server, story, one));
+    let subscriptions = subscriptions.map(|one| {
+        let mut shown = json!({"name": one.name, "id": id_of(server, story, one)});
+        if show_fate(&mut shown, one).is_some() {
+            shown["matched"] = json!(true);
+        } else if let Fate::Refused(refused) = &one.fate {
+            shown["matched"] = json!(false);
+            shown["predicate"] = predicate(refused);
+        }
+        shown
+    });
     let mut shown = json!({
         "id": story.id,
         "topic": story.topic_name,
@@ -220,24 +262,29 @@ fn id_of(server: &Server, story: &EventStory, one: &SubscriptionStory) -> String
     })
 }
 
-fn subscription(server: &Server, story: &EventStory, one: &SubscriptionStory) -> Value {
-    let mut shown = json!({"name": name_of(server, one.id, &one.name), "id": id_of(server, story, one)});
-    match &one.fate {
-        Fate::Matched(delivery) => {
-            shown["matched"] = json!(true);
-            show_delivery(&mut shown, delivery);
-            let known = server.engine.directory.subscription_by_id(one.id);
-            let paused = known.and_then(|known| known.pauses.since());
-            if let Some(since) = paused.filter(|_| delivery.end.is_none()) {
-                show_pause(&mut shown, since);
-            }
-        }
-        Fate::Refused(refused) => {
-            shown["matched"] = json!(false);
-            shown["predicate"] = predicate(refused);
-        }
+/// Shows what became of a delivery, if there was one.
+pub(crate) fn show_fate(shown: &mut Value, one: &SubscriptionStory) -> Option<()> {
+    let Fate::Matched(delivery) = &one.fate else {
+        return None;
+    };
+    show_delivery(shown, delivery);
+    Some(())
+}
+
+/// Adds what is so now: a name if none was recorded, and that a delivery waits because its subscription is paused.
+pub(crate) fn show_names(server: &Server, id: SubscriptionId, shown: &mut Value) {
+    let then = shown["name"].as_str().unwrap_or_default();
+    shown["name"] = json!(name_of(server, id, then));
+    let known = server.engine.directory.subscription_by_id(id);
+    if shown.get("id").is_none() {
+        let id = known.as_ref().and_then(|known| resource_id(server, known));
+        shown["id"] = json!(id);
     }
-    shown
+    let waits = shown["matched"] == true && shown.get("ended").is_none();
+    let paused = known.and_then(|known| known.pauses.since());
+    if let Some(since) = paused.filter(|_| waits) {
+        show_pause(shown, since);
+    }
 }
 
 /// As it was called then, or as far as that is not known, now.

@@ -6,6 +6,7 @@ use crate::events::{ask, predicate};
 use crate::http::{Answer, Call};
 use crate::named;
 use crate::ours::{Problem, body, read_bytes};
+use crate::peers::{self, Heard, note_missing};
 use postrider_core::envelope::{Envelope, Field};
 use postrider_core::filter::Filter;
 use postrider_core::ids::{SubscriptionId, TopicId};
@@ -35,37 +36,75 @@ struct Asked<'a> {
 
 pub(crate) async fn test(server: &Server, call: &mut Call) -> Result<Answer, Problem> {
     let bytes = read_bytes(call).await?;
-    let asked: Asked<'_> = serde_json::from_slice(&bytes)
-        .map_err(|e| Problem::new(400, format!("the body is not as it must be: {e}")))?;
-    let topic = asked.topic.as_deref();
-    let topic = topic.ok_or_else(|| Problem::field("topic", "must be the name of a topic"))?;
-    let entry = named::topic(server, topic)?;
-    let limit = asked.limit.unwrap_or(LIMIT);
-    if !(1..=LIMIT_MAX).contains(&limit) {
-        let reason = format!("must be a number from 1 to {LIMIT_MAX}");
-        return Err(Problem::field("limit", reason));
-    }
-    let filter = asked.filter.map_or("{}", RawValue::get);
-    let context = SubscriptionContext {
-        road: Road::Azure,
-        name: NAME,
-        topic: declare::topic_context(&entry.topic),
-        limits: &server.config.resource_limits,
-        now: server.engine.clock.now(),
-        previous: None,
-        api_version: "",
+    let asked = Test::read(server, &bytes)?;
+    let Some(peers) = &server.peers else {
+        return Ok(body(call, json!({ "value": asked.run(server).await? })));
     };
-    let subscription = read_filter(filter, &context)?;
-    let id = entry.topic.id;
-    let value = ask(server, move |recordings| {
-        let recent = recordings.recent(Some(id), limit);
-        recent
-            .iter()
-            .filter_map(|one| judge(&subscription, one))
-            .collect::<Vec<Value>>()
-    })
-    .await?;
-    Ok(body(call, json!({ "value": value })))
+    // Each node has the events that it accepted.
+    let gathered = peers.ask("filter-test", bytes).await;
+    let heard: Heard<Vec<Value>> = peers::read("filter-test", gathered);
+    let limit = asked.limit;
+    let mut value: Vec<Value> = heard.answers.into_iter().flat_map(|(_, some)| some).collect();
+    value.sort_by_cached_key(|one| std::cmp::Reverse(one["at"].as_str().map(str::to_owned)));
+    value.truncate(limit);
+    let mut shown = json!({ "value": value });
+    note_missing(&mut shown, heard.missing);
+    Ok(body(call, shown))
+}
+
+/// What the filter makes of the events that this node has.
+pub(crate) async fn own_test(server: &Server, body: &[u8]) -> Result<Vec<Value>, String> {
+    let detail = |problem: Problem| problem.detail;
+    let asked = Test::read(server, body).map_err(detail)?;
+    asked.run(server).await.map_err(detail)
+}
+
+/// A filter that is to be tried.
+struct Test {
+    topic: TopicId,
+    subscription: Subscription,
+    limit: usize,
+}
+
+impl Test {
+    fn read(server: &Server, bytes: &[u8]) -> Result<Test, Problem> {
+        let asked: Asked<'_> = serde_json::from_slice(bytes)
+            .map_err(|e| Problem::new(400, format!("the body is not as it must be: {e}")))?;
+        let topic = asked.topic.as_deref();
+        let topic = topic.ok_or_else(|| Problem::field("topic", "must be the name of a topic"))?;
+        let entry = named::topic(server, topic)?;
+        let limit = asked.limit.unwrap_or(LIMIT);
+        if !(1..=LIMIT_MAX).contains(&limit) {
+            let reason = format!("must be a number from 1 to {LIMIT_MAX}");
+            return Err(Problem::field("limit", reason));
+        }
+        let filter = asked.filter.map_or("{}", RawValue::get);
+        let context = SubscriptionContext {
+            road: Road::Azure,
+            name: NAME,
+            topic: declare::topic_context(&entry.topic),
+            limits: &server.config.resource_limits,
+            now: server.engine.clock.now(),
+            previous: None,
+            api_version: "",
+        };
+        Ok(Test {
+            topic: entry.topic.id,
+            subscription: read_filter(filter, &context)?,
+            limit,
+        })
+    }
+
+    async fn run(self, server: &Server) -> Result<Vec<Value>, Problem> {
+        ask(server, move |recordings| {
+            let recent = recordings.recent(Some(self.topic), self.limit);
+            recent
+                .iter()
+                .filter_map(|one| judge(&self.subscription, one))
+                .collect()
+        })
+        .await
+    }
 }
 
 /// The filter of a subscription that is otherwise empty: read by the same rules as those that are created.

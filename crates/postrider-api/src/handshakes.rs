@@ -285,7 +285,7 @@ fn begun_answer(
 
 fn trouble(error: &Error) -> Problem {
     let status = match error {
-        Error::Gone | Error::DomainTopicMissing { .. } => 409,
+        Error::Gone | Error::DomainTopicMissing { .. } | Error::HandshakeOver => 409,
         Error::Store(_) | Error::Stopping => 503,
     };
     Problem::new(status, error.to_string())

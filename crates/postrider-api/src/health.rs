@@ -2,6 +2,7 @@
 //! `/healthz/ready` for those who want no more than a status.
 
 use crate::Server;
+use crate::cluster::{self, Cluster};
 use crate::http::{Answer, Call, json};
 use hyper::StatusCode;
 use hyper::header::{CACHE_CONTROL, HeaderValue};
@@ -17,6 +18,9 @@ use std::time::Duration;
 const CERTIFICATE_ENDS_SOON: Duration = Duration::from_secs(30 * 24 * 60 * 60);
 /// Subscriptions whose dead letters are stuck that are named one by one.
 const STUCK_NAMED_MAX: usize = 20;
+
+/// How long a fresh look at JetStream is waited for: whoever asks wants an answer, also while it is away.
+const LOOK_PATIENCE: Duration = Duration::from_millis(300);
 
 /// The certificate that the listener for https shows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,7 +60,9 @@ pub fn live(call: &Call) -> Answer {
 
 /// `/healthz/ready`: whether to send us events.
 pub fn ready(server: &Server, call: &Call) -> Answer {
-    let reasons = reasons_against(server.engine.is_stopping(), &server.engine.log().health());
+    let cluster = server.cluster.as_ref().map(|view| view.now());
+    let stopping = server.engine.is_stopping();
+    let reasons = reasons_against(stopping, &server.engine.log().health(), cluster.as_ref());
     let body = json!({
         "status": status(&reasons),
         "ready": reasons.is_empty(),
@@ -73,14 +79,18 @@ fn told(code: StatusCode, body: &Value, call: &Call) -> Answer {
 }
 
 /// Why publishes are refused, if they are.
-fn reasons_against(stopping: bool, store: &log::Health) -> Vec<Notice> {
+fn reasons_against(stopping: bool, store: &log::Health, cluster: Option<&Cluster>) -> Vec<Notice> {
     let mut reasons = Vec::new();
     if stopping {
         reasons.push(Notice::new("stopping", "the server is shutting down"));
     }
-    if let Some(refusing) = &store.refusing {
+    let of_cluster = cluster.map(cluster::reasons_against).unwrap_or_default();
+    // A node of a cluster says more exactly what keeps its log from being written.
+    if let Some(refusing) = store.refusing.as_ref().filter(|_| of_cluster.is_empty()) {
         reasons.push(Notice::new("logUnwritable", refusing));
     }
+    let of_cluster = of_cluster.into_iter();
+    reasons.extend(of_cluster.map(|(code, detail)| Notice::new(code, detail)));
     reasons
 }
 
@@ -99,13 +109,16 @@ fn code(reasons: &[Notice]) -> StatusCode {
 }
 
 /// What does not keep publishes from being accepted, but should not stay as it is.
-fn warnings(server: &Server, store: &log::Health, stuck: &[Value]) -> Vec<Notice> {
+fn warnings(server: &Server, store: &log::Health, cluster: Option<&Cluster>, stuck: &[Value]) -> Vec<Notice> {
     let mut warnings = Vec::new();
     if store.corrupt_records > 0 {
         let count = store.corrupt_records;
         let detail = format!("{count} damaged records were found in the log; store.corrupt says where");
         warnings.push(Notice::new("logDamaged", detail));
     }
+    let of_cluster = cluster.map(cluster::warnings).unwrap_or_default();
+    let of_cluster = of_cluster.into_iter();
+    warnings.extend(of_cluster.map(|(code, detail)| Notice::new(code, detail)));
     if let Some((at, trouble)) = server.engine.catalogue_trouble() {
         let detail = format!("topics and subscriptions could not be stored at {at}: {trouble}");
         warnings.push(Notice::new("catalogue", detail));
@@ -145,12 +158,44 @@ fn ends_soon(certificate: Certificate, now: Timestamp) -> Option<Notice> {
     Some(Notice::new("certificate", detail))
 }
 
-pub fn answer(server: &Server, call: &Call) -> Answer {
-    let store = server.engine.log().health();
-    let against = reasons_against(server.engine.is_stopping(), &store);
+/// Where everything is kept, and what that promises.
+fn store(log: &log::Health, cluster: Option<&Cluster>) -> Value {
+    let mut shown = json!({
+        "kind": "embedded",
+        "segments": log.segments,
+        "bytes": log.bytes,
+        "corruptRecords": log.corrupt_records,
+        "corrupt": log.corrupt,
+        "redelivered": log.redelivered,
+    });
+    let Some(cluster) = cluster else { return shown };
+    shown["kind"] = json!("jetstream");
+    shown["node"] = json!(cluster.me().map(|me| &me.name));
+    shown["partitions"] = json!({
+        "owned": cluster.me().map_or(0, |me| me.partitions.len()),
+        "served": cluster.served(),
+        "total": cluster.partitions.len(),
+    });
+    shown["leaseLeftMs"] = json!(cluster.own.lease_left.as_millis() as u64);
+    if let Some(jetstream) = &cluster.jetstream {
+        shown["replicas"] = json!(jetstream.replicas);
+        shown["sync"] = json!(jetstream.sync);
+        shown["guarantee"] = json!(jetstream.guarantee);
+        shown["version"] = json!(jetstream.version);
+        shown["servers"] = jetstream.shown_servers();
+        shown["lookedAgoMs"] = json!(jetstream.looked_ago.as_millis() as u64);
+    }
+    shown
+}
+
+pub async fn answer(server: &Server, call: &Call) -> Answer {
+    let cluster = cluster::look(server, LOOK_PATIENCE).await;
+    let cluster = cluster.as_ref();
+    let log = server.engine.log().health();
+    let against = reasons_against(server.engine.is_stopping(), &log, cluster);
     let letters = dead_letters(server);
     let stuck = letters["trouble"].as_array().map_or(&[][..], Vec::as_slice);
-    let warnings = warnings(server, &store, stuck);
+    let warnings = warnings(server, &log, cluster, stuck);
     let counters = &server.engine.dispatcher.counters;
     let by_reason = |counts: &[std::sync::atomic::AtomicU64]| {
         let pairs = reasons(counts)
@@ -166,14 +211,7 @@ pub fn answer(server: &Server, call: &Call) -> Answer {
         "warnings": Notice::shown(&warnings),
         "version": server.config.version,
         "profile": server.config.profile,
-        "store": {
-            "kind": "embedded",
-            "segments": store.segments,
-            "bytes": store.bytes,
-            "corruptRecords": store.corrupt_records,
-            "corrupt": store.corrupt,
-            "redelivered": store.redelivered,
-        },
+        "store": store(&log, cluster),
         "deliveries": {
             "matched": counters.matched.load(Relaxed),
             "delivered": counters.delivered.load(Relaxed),
@@ -190,8 +228,8 @@ pub fn answer(server: &Server, call: &Call) -> Answer {
         "underWay": handshakes.under_way(),
         "noticesFailed": handshakes.notices_failed(),
     });
-    if store.corrupt_deliveries > 0 {
-        body["deliveries"]["dropped"][Reason::Corrupt.name()] = json!(store.corrupt_deliveries);
+    if log.corrupt_deliveries > 0 {
+        body["deliveries"]["dropped"][Reason::Corrupt.name()] = json!(log.corrupt_deliveries);
     }
     if let Some(time) = &server.virtual_time {
         body["testClock"] = json!({
@@ -236,13 +274,13 @@ mod tests {
             ..log::Health::default()
         };
         let codes = |stopping: bool, store: &log::Health| -> Vec<&str> {
-            let reasons = reasons_against(stopping, store);
+            let reasons = reasons_against(stopping, store, None);
             reasons.iter().map(|one| one.code).collect()
         };
         assert_eq!(codes(false, &log::Health::default()), [""; 0]);
         assert_eq!(codes(false, &full), ["logUnwritable"]);
         assert_eq!(codes(true, &full), ["stopping", "logUnwritable"]);
-        let reasons = reasons_against(true, &full);
+        let reasons = reasons_against(true, &full, None);
         assert_eq!(
             (status(&reasons), code(&reasons)),
             ("unavailable", StatusCode::SERVICE_UNAVAILABLE)

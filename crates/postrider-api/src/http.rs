@@ -285,7 +285,7 @@ async fn read_body(body: &mut Incoming, max: usize) -> Result<Option<Bytes>, hyp
     Ok(Some(all.map_or(first, BytesMut::freeze)))
 }
 
-/// Sends a request down its road.
+/// Answers a request.
 async fn answer(
     server: &Arc<Server>,
     request: Request<Incoming>,
@@ -304,36 +304,45 @@ async fn answer(
     };
     server.prepare(&call).await;
     let path = call.uri.path().to_owned();
-    let segments = Segments::of(&path);
-    let is = |at: usize, word: &str| segments.get(at).eq_ignore_ascii_case(word);
-    let answer = match segments.count() {
-        4 if is(2, "api") && is(3, "events") && is(0, "topics") => {
-            crate::publish::topic(server, &mut call, &decoded(segments.get(1))).await
-        }
-        4 if is(2, "api") && is(3, "events") && is(0, "domains") => {
-            crate::publish::domain(server, &mut call, &decoded(segments.get(1))).await
-        }
-        2 if is(0, "api") && is(1, "events") => crate::publish::by_host(server, &mut call).await,
-        3 if is(0, "eventsubscriptions") && is(2, "validate") => {
-            crate::azure::validation::answer(server, &call, &decoded(segments.get(1))).await
-        }
-        1 if is(0, "healthz") => crate::health::answer(server, &call),
-        2 if is(0, "healthz") && is(1, "live") => crate::health::live(&call),
-        2 if is(0, "healthz") && is(1, "ready") => crate::health::ready(server, &call),
-        1 if is(0, "metrics") => crate::metrics::answer(server, &call),
-        _ if is(0, "portal") => crate::portal::answer(server, &mut call).await,
-        _ if is(0, "docs") => crate::docs::answer(server, &call),
-        _ if is(0, "postrider") => crate::ours::answer(server, &mut call, &segments).await,
-        _ if is(0, "topics") => crate::edge::answer(server, &mut call, &segments).await,
-        // Before their words are told apart: resource ids have many more segments than other paths.
-        _ if crate::azure::is_path(&path) => crate::azure::answer(server, &mut call).await,
-        _ if crate::login::is_path(&segments) => crate::login::answer(server, &mut call, &segments).await,
-        _ => crate::publish::unknown(server, &call),
-    };
+    let answer = crate::behind::answer(server, &mut call, &path, &Segments::of(&path)).await;
     if !answer.status().is_success() {
         call.discard_body().await;
     }
     answer
+}
+
+/// The road of a path.
+pub(crate) async fn road(
+    server: &Arc<Server>,
+    call: &mut Call,
+    path: &str,
+    segments: &Segments<'_>,
+) -> Answer {
+    let is = |at: usize, word: &str| segments.get(at).eq_ignore_ascii_case(word);
+    match segments.count() {
+        4 if is(2, "api") && is(3, "events") && is(0, "topics") => {
+            crate::publish::topic(server, call, &decoded(segments.get(1))).await
+        }
+        4 if is(2, "api") && is(3, "events") && is(0, "domains") => {
+            crate::publish::domain(server, call, &decoded(segments.get(1))).await
+        }
+        2 if is(0, "api") && is(1, "events") => crate::publish::by_host(server, call).await,
+        3 if is(0, "eventsubscriptions") && is(2, "validate") => {
+            crate::azure::validation::answer(server, call, &decoded(segments.get(1))).await
+        }
+        1 if is(0, "healthz") => crate::health::answer(server, call).await,
+        2 if is(0, "healthz") && is(1, "live") => crate::health::live(call),
+        2 if is(0, "healthz") && is(1, "ready") => crate::health::ready(server, call),
+        1 if is(0, "metrics") => crate::metrics::answer(server, call).await,
+        _ if is(0, "portal") => crate::portal::answer(server, call).await,
+        _ if is(0, "docs") => crate::docs::answer(server, call),
+        _ if is(0, "postrider") => crate::ours::answer(server, call, segments).await,
+        _ if is(0, "topics") => crate::edge::answer(server, call, segments).await,
+        // Before their words are told apart: resource ids have many more segments than other paths.
+        _ if crate::azure::is_path(path) => crate::azure::answer(server, call).await,
+        _ if crate::login::is_path(segments) => crate::login::answer(server, call, segments).await,
+        _ => crate::publish::unknown(server, call),
+    }
 }
 
 /// The parts of a path between slashes; empty ones do not count.
@@ -346,7 +355,7 @@ pub struct Segments<'a> {
 impl<'a> Segments<'a> {
     const MAX: usize = 6;
 
-    fn of(path: &'a str) -> Segments<'a> {
+    pub fn of(path: &'a str) -> Segments<'a> {
         let mut segments = Segments {
             parts: [""; Segments::MAX],
             len: 0,

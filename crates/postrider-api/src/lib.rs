@@ -1,11 +1,14 @@
 //! The HTTP server: one module per road. None of them reaches past the engine's front.
 
 pub mod http;
+mod behind;
 pub mod publish;
 pub mod edge;
 pub mod locks;
 pub mod declare;
 pub mod health;
+pub mod cluster;
+pub mod peers;
 mod metrics;
 pub mod ours;
 pub mod azure;
@@ -29,10 +32,11 @@ pub mod login;
 pub use metrics::Names as MetricNames;
 
 use postrider_core::ids::Secret;
-use postrider_core::time::Clock;
+use postrider_core::time::{Clock, Timestamp};
 use postrider_engine::Engine;
 use postrider_engine::recorder::{Nothing, Recordings, SpanCounts};
 use postrider_engine::virtual_time::VirtualTime;
+use postrider_wire::auth::fresh_key;
 use postrider_wire::token::SigningKey;
 use postrider_wire::{publish::Limits, resources};
 use std::sync::Arc;
@@ -125,6 +129,13 @@ pub struct Server {
     pub listeners: Option<Arc<listen::Listeners>>,
     /// The default configuration with its comments, to be read under `/docs`.
     pub configuration: &'static str,
+    /// The cluster that this server is a node of; none: it keeps everything itself.
+    pub cluster: Option<Arc<dyn cluster::ClusterView>>,
+    /// The nodes that are asked together with this one; none: there are no others.
+    pub peers: Option<Arc<dyn peers::Peers>>,
+    pub(crate) live: peers::live::Live,
+    /// When this server began, by the machine's clock.
+    pub(crate) started: Timestamp,
     pub(crate) sessions: sessions::Sessions,
     pub(crate) streams: stream::Streams,
     logins_refused: login::LoginsRefused,
@@ -139,6 +150,8 @@ pub struct Server {
 impl Server {
     /// `request_base` makes this server's request ids differ from another's.
     pub fn new(engine: Arc<Engine>, config: Config, wall: Arc<dyn Clock>, request_base: u64) -> Server {
+        engine.read_replays_with(Box::new(dead_letters::replay_request));
+        let started = wall.now();
         Server {
             engine,
             config,
@@ -153,7 +166,11 @@ impl Server {
             certificate: None,
             listeners: None,
             configuration: "",
-            sessions: sessions::Sessions::default(),
+            cluster: None,
+            peers: None,
+            live: peers::live::Live::default(),
+            started,
+            sessions: sessions::Sessions::new(&fresh_key()),
             streams: stream::Streams::default(),
             logins_refused: login::LoginsRefused::default(),
             request_base,
@@ -162,6 +179,11 @@ impl Server {
             publishing_bytes: AtomicUsize::new(0),
             declaring: locks::Locks::default(),
         }
+    }
+
+    /// Takes the sessions of every node that knows the same secret.
+    pub fn share_sessions(&mut self, secret: &Secret) {
+        self.sessions = sessions::Sessions::new(secret);
     }
 
     /// Ends what goes on for as long as someone reads it. Returns when that has ended.

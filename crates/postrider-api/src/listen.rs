@@ -5,6 +5,7 @@
 //! answer that the listener posts is the webhook's.
 
 mod asked;
+pub(crate) mod elsewhere;
 #[cfg(test)]
 mod tests;
 
@@ -13,6 +14,7 @@ use crate::access::Caller;
 use crate::http::{Answer, Call, Content, empty};
 use crate::locks;
 use crate::ours::{Problem, read_bytes};
+use crate::peers::Peers;
 use crate::stream;
 use asked::Asked;
 use base64::Engine as _;
@@ -28,7 +30,7 @@ use serde_json::{Map, Value, json};
 use std::collections::HashMap;
 use std::future::Future;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::Duration;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
 use tokio::time::Instant;
@@ -55,6 +57,8 @@ pub struct Listeners {
     /// By their tokens.
     lines: Mutex<HashMap<String, Arc<Line>>>,
     room: Arc<Semaphore>,
+    /// The nodes that may hold other listeners.
+    peers: OnceLock<Arc<dyn Peers>>,
 }
 
 impl Listeners {
@@ -63,7 +67,13 @@ impl Listeners {
             inner,
             lines: Mutex::default(),
             room: Arc::new(Semaphore::new(LISTENERS_MAX)),
+            peers: OnceLock::new(),
         }
+    }
+
+    /// From now on listeners may be at other nodes too. To be said before anything is sent.
+    pub fn among(&self, peers: Arc<dyn Peers>) {
+        let _ = self.peers.set(peers);
     }
 
     fn lines(&self) -> MutexGuard<'_, HashMap<String, Arc<Line>>> {
@@ -77,10 +87,10 @@ impl Listeners {
     /// Hands a request to its listener and waits for what that answers.
     async fn hand_over(self: Arc<Self>, request: Request) -> Reply {
         let begun = Instant::now();
-        let line = self.line(request.url.path().trim_start_matches('/'));
-        let answered = match line {
+        let token = request.url.path().trim_start_matches('/');
+        let answered = match self.line(token) {
             Some(line) => line.ask(&request).await,
-            None => None,
+            None => elsewhere::deliver(self.peers.get(), token, &request).await,
         };
         match answered {
             Some(Reply::Answered(mut answer)) => {
@@ -216,6 +226,18 @@ fn delivery(number: u64, request: &Request) -> Bytes {
     put("delivery", &data)
 }
 
+/// The token of the listener that a destination is for.
+fn token_of(destination: &Destination) -> Option<String> {
+    match destination {
+        Destination::WebHook(hook) => {
+            let url = hook.url.expose();
+            let (_, path) = url.split_once(&format!("//{HOST}/"))?;
+            Some(path.to_owned())
+        }
+        _ => None,
+    }
+}
+
 /// Whether a destination is a listener's.
 pub(crate) fn is_listener(destination: &Destination) -> bool {
     let url = match destination {
@@ -226,11 +248,27 @@ pub(crate) fn is_listener(destination: &Destination) -> bool {
     Url::parse(url).is_ok_and(|url| url.host.trim_end_matches('.').eq_ignore_ascii_case(HOST))
 }
 
-/// Deletes the subscriptions of listeners of an earlier life, which nobody listens to.
+/// Whether a listener's subscription is left over: its listener was here in an earlier life, or at a node that is gone.
+fn is_left_over(server: &Server, subscription: &Subscription) -> bool {
+    let Some(token) = token_of(&subscription.destination) else {
+        return true;
+    };
+    let here = server
+        .listeners
+        .as_ref()
+        .is_some_and(|all| all.line(&token).is_some());
+    let there = match (&server.peers, elsewhere::node_of(&token)) {
+        (Some(peers), Some(node)) => node != peers.id() && peers.is_present(node),
+        _ => false,
+    };
+    !here && !there
+}
+
+/// Deletes the subscriptions of listeners of an earlier life, or of nodes that are gone: nobody listens to them.
 pub async fn delete_left_over(server: &Server) {
     let directory = &server.engine.directory;
     for subscription in directory.all_subscriptions() {
-        if !is_listener(&subscription.destination) {
+        if !is_listener(&subscription.destination) || !is_left_over(server, &subscription) {
             continue;
         }
         match server.engine.delete_subscription(subscription.id).await {
@@ -273,8 +311,7 @@ async fn listen(
 ) -> Result<Answer, Problem> {
     let body = read_bytes(call).await?;
     let asked = Asked::read(&body)?;
-    // Nobody who is not told it can guess it.
-    let token = uuid::Uuid::new_v4().simple().to_string();
+    let token = elsewhere::token(listeners.peers.get().map(|peers| &**peers));
     let subscription = asked.subscription(server, &token, &caller.id).await?;
     let room = listeners.room.clone().try_acquire_owned();
     let permit =
@@ -377,23 +414,25 @@ impl Listening {
         let inside = domain_topic.as_deref();
         let lock = locks::subscription(topic, inside, &name);
         let _one_at_a_time = self.server.declaring.hold(lock).await;
-        let known = engine.directory.subscription(topic, inside, &name).is_some()
-            || engine.handshakes.pending(topic, inside, &name).is_some();
-        if known {
+        let read = engine.read_subscription(topic, inside, &name);
+        if read.in_force.is_some() || read.pending.is_some() {
             let taken = Problem::field("name", format!("a subscription {name:?} is there already"));
             return Err(Problem { status: 409, ..taken });
         }
-        engine.put_subscription(subscription).await.map_err(|e| match e {
-            postrider_engine::Error::Gone => Problem {
-                status: 404,
-                ..Problem::field("topic", "does not exist any more")
-            },
-            postrider_engine::Error::DomainTopicMissing { domain, name } => Problem {
-                status: 404,
-                ..Problem::field("domainTopic", format!("domain {domain:?} has no topic {name:?}"))
-            },
-            other => Problem::new(503, other.to_string()),
-        })
+        engine
+            .put_subscription_over(subscription, read)
+            .await
+            .map_err(|e| match e {
+                postrider_engine::Error::Gone => Problem {
+                    status: 404,
+                    ..Problem::field("topic", "does not exist any more")
+                },
+                postrider_engine::Error::DomainTopicMissing { domain, name } => Problem {
+                    status: 404,
+                    ..Problem::field("domainTopic", format!("domain {domain:?} has no topic {name:?}"))
+                },
+                other => Problem::new(503, other.to_string()),
+            })
     }
 
     fn introduction(&self, made: &Subscription) -> Value {
@@ -468,9 +507,15 @@ async fn acknowledge(
     let body = read_bytes(call).await?;
     let reply = asked::read_reply(&body)?;
     let missing = |what: String| Problem::new(404, what);
-    let line = listeners.line(token);
-    let line = line.ok_or_else(|| missing("token: nobody listens with this one".to_owned()))?;
-    let taken = number.parse().is_ok_and(|number| line.answer(number, reply));
+    let parsed = number.parse().ok();
+    let taken = match (listeners.line(token), parsed) {
+        (Some(line), Some(number)) => line.answer(number, reply),
+        (Some(_), None) => false,
+        (None, _) => {
+            let there = elsewhere::acknowledge(listeners, token, parsed.unwrap_or(0), &body).await;
+            there.ok_or_else(|| missing("token: nobody listens with this one".to_owned()))??
+        }
+    };
     if !taken {
         let reason = "is not waited for: it was answered before, or not in time";
         return Err(missing(format!("delivery: {number:?} {reason}")));

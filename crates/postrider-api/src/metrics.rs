@@ -1,6 +1,7 @@
 //! `/metrics`: the numbers as Prometheus reads them.
 
 mod names;
+mod nodes;
 mod page;
 #[cfg(test)]
 mod tests;
@@ -8,6 +9,7 @@ mod tests;
 pub use names::Names;
 
 use crate::Server;
+use crate::cluster::{self, Cluster};
 use crate::http::{Answer, Call, Content, empty};
 use crate::ours::{Problem, open_on_loopback};
 use http_body_util::Full;
@@ -24,11 +26,14 @@ use postrider_engine::meters::{DURATION_BOUNDS, Histogram, LATENCY_BOUNDS, Meter
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Mutex, OnceLock};
+use std::time::Duration;
 
 /// Topics that have lines of their own; the others are added up. Of subscriptions the engine decides it.
 const TOPICS_LABELLED_MAX: usize = 2000;
 /// Topics that have histograms of their own: those are forty lines each.
 const HISTOGRAMS_MAX: usize = 200;
+/// How long a fresh look at JetStream is waited for before the last one is told.
+const LOOK_PATIENCE: Duration = Duration::from_millis(300);
 /// The topic, or the subscription, of what is added up. No name can have parentheses.
 const OTHERS: &str = "(others)";
 
@@ -40,27 +45,31 @@ pub(crate) struct Shown {
     least: Mutex<HashMap<String, f64>>,
 }
 
-pub fn answer(server: &Server, call: &Call) -> Answer {
+pub async fn answer(server: &Server, call: &Call) -> Answer {
     if !matches!(call.method, Method::GET | Method::HEAD) {
         return Problem::method("GET").answer(&call.id);
     }
     if let Err(problem) = open_on_loopback(server, call) {
         return problem.answer(&call.id);
     }
+    let cluster = cluster::look(server, LOOK_PATIENCE).await;
     let mut answer = empty(StatusCode::OK, &call.id);
     let content_type = HeaderValue::from_static("text/plain; version=0.0.4; charset=utf-8");
     answer.headers_mut().insert(CONTENT_TYPE, content_type);
-    *answer.body_mut() = Content::Whole(Full::new(text(server).into()));
+    *answer.body_mut() = Content::Whole(Full::new(text(server, cluster.as_ref()).into()));
     answer
 }
 
-pub(crate) fn text(server: &Server) -> String {
+pub(crate) fn text(server: &Server, cluster: Option<&Cluster>) -> String {
     let numbers = Numbers::of(server);
     let mut page = Page::default();
     published(&mut page, &numbers, &server.shown);
     deliveries(&mut page, &numbers);
     histograms(&mut page, &numbers, &server.shown);
     of_the_server(&mut page, server);
+    if let Some(cluster) = cluster {
+        nodes::cluster(&mut page, cluster);
+    }
     if server.metric_names.azure {
         names::azure(&mut page, &numbers);
     }
@@ -515,7 +524,11 @@ fn of_the_server(page: &mut Page, server: &Server) {
     let delayed = engine.dispatcher.endpoints();
     let delayed = delayed.iter().filter(|one| one.state.delay.is_some()).count() as u64;
     let recorder = server.recordings.status();
-    let up = store.refusing.is_none() && !engine.is_stopping();
+    let cut_off = server
+        .cluster
+        .as_ref()
+        .is_some_and(|view| !cluster::reasons_against(&view.now()).is_empty());
+    let up = store.refusing.is_none() && !engine.is_stopping() && !cut_off;
     let lines: [(&str, Kind, &str, u64); 10] = [
         (
             "postrider_dead_letters_pending",

@@ -1,13 +1,16 @@
 //! Our own API, under `/postrider/v1`: the test clock, the endpoints' health, handshakes with webhooks, the dead
-//! letters, what became of events, and how everything is. Errors are RFC 9457.
+//! letters, what became of events, the nodes of a cluster, and how everything is. Errors are RFC 9457.
 
 use crate::Server;
 use crate::access::{Need, NoAccess};
 use crate::http::{Answer, Call, Segments, decoded, json, status};
-use crate::{control, dead_letters, docs, events, filters, handshakes, listen, openapi, stats, stream};
+use crate::peers::{Heard, gather, note_missing};
+use crate::{
+    cluster, control, dead_letters, docs, events, filters, handshakes, listen, openapi, stats, stream,
+};
 use bytes::Bytes;
 use hyper::header::{
-    ALLOW, CACHE_CONTROL, CONTENT_TYPE, HeaderValue, WWW_AUTHENTICATE, X_CONTENT_TYPE_OPTIONS,
+    ALLOW, CACHE_CONTROL, CONTENT_TYPE, HeaderValue, RETRY_AFTER, WWW_AUTHENTICATE, X_CONTENT_TYPE_OPTIONS,
 };
 use hyper::{Method, StatusCode};
 use postrider_core::duration;
@@ -16,6 +19,7 @@ use postrider_core::time::Timestamp;
 use postrider_engine::dispatch::EndpointStatus;
 use postrider_engine::virtual_time::{Target, VirtualTime};
 use serde_json::{Map, Value, json};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -80,6 +84,9 @@ impl Problem {
         if let Some(allow) = self.allow {
             headers.insert(ALLOW, HeaderValue::from_static(allow));
         }
+        if matches!(self.status, 429 | 503) {
+            headers.insert(RETRY_AFTER, HeaderValue::from_static("1"));
+        }
         if self.status == 401 {
             headers.insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
         }
@@ -122,7 +129,7 @@ async fn route(server: &Arc<Server>, call: &mut Call, segments: &Segments<'_>) -
         ["v1", "endpoints"] => {
             authenticate(server, call)?;
             match call.method {
-                Method::GET => Ok(endpoints(server, call)),
+                Method::GET => Ok(endpoints(server, call).await),
                 _ => Err(Problem::method("GET")),
             }
         }
@@ -132,6 +139,10 @@ async fn route(server: &Arc<Server>, call: &mut Call, segments: &Segments<'_>) -
                 Method::POST => admit(server, call).await,
                 _ => Err(Problem::method("POST")),
             }
+        }
+        ["v1", "cluster", rest @ ..] => {
+            authenticate(server, call)?;
+            cluster::answer(server, call, rest).await
         }
         ["v1", "handshakes", rest @ ..] => {
             authenticate(server, call)?;
@@ -188,7 +199,7 @@ async fn look(server: &Arc<Server>, call: &Call, path: &[&str]) -> Result<Answer
         return Err(nothing_here(call));
     }
     match (path, &call.method) {
-        (["events", "stream"], &Method::GET) => return stream::answer(server, call),
+        (["events", "stream"], &Method::GET) => return stream::answer(server, call).await,
         (["events", "stream"], _) => return Err(Problem::method("GET")),
         (_, &Method::GET | &Method::HEAD) => {}
         _ => return Err(Problem::method("GET")),
@@ -197,10 +208,10 @@ async fn look(server: &Arc<Server>, call: &Call, path: &[&str]) -> Result<Answer
     let query = call.uri.query().unwrap_or("").replace('+', "%20");
     let found = match path {
         ["server"] => stats::server(server, &query)?,
-        ["stats"] => stats::stats(server, &query)?,
-        ["stats", "series"] => stats::series(server, &query)?,
-        ["subscriptions"] => stats::subscriptions(server, &query)?,
-        ["subscription"] => stats::subscription(server, &query)?,
+        ["stats"] => stats::stats(server, &query).await?,
+        ["stats", "series"] => stats::series(server, &query).await?,
+        ["subscriptions"] => stats::subscriptions(server, &query).await?,
+        ["subscription"] => stats::subscription(server, &query).await?,
         ["events", id] => events::trace(server, &decoded(id), &query).await?,
         _ => events::search(server, &query).await?,
     };
@@ -350,10 +361,86 @@ pub(crate) async fn read_object(call: &mut Call) -> Result<Map<String, Value>, P
     }
 }
 
-fn endpoints(server: &Server, call: &Call) -> Answer {
+async fn endpoints(server: &Server, call: &Call) -> Answer {
     let all = server.engine.dispatcher.endpoints();
-    let all: Vec<Value> = all.iter().map(|status| endpoint(server, status)).collect();
-    body(call, json!({"value": all}))
+    let mut shown: Vec<Value> = all.iter().map(|status| endpoint(server, status)).collect();
+    let mut missing = Vec::new();
+    if let Some(peers) = &server.peers {
+        let heard: Heard<Vec<Value>> = gather(&**peers, "endpoints", &json!({})).await;
+        join_endpoints(&mut shown, heard.answers);
+        missing = heard.missing;
+    }
+    let mut answer = json!({"value": shown});
+    note_missing(&mut answer, missing);
+    body(call, answer)
+}
+
+/// The endpoints with which this node has something to do.
+pub(crate) fn own_endpoints(server: &Server) -> Vec<Value> {
+    let all = server.engine.dispatcher.endpoints();
+    let busy = all
+        .iter()
+        .filter(|status| status.state.delay.is_some() || status.state.in_flight > 0 || status.waiting > 0);
+    let shown = busy.map(|status| {
+        let mut shown = endpoint(server, status);
+        if let Some(members) = shown.as_object_mut() {
+            members.remove("subscriptions");
+        }
+        shown
+    });
+    shown.collect()
+}
+
+/// How endpoints are in view of all nodes: what waits is added up, and one that is left alone anywhere is.
+fn join_endpoints(shown: &mut Vec<Value>, told: Vec<(String, Vec<Value>)>) {
+    let mut by_name: BTreeMap<String, Vec<Value>> = BTreeMap::new();
+    for (node, endpoints) in told {
+        for mut one in endpoints {
+            let name = one["endpoint"].as_str().unwrap_or_default().to_owned();
+            one["node"] = json!(node);
+            by_name.entry(name).or_default().push(one);
+        }
+    }
+    for one in shown.iter_mut() {
+        let name = one["endpoint"].as_str().unwrap_or_default();
+        let told = by_name.remove(name).unwrap_or_default();
+        join_endpoint(one, told);
+    }
+    // Another node has heard of a subscription earlier than this one.
+    for (name, told) in by_name {
+        let mut one = json!({"endpoint": name, "subscriptions": []});
+        join_endpoint(&mut one, told);
+        shown.push(one);
+    }
+}
+
+fn join_endpoint(one: &mut Value, mut told: Vec<Value>) {
+    let sum = |name: &str| -> u64 { told.iter().filter_map(|told| told[name].as_u64()).sum() };
+    let (in_flight, waiting) = (sum("inFlight"), sum("waiting"));
+    let is = |state: &str| told.iter().any(|told| told["state"] == state);
+    let state = match (is("probing"), is("delayed")) {
+        (true, _) => "probing",
+        (false, true) => "delayed",
+        (false, false) => "admitting",
+    };
+    let delayed = told.iter().filter(|told| told.get("until").is_some());
+    let longest = delayed.max_by_key(|told| told["until"].as_str().unwrap_or_default().to_owned());
+    let longest = longest.cloned();
+    for name in ["cause", "since", "until"] {
+        match &longest {
+            Some(longest) => one[name] = longest[name].clone(),
+            None => drop(one.as_object_mut().and_then(|members| members.remove(name))),
+        }
+    }
+    one["state"] = json!(state);
+    one["inFlight"] = json!(in_flight);
+    one["waiting"] = json!(waiting);
+    for told in &mut told {
+        if let Some(members) = told.as_object_mut() {
+            members.remove("endpoint");
+        }
+    }
+    one["nodes"] = json!(told);
 }
 
 pub(crate) fn endpoint(server: &Server, status: &EndpointStatus) -> Value {
@@ -406,8 +493,22 @@ async fn admit(server: &Server, call: &mut Call) -> Result<Answer, Problem> {
             ..Problem::new(404, detail)
         });
     }
-    let ended = dispatcher.admit_again(name);
-    Ok(body(call, json!({"endpoint": name, "ended": ended})))
+    let mut missing = Vec::new();
+    let ended = match &server.peers {
+        None => dispatcher.admit_again(name),
+        Some(peers) => {
+            let heard: Heard<bool> = gather(&**peers, "admit", &name).await;
+            missing = heard.missing;
+            heard.answers.iter().any(|(_, ended)| *ended)
+        }
+    };
+    let mut answer = json!({"endpoint": name, "ended": ended});
+    note_missing(&mut answer, missing);
+    Ok(body(call, answer))
+}
+
+pub(crate) fn own_admit(server: &Server, name: String) -> bool {
+    server.engine.dispatcher.admit_again(&name)
 }
 
 /// Where no credential is asked for, the server must have been called by one of its own names.
@@ -450,6 +551,47 @@ fn host_name(host: &str) -> &str {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_endpoint_is_as_any_node_says() {
+        let told = |state: &str, in_flight: u64, waiting: u64| json!({"endpoint": "e", "state": state, "inFlight": in_flight, "waiting": waiting});
+        let mut delayed = told("delayed", 0, 7);
+        delayed["until"] = json!("2");
+        delayed["cause"] = json!("Busy");
+        delayed["since"] = json!("1");
+        let mut shown = vec![
+            json!({"endpoint": "e", "state": "admitting", "inFlight": 0, "waiting": 0, "subscriptions": [1]}),
+            json!({"endpoint": "quiet", "state": "delayed", "until": "1", "inFlight": 0, "waiting": 0}),
+        ];
+        let answers = vec![
+            ("a".to_owned(), vec![told("admitting", 2, 3)]),
+            (
+                "b".to_owned(),
+                vec![
+                    delayed.clone(),
+                    json!({"endpoint": "new", "state": "admitting", "inFlight": 1, "waiting": 0}),
+                ],
+            ),
+        ];
+        join_endpoints(&mut shown, answers);
+        assert_eq!(
+            shown[0],
+            json!({"endpoint": "e", "state": "delayed", "inFlight": 2, "waiting": 10, "subscriptions": [1],
+            "cause": "Busy", "since": "1", "until": "2",
+            "nodes": [
+                {"node": "a", "state": "admitting", "inFlight": 2, "waiting": 3},
+                {"node": "b", "state": "delayed", "inFlight": 0, "waiting": 7, "cause": "Busy", "since": "1", "until": "2"},
+            ]})
+        );
+        assert_eq!(
+            (&shown[1]["state"], shown[1].get("until")),
+            (&json!("admitting"), None)
+        );
+        assert_eq!(
+            (&shown[2]["endpoint"], &shown[2]["inFlight"]),
+            (&json!("new"), &json!(1))
+        );
+    }
 
     const NOW: Timestamp = Timestamp::from_secs(1_700_000_000);
 

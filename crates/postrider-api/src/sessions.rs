@@ -9,20 +9,26 @@ use hyper::header::COOKIE;
 use postrider_core::ids::Secret;
 use postrider_core::time::Timestamp;
 use postrider_wire::auth::fresh_key;
+use postrider_wire::seal::Seal;
+use serde_json::json;
 use std::collections::HashMap;
 use std::sync::Mutex;
 use std::time::Duration;
 
 pub(crate) const NAME: &str = "postrider_session";
 pub(crate) const TOKEN: &str = "x-csrf-token";
-/// Beyond it the oldest ends. Only who knows a secret can begin one.
-const SESSIONS_MAX: usize = 1000;
 /// A session ends this long after it began, however busy it is.
 pub(crate) const LIFETIME: Duration = Duration::from_secs(12 * 3600);
+/// Sessions that were ended before their time are remembered until it is over. Only who has begun one can end one.
+const ENDED_MAX: usize = 10_000;
 
-/// They live as long as the process: who has signed in does so again after a restart.
-#[derive(Default)]
-pub(crate) struct Sessions(Mutex<HashMap<String, Session>>);
+/// A session is what its id says, under our seal: any node of a cluster knows it. A server that is alone seals with a key
+/// of its own, so that who has signed in does so again after a restart.
+pub(crate) struct Sessions {
+    seal: Seal,
+    /// When each began that was ended.
+    ended: Mutex<HashMap<String, Timestamp>>,
+}
 
 #[derive(Clone, Debug)]
 pub(crate) struct Session {
@@ -36,43 +42,67 @@ impl Session {
     fn is_over(&self, now: Timestamp) -> bool {
         now.since(self.begun) >= LIFETIME
     }
+
+    fn write(&self) -> String {
+        json!([self.client, self.token.expose(), self.begun.nanos()]).to_string()
+    }
+
+    fn read(text: &str) -> Option<Session> {
+        let (client, token, begun): (String, String, i64) = serde_json::from_str(text).ok()?;
+        Some(Session {
+            client,
+            token: Secret::new(token),
+            begun: Timestamp::from_nanos(begun),
+        })
+    }
 }
 
 impl Sessions {
+    pub fn new(secret: &Secret) -> Sessions {
+        Sessions {
+            seal: Seal::new(secret, "session"),
+            ended: Mutex::default(),
+        }
+    }
+
     /// The new session with its id, which nobody can guess.
     pub fn begin(&self, client: &str, now: Timestamp) -> (Secret, Session) {
-        let id = fresh_key();
         let session = Session {
             client: client.to_owned(),
             token: fresh_key(),
             begun: now,
         };
-        let mut all = self.0.lock().expect("no panic holds it");
-        if all.len() >= SESSIONS_MAX {
-            all.retain(|_, known| !known.is_over(now));
-        }
-        if all.len() >= SESSIONS_MAX {
-            let oldest = all.iter().min_by_key(|(_, known)| known.begun);
-            if let Some(oldest) = oldest.map(|(id, _)| id.clone()) {
-                all.remove(&oldest);
-            }
-        }
-        all.insert(id.expose().to_owned(), session.clone());
-        (id, session)
+        (self.seal.close(&session.write()), session)
     }
 
     pub fn get(&self, id: &str, now: Timestamp) -> Option<Session> {
-        let mut all = self.0.lock().expect("no panic holds it");
-        let found = all.get(id)?;
-        if found.is_over(now) {
-            all.remove(id);
+        let session = Session::read(&self.seal.open(id)?)?;
+        if session.is_over(now) {
+            // It is not there again when the clock is put back.
+            self.end(id);
             return None;
         }
-        Some(found.clone())
+        let ended = self.ended.lock().expect("no panic holds it").contains_key(id);
+        (!ended).then_some(session)
     }
 
     pub fn end(&self, id: &str) {
-        self.0.lock().expect("no panic holds it").remove(id);
+        let Some(session) = self.seal.open(id).and_then(|text| Session::read(&text)) else {
+            return;
+        };
+        let mut ended = self.ended.lock().expect("no panic holds it");
+        let newest = ended.values().copied().max().unwrap_or(Timestamp::MIN);
+        if ended.len() >= ENDED_MAX {
+            // Those that began long before another was ended are over by themselves.
+            ended.retain(|_, begun| newest.since(*begun) < LIFETIME);
+        }
+        if ended.len() >= ENDED_MAX {
+            let oldest = ended.iter().min_by_key(|(_, begun)| **begun);
+            if let Some(oldest) = oldest.map(|(id, _)| id.clone()) {
+                ended.remove(&oldest);
+            }
+        }
+        ended.insert(id.to_owned(), session.begun);
     }
 }
 
@@ -143,9 +173,13 @@ mod tests {
 
     const NOW: Timestamp = Timestamp::from_secs(1_700_000_000);
 
+    fn sessions() -> Sessions {
+        Sessions::new(&Secret::new("secret"))
+    }
+
     #[test]
     fn a_session_ends_when_it_is_ended_or_its_time_is_over() {
-        let sessions = Sessions::default();
+        let sessions = sessions();
         let (id, session) = sessions.begin("me", NOW);
         let known = |after: Duration| sessions.get(id.expose(), NOW + after).map(|found| found.client);
         assert_eq!(known(LIFETIME - Duration::from_secs(1)), Some("me".into()));
@@ -162,21 +196,33 @@ mod tests {
     }
 
     #[test]
-    fn there_are_only_so_many() {
-        let sessions = Sessions::default();
+    fn another_node_knows_a_session_and_a_stranger_does_not() {
+        let (id, session) = sessions().begin("me", NOW);
+        let found = sessions().get(id.expose(), NOW).unwrap();
+        assert_eq!(
+            (found.client.as_str(), found.token.expose()),
+            ("me", session.token.expose())
+        );
+        let stranger = Sessions::new(&Secret::new("other"));
+        assert!(stranger.get(id.expose(), NOW).is_none());
+        // What is not a session cannot be ended, so nobody can fill the memory.
+        stranger.end(id.expose());
+        assert!(stranger.ended.lock().unwrap().is_empty());
+    }
+
+    #[test]
+    fn only_so_many_ended_ones_are_remembered() {
+        let sessions = sessions();
         let at = |n: usize| NOW + Duration::from_millis(n as u64);
-        let ids: Vec<Secret> = (0..SESSIONS_MAX + 2)
+        let ids: Vec<Secret> = (0..ENDED_MAX + 2)
             .map(|n| sessions.begin("me", at(n)).0)
             .collect();
-        let last = at(SESSIONS_MAX + 2);
-        let known = ids
-            .iter()
-            .map(|id| sessions.get(id.expose(), last).is_some())
-            .collect::<Vec<_>>();
-        assert_eq!(known[..3], [false, false, true]);
-        assert_eq!(known.iter().filter(|known| **known).count(), SESSIONS_MAX);
-        // All of them are over.
-        sessions.begin("me", NOW + LIFETIME * 2);
-        assert_eq!(sessions.0.lock().unwrap().len(), 1);
+        ids.iter().for_each(|id| sessions.end(id.expose()));
+        let last = at(ENDED_MAX + 2);
+        let known = |n: usize| sessions.get(ids[n].expose(), last).is_some();
+        assert_eq!(
+            [known(0), known(1), known(2), known(ENDED_MAX + 1)],
+            [true, true, false, false]
+        );
     }
 }

@@ -8,20 +8,19 @@ use crate::dead_letters::read_query;
 use crate::events::age;
 use crate::handshakes::resource_id;
 use crate::ours::Problem;
+use crate::peers::note_missing;
+use crate::peers::numbers::{
+    self, Counted, Delayed, Detail, Metered, Numbers, Published, SeriesAsked, Waits,
+};
 use crate::{azure, named};
 use postrider_core::duration;
 use postrider_core::ids::SubscriptionId;
-use postrider_core::probation::Delay;
 use postrider_core::subscription::{Subscription, TopicKind};
 use postrider_core::time::Timestamp;
-use postrider_engine::counters::{Counters, total};
 use postrider_engine::directory::TopicEntry;
-use postrider_engine::meters::{LATENCY_MINUTES, MINUTES_OF_ALL, MINUTES_OF_ONE, Meter, Percentiles};
-use postrider_store::Backlog;
+use postrider_engine::meters::{MINUTES_OF_ALL, MINUTES_OF_ONE, Percentiles, Series};
 use serde_json::{Value, json};
-use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
 const TOP: usize = 50;
@@ -86,7 +85,7 @@ fn recorder(server: &Server) -> Value {
 }
 
 /// `GET stats`: everything that is counted; rates of the last minute, percentiles of the last quarter of an hour.
-pub(crate) fn stats(server: &Server, query: &str) -> Result<Value, Problem> {
+pub(crate) async fn stats(server: &Server, query: &str) -> Result<Value, Problem> {
     let mut topics: Option<Vec<String>> = None;
     let mut window = Window::default();
     for (name, value) in read_query(query, &["topics", "top", "skip"])? {
@@ -97,49 +96,43 @@ pub(crate) fn stats(server: &Server, query: &str) -> Result<Value, Problem> {
     }
     let engine = &server.engine;
     let now = engine.clock.now();
+    let (numbers, mut missing) = numbers::all(server, now).await;
     let directory = &engine.directory;
     let mut all = directory.topics();
     all.extend(directory.domains());
     all.extend(directory.system_topics());
     let hidden = directory.scopes();
-    let sum = |counter: fn(&TopicEntry) -> &AtomicU64| -> u64 {
-        let counts = all
-            .iter()
-            .chain(&hidden)
-            .map(|entry| counter(entry).load(Relaxed));
-        counts.sum()
+    let sum = |counter: fn(&Published) -> u64| -> u64 {
+        let topics = all.iter().chain(&hidden);
+        topics
+            .map(|entry| counter(&numbers.published(entry.topic.id)))
+            .sum()
     };
     let mut subscriptions = directory.all_subscriptions();
-    let overview = Overview::of(server, &subscriptions);
-    let counters = &engine.dispatcher.counters;
-    let mut totals = counts(counters);
-    totals["published"] = json!(sum(|entry| &entry.published.events));
-    totals["publishRefused"] = json!(sum(|entry| &entry.published.refused));
-    totals["unmatched"] = json!(sum(|entry| &entry.published.unmatched));
-    totals["matched"] = json!(counters.matched.load(Relaxed));
-    totals["pending"] = json!(overview.pending());
+    let mut totals = counts(&numbers.counted);
+    totals["published"] = json!(sum(|published| published.events));
+    totals["publishRefused"] = json!(sum(|published| published.refused));
+    totals["unmatched"] = json!(sum(|published| published.unmatched));
+    totals["matched"] = json!(numbers.counted.matched);
+    totals["pending"] = json!(numbers.busy.values().map(Waits::all).sum::<u64>());
     // Those of other resources have no name of their own, but count.
     if let Some(names) = &topics {
         all.retain(|entry| names.contains(&entry.topic.name.to_lowercase()));
     }
-    all.sort_by_key(|entry| std::cmp::Reverse(entry.published.events.load(Relaxed)));
+    all.sort_by_key(|entry| std::cmp::Reverse(numbers.published(entry.topic.id).events));
     all.truncate(TOPICS_MAX);
-    let topics: Vec<Value> = all.iter().map(|entry| topic(server, entry, now)).collect();
-    let rates = engine.dispatcher.meter.rates(now);
-    let sick = engine.dispatcher.endpoints();
-    let sick = sick.iter().filter_map(|status| {
-        let Delay {
-            cause, since, until, ..
-        } = status.state.delay?;
-        Some(json!({
-            "endpoint": status.name,
-            "state": health(true, status.state.probing),
-            "cause": cause.name(),
-            "since": since.to_string(),
-            "until": until.to_string(),
-            "waiting": status.waiting,
-        }))
+    let topics: Vec<Value> = all.iter().map(|entry| topic(server, entry, &numbers)).collect();
+    let sick = numbers.sick.iter().map(|(endpoint, sick)| {
+        json!({
+            "endpoint": endpoint,
+            "state": health(true, sick.probing),
+            "cause": sick.delay.cause,
+            "since": sick.delay.since().to_string(),
+            "until": sick.delay.until().to_string(),
+            "waiting": sick.waiting,
+        })
     });
+    let rates = &numbers.metered;
     let mut shown = json!({
         "now": now.to_string(),
         "totals": totals,
@@ -151,21 +144,23 @@ pub(crate) fn stats(server: &Server, query: &str) -> Result<Value, Problem> {
         "sick": sick.collect::<Vec<_>>(),
         "topics": topics,
     });
-    if let Some(latency) = latency(&engine.dispatcher.meter, now) {
+    if let Some(latency) = latency(&numbers.metered) {
         shown["latencyMs"] = latency;
     }
-    if let Some(oldest) = overview.oldest() {
+    if let Some(oldest) = numbers.busy.values().filter_map(Waits::oldest).min() {
         shown["oldestUndeliveredSeconds"] = json!(age(now, oldest));
     }
     // Those with the most to do first.
-    subscriptions.sort_by_key(|one| (std::cmp::Reverse(overview.waiting(one.id)), one.id));
-    let page = window.of(&subscriptions);
-    shown["subscriptions"] = page.iter().map(|one| overview.show(server, one, now)).collect();
+    subscriptions.sort_by_key(|one| (std::cmp::Reverse(numbers.waiting(one.id)), one.id));
+    let (page, more) = show_all(server, window.of(&subscriptions), now).await;
+    shown["subscriptions"] = json!(page);
+    missing.extend(more);
+    note_missing(&mut shown, missing);
     Ok(shown)
 }
 
-fn topic(server: &Server, entry: &TopicEntry, now: Timestamp) -> Value {
-    let published = &entry.published;
+fn topic(server: &Server, entry: &TopicEntry, numbers: &Numbers) -> Value {
+    let published = numbers.published(entry.topic.id);
     let kind = match entry.topic.kind {
         TopicKind::Custom => "topic",
         TopicKind::Domain { .. } => "domain",
@@ -176,15 +171,15 @@ fn topic(server: &Server, entry: &TopicEntry, now: Timestamp) -> Value {
         "name": entry.topic.name,
         "kind": kind,
         "resourceId": named::id(server, entry),
-        "published": published.events.load(Relaxed),
-        "refused": published.refused.load(Relaxed),
-        "unmatched": published.unmatched.load(Relaxed),
-        "publishedPerSec": rounded(published.meter.rates(now).published),
+        "published": published.events,
+        "refused": published.refused,
+        "unmatched": published.unmatched,
+        "publishedPerSec": rounded(published.per_sec),
     })
 }
 
 /// `GET stats/series`: what happened in each of the last minutes, of everything, of a topic or of a subscription.
-pub(crate) fn series(server: &Server, query: &str) -> Result<Value, Problem> {
+pub(crate) async fn series(server: &Server, query: &str) -> Result<Value, Problem> {
     let (mut of_topic, mut of_subscription, mut minutes) = (None, None, None);
     for (name, value) in read_query(query, &["subscription", "topic", "minutes"])? {
         match name {
@@ -205,20 +200,19 @@ pub(crate) fn series(server: &Server, query: &str) -> Result<Value, Problem> {
             number.ok_or_else(|| Problem::field("minutes", reason()))?
         }
     };
-    let engine = &server.engine;
-    let now = engine.clock.now();
-    let series = match (&of_subscription, &of_topic) {
-        (Some(_), Some(_)) => {
-            let reason = "cannot be given with subscription, which has a topic";
-            return Err(Problem::field("topic", reason));
-        }
-        (Some(subscription), None) => match engine.dispatcher.outlet(subscription.id) {
-            Some(outlet) => outlet.meter.series(now, minutes),
-            None => Meter::default().series(now, minutes),
-        },
-        (None, Some(entry)) => entry.published.meter.series(now, minutes),
-        (None, None) => engine.dispatcher.meter.series(now, minutes),
+    if of_subscription.is_some() && of_topic.is_some() {
+        let reason = "cannot be given with subscription, which has a topic";
+        return Err(Problem::field("topic", reason));
+    }
+    let now = server.engine.clock.now();
+    let asked = SeriesAsked {
+        topic: of_topic.map(|entry| entry.topic.id.0),
+        subscription: of_subscription.as_ref().map(|subscription| subscription.id.0),
+        minutes,
+        now: now.nanos(),
     };
+    let (tallies, missing) = numbers::tallies(server, asked).await;
+    let series = Series::of(now, minutes, &tallies);
     let percentile = |which: fn(&Percentiles) -> Duration| -> Value {
         let all = series.latency.iter();
         all.map(|one| one.as_ref().map(|one| millis(which(one))))
@@ -239,11 +233,12 @@ pub(crate) fn series(server: &Server, query: &str) -> Result<Value, Problem> {
     if of_subscription.is_none() {
         shown["published"] = json!(series.published);
     }
+    note_missing(&mut shown, missing);
     Ok(shown)
 }
 
-fn latency(meter: &Meter, now: Timestamp) -> Option<Value> {
-    let found = meter.latency(now, LATENCY_MINUTES)?;
+fn latency(metered: &Metered) -> Option<Value> {
+    let found = metered.latency()?;
     Some(json!({"p50": millis(found.p50), "p95": millis(found.p95), "p99": millis(found.p99)}))
 }
 
@@ -257,7 +252,7 @@ fn rounded(number: f64) -> f64 {
 }
 
 /// `GET subscriptions`
-pub(crate) fn subscriptions(server: &Server, query: &str) -> Result<Value, Problem> {
+pub(crate) async fn subscriptions(server: &Server, query: &str) -> Result<Value, Problem> {
     let (mut topic, mut state, mut text) = (None, None, None);
     let mut window = Window::default();
     for (name, value) in read_query(query, &["topic", "state", "q", "top", "skip"])? {
@@ -289,15 +284,15 @@ pub(crate) fn subscriptions(server: &Server, query: &str) -> Result<Value, Probl
                 .is_none_or(|text| one.name.to_lowercase().contains(text) || has(endpoint(server, one), text))
     });
     found.sort_by_cached_key(|one| (one.name.to_lowercase(), one.id));
-    let overview = Overview::of(server, &[]);
     let now = server.engine.clock.now();
-    let page = window.of(&found);
-    let value: Vec<Value> = page.iter().map(|one| overview.show(server, one, now)).collect();
-    Ok(json!({"value": value, "total": found.len()}))
+    let (value, missing) = show_all(server, window.of(&found), now).await;
+    let mut shown = json!({"value": value, "total": found.len()});
+    note_missing(&mut shown, missing);
+    Ok(shown)
 }
 
 /// `GET subscription?id=`
-pub(crate) fn subscription(server: &Server, query: &str) -> Result<Value, Problem> {
+pub(crate) async fn subscription(server: &Server, query: &str) -> Result<Value, Problem> {
     let mut id = None;
     for (_, value) in read_query(query, &["id"])? {
         id = Some(value);
@@ -313,16 +308,33 @@ pub(crate) fn subscription(server: &Server, query: &str) -> Result<Value, Proble
         }
     };
     let (found, resource) = seen.ok_or_else(|| named::missing("id", &id))?;
-    let now = server.engine.clock.now();
-    let mut shown = Overview::of(server, &[]).show(server, &found, now);
+    let mut shown = show(server, &found).await;
     shown["resource"] = resource;
     Ok(shown)
 }
 
 /// One subscription as lists show it.
-pub(crate) fn show(server: &Server, subscription: &Subscription) -> Value {
+pub(crate) async fn show(server: &Server, subscription: &Arc<Subscription>) -> Value {
     let now = server.engine.clock.now();
-    Overview::of(server, &[]).show(server, subscription, now)
+    let (mut shown, missing) = show_all(server, std::slice::from_ref(subscription), now).await;
+    let mut shown = shown.pop().unwrap_or_default();
+    note_missing(&mut shown, missing);
+    shown
+}
+
+/// Subscriptions as lists show them, and the nodes that did not say what they know of them.
+async fn show_all(
+    server: &Server,
+    subscriptions: &[Arc<Subscription>],
+    now: Timestamp,
+) -> (Vec<Value>, Vec<String>) {
+    let ids = subscriptions.iter().map(|one| one.id);
+    let (details, missing) = numbers::details(server, ids, now).await;
+    let all = subscriptions.iter().zip(details);
+    let shown = all
+        .map(|(one, detail)| show_one(server, one, &detail, now))
+        .collect();
+    (shown, missing)
 }
 
 /// Which part of a list is asked for.
@@ -357,99 +369,55 @@ impl Window {
     }
 }
 
-/// What waits, as it was at one moment. Only subscriptions that have something to do are in it.
-struct Overview {
-    backlogs: HashMap<SubscriptionId, Backlog>,
-    letters: HashMap<SubscriptionId, u64>,
-}
-
-impl Overview {
-    /// Of these subscriptions; what is shown of one by itself is looked at then.
-    fn of(server: &Server, subscriptions: &[Arc<Subscription>]) -> Overview {
-        let log = server.engine.log();
-        let all = subscriptions.iter().map(|one| (one.id, log.backlog(one.id)));
-        let letters = log.letters_waiting().into_iter();
-        Overview {
-            backlogs: all.filter(|(_, backlog)| all_of(backlog) > 0).collect(),
-            letters: letters.map(|letters| (letters.of, letters.count)).collect(),
-        }
+fn show_one(server: &Server, subscription: &Subscription, detail: &Detail, now: Timestamp) -> Value {
+    let topic = server.engine.directory.topic_by_id(subscription.topic);
+    let health = Health::of(server, subscription.id).with(detail);
+    let mut shown = counts(&detail.counted);
+    shown["deliveredPerSec"] = json!(rounded(detail.metered.delivered));
+    shown["failedPerSec"] = json!(rounded(detail.metered.failed));
+    if let Some(latency) = latency(&detail.metered) {
+        shown["latencyMs"] = latency;
     }
-
-    fn waiting(&self, id: SubscriptionId) -> u64 {
-        self.backlogs.get(&id).map_or(0, all_of)
+    let failed = shown["attemptsFailed"].take();
+    if let Some(members) = shown.as_object_mut() {
+        members.remove("attemptsFailed");
     }
-
-    fn pending(&self) -> u64 {
-        self.backlogs.values().map(all_of).sum()
+    shown["failed"] = failed;
+    shown["name"] = json!(subscription.name);
+    shown["id"] = json!(resource_id(server, subscription));
+    shown["topic"] = json!(topic.map(|entry| entry.topic.name.clone()));
+    shown["endpoint"] = json!(endpoint(server, subscription));
+    shown["state"] = json!(health.state);
+    shown["waiting"] = json!(detail.waits.waiting);
+    shown["retrying"] = json!(detail.waits.retrying);
+    shown["deadLettersPending"] = json!(detail.letters);
+    if let Some(name) = &subscription.domain_topic {
+        shown["domainTopic"] = json!(name);
     }
-
-    fn oldest(&self) -> Option<Timestamp> {
-        self.backlogs.values().filter_map(|backlog| backlog.oldest).min()
+    if let Some(since) = health.paused {
+        shown["since"] = json!(since.to_string());
     }
-
-    fn show(&self, server: &Server, subscription: &Subscription, now: Timestamp) -> Value {
-        let id = subscription.id;
-        // Events that are being sent right now are in no list of busy ones.
-        let backlog = server.engine.log().backlog(id);
-        let directory = &server.engine.directory;
-        let topic = directory.topic_by_id(subscription.topic);
-        let health = Health::of(server, id);
-        let outlet = server.engine.dispatcher.outlet(id);
-        let mut shown = match &outlet {
-            Some(outlet) => counts(&outlet.counters),
-            None => counts(&Counters::default()),
-        };
-        let rates = outlet.as_ref().map(|outlet| outlet.meter.rates(now));
-        let rates = rates.unwrap_or_default();
-        shown["deliveredPerSec"] = json!(rounded(rates.delivered));
-        shown["failedPerSec"] = json!(rounded(rates.failed));
-        if let Some(latency) = outlet.and_then(|outlet| latency(&outlet.meter, now)) {
-            shown["latencyMs"] = latency;
-        }
-        let failed = shown["attemptsFailed"].take();
-        if let Some(members) = shown.as_object_mut() {
-            members.remove("attemptsFailed");
-        }
-        shown["failed"] = failed;
-        shown["name"] = json!(subscription.name);
-        shown["id"] = json!(resource_id(server, subscription));
-        shown["topic"] = json!(topic.map(|entry| entry.topic.name.clone()));
-        shown["endpoint"] = json!(endpoint(server, subscription));
-        shown["state"] = json!(health.state);
-        shown["waiting"] = json!(backlog.waiting + backlog.claimed);
-        shown["retrying"] = json!(backlog.retrying);
-        shown["deadLettersPending"] = json!(self.letters.get(&id).copied().unwrap_or(0));
-        if let Some(name) = &subscription.domain_topic {
-            shown["domainTopic"] = json!(name);
-        }
-        if let Some(since) = health.paused {
-            shown["since"] = json!(since.to_string());
-        }
-        if let Some(delay) = health.delay {
-            shown["cause"] = json!(delay.cause.name());
-            shown["since"] = json!(delay.since.to_string());
-            shown["until"] = json!(delay.until.to_string());
-        }
-        if let Some(oldest) = backlog.oldest {
-            shown["oldestUndeliveredSeconds"] = json!(age(now, oldest));
-        }
-        shown
+    if let Some(delay) = health.delay {
+        shown["cause"] = json!(delay.cause);
+        shown["since"] = json!(delay.since().to_string());
+        shown["until"] = json!(delay.until().to_string());
     }
-}
-
-fn all_of(backlog: &Backlog) -> u64 {
-    backlog.waiting + backlog.claimed + backlog.retrying
+    if let Some(oldest) = detail.waits.oldest() {
+        shown["oldestUndeliveredSeconds"] = json!(age(now, oldest));
+    }
+    shown
 }
 
 /// How the endpoint of a subscription treats it.
 struct Health {
     state: &'static str,
-    delay: Option<Delay>,
+    delay: Option<Delayed>,
     /// Since when nothing is sent by someone's wish.
     paused: Option<Timestamp>,
 }
 
 impl Health {
+    /// As far as this node knows.
     fn of(server: &Server, id: SubscriptionId) -> Health {
         let outlet = server.engine.dispatcher.outlet(id);
         let Some(plan) = outlet.and_then(|outlet| outlet.plan()) else {
@@ -473,8 +441,20 @@ impl Health {
         let delay = state.delay.filter(|_| plan.sender().obeys);
         Health {
             state: health(delay.is_some(), state.probing),
-            delay,
+            delay: delay.as_ref().map(Delayed::of),
             paused,
+        }
+    }
+
+    /// As all nodes know it.
+    fn with(self, detail: &Detail) -> Health {
+        if self.paused.is_some() {
+            return self;
+        }
+        Health {
+            state: health(detail.delay.is_some(), detail.probing),
+            delay: detail.delay.clone(),
+            paused: None,
         }
     }
 }
@@ -487,13 +467,13 @@ fn health(delayed: bool, probing: bool) -> &'static str {
     }
 }
 
-fn counts(counters: &Counters) -> Value {
+fn counts(counted: &Counted) -> Value {
     json!({
-        "delivered": counters.delivered.load(Relaxed),
-        "attempts": counters.attempts.load(Relaxed),
-        "attemptsFailed": counters.attempts_failed.load(Relaxed),
-        "deadLettered": total(&counters.dead_lettered),
-        "dropped": total(&counters.dropped),
+        "delivered": counted.delivered,
+        "attempts": counted.attempts,
+        "attemptsFailed": counted.failed,
+        "deadLettered": counted.dead_lettered,
+        "dropped": counted.dropped,
     })
 }
 

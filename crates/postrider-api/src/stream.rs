@@ -5,6 +5,7 @@ use crate::dead_letters::read_query;
 use crate::http::{Answer, Call, Content, empty};
 use crate::named;
 use crate::ours::Problem;
+use crate::peers::live::Told;
 use bytes::{BufMut, Bytes, BytesMut};
 use hyper::StatusCode;
 use hyper::header::{AUTHORIZATION, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue};
@@ -58,7 +59,7 @@ impl Streams {
 }
 
 /// Answers a client that may look.
-pub(crate) fn answer(server: &Arc<Server>, call: &Call) -> Result<Answer, Problem> {
+pub(crate) async fn answer(server: &Arc<Server>, call: &Call) -> Result<Answer, Problem> {
     let query = call.uri.query().unwrap_or("").replace('+', "%20");
     let wanted = Wanted::read(server, &query)?;
     if !server.recordings.status().on {
@@ -73,8 +74,12 @@ pub(crate) fn answer(server: &Arc<Server>, call: &Call) -> Result<Answer, Proble
         false => server.session(call)?.map(|(id, _)| id),
     };
     let (pieces, received) = mpsc::channel(PIECES);
+    let lines = match server.peers {
+        None => Lines::Own(server.recordings.subscribe()),
+        Some(_) => Lines::OfAll(server.live.watch(server).await),
+    };
     let stream = Stream {
-        lines: server.recordings.subscribe(),
+        lines,
         server: server.clone(),
         wanted,
         session,
@@ -113,16 +118,44 @@ impl Wanted {
         Ok(wanted)
     }
 
-    fn takes(&self, line: &Line) -> bool {
-        let of = line.subscription.as_ref().map(|(id, _)| *id);
-        self.topic.is_none_or(|topic| topic == line.topic)
-            && self.subscription.is_none_or(|wanted| of == Some(wanted))
+    fn takes(&self, topic: TopicId, subscription: Option<SubscriptionId>) -> bool {
+        self.topic.is_none_or(|wanted| wanted == topic)
+            && self
+                .subscription
+                .is_none_or(|wanted| subscription == Some(wanted))
+    }
+}
+
+/// Where lines come from: this server, or all nodes of a cluster.
+enum Lines {
+    Own(broadcast::Receiver<Arc<Line>>),
+    OfAll(broadcast::Receiver<Arc<Told>>),
+}
+
+enum Received {
+    Own(Arc<Line>),
+    OfAll(Arc<Told>),
+}
+
+impl Lines {
+    async fn recv(&mut self) -> Result<Received, RecvError> {
+        match self {
+            Lines::Own(lines) => lines.recv().await.map(Received::Own),
+            Lines::OfAll(lines) => lines.recv().await.map(Received::OfAll),
+        }
+    }
+
+    fn try_recv(&mut self) -> Result<Received, TryRecvError> {
+        match self {
+            Lines::Own(lines) => lines.try_recv().map(Received::Own),
+            Lines::OfAll(lines) => lines.try_recv().map(Received::OfAll),
+        }
     }
 }
 
 struct Stream {
     server: Arc<Server>,
-    lines: broadcast::Receiver<Arc<Line>>,
+    lines: Lines,
     wanted: Wanted,
     session: Option<String>,
     pieces: mpsc::Sender<Bytes>,
@@ -174,13 +207,22 @@ impl Stream {
     }
 
     /// What has come, as far as it is wanted; none if nothing comes any more.
-    fn piece(&mut self, first: Result<Arc<Line>, RecvError>) -> Option<Bytes> {
+    fn piece(&mut self, first: Result<Received, RecvError>) -> Option<Bytes> {
         let mut piece = BytesMut::new();
         let mut received = first;
         for _ in 0..LINES_PER_PIECE {
             match received {
-                Ok(line) if self.wanted.takes(&line) => write(&mut piece, &line),
-                Ok(_) => {}
+                Ok(Received::Own(line)) => {
+                    let of = line.subscription.as_ref().map(|(id, _)| *id);
+                    if self.wanted.takes(line.topic, of) && line.elsewhere.is_none() {
+                        write(&mut piece, &line);
+                    }
+                }
+                Ok(Received::OfAll(told)) => {
+                    if self.wanted.takes(told.topic, told.subscription) {
+                        piece.put_slice(&told.text);
+                    }
+                }
                 // A comment, for people: programs that read on know no such event.
                 Err(RecvError::Lagged(count)) => {
                     piece.put_slice(format!(": {count} lines were lost\n\n").as_bytes());
@@ -206,7 +248,7 @@ fn put(piece: &mut BytesMut, event: &str, data: &str) {
     }
 }
 
-fn write(piece: &mut BytesMut, line: &Line) {
+pub(crate) fn write(piece: &mut BytesMut, line: &Line) {
     let mut data = json!({
         "id": line.id,
         "topic": line.topic_name,

@@ -34,6 +34,8 @@ pub struct EndpointDelay {
     /// Scheme, host, port and path; never the query string.
     pub endpoint: String,
     pub delay: Delay,
+    /// The node that has set it, where there are several.
+    pub by: Option<String>,
 }
 
 impl Probation {

@@ -418,4 +418,16 @@ impl Archive for EmbeddedArchive {
     async fn next_job(&self) -> Result<u64, Error> {
         self.write(|txn| give_out(txn, "jobs")).await
     }
+
+    async fn skip_numbers(&self, blobs: BlobId, jobs: u64) -> Result<(), Error> {
+        self.write(move |txn| {
+            let mut facts = txn.open_table(FACTS)?;
+            for (kind, upto) in [("blobs", blobs.0), ("jobs", jobs)] {
+                let given = facts.get(kind)?.map_or(0, |id| id.value());
+                facts.insert(kind, given.max(upto))?;
+            }
+            Ok(())
+        })
+        .await
+    }
 }

@@ -397,6 +397,7 @@ mod tests {
         expected.endpoint_delays = vec![EndpointDelay {
             endpoint: "https://a/b".into(),
             delay: Probation::DOCUMENTED.begin(Outcome::Busy, at(1)),
+            by: None,
         }];
         let put = Change::PutEndpointDelay(expected.endpoint_delays[0].clone());
         catalog.commit(vec![put]).await.unwrap();

@@ -9,6 +9,7 @@ mod state;
 mod writer;
 mod settler;
 mod recover;
+mod moving;
 mod catalog;
 mod archive;
 
@@ -21,6 +22,7 @@ use postrider_core::event::Batch;
 use postrider_core::ids::{Position, SubscriptionId};
 use postrider_core::retry::Next;
 use postrider_core::time::Timestamp;
+use postrider_store::moving::Moving;
 use postrider_store::{
     Backlog, Claim, Entry, Error, EventLog, Health, Letter, LetterKey, LettersWaiting, Listener, Settled,
     Want,
@@ -1097,6 +1099,10 @@ impl EventLog for EmbeddedLog {
         if self.shared.listener.set(listener).is_err() {
             tracing::warn!("the log has a listener already; the second one is ignored");
         }
+    }
+
+    fn moving(&self) -> Option<&dyn Moving> {
+        Some(self)
     }
 
     async fn close(&self) -> Result<(), Error> {

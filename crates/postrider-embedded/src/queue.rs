@@ -161,6 +161,11 @@ impl Queue {
         position >= self.frontier || self.lapsed.contains(&position)
     }
 
+    /// Whether the first attempt at a position is still to be made or settled.
+    pub fn is_open(&self, position: Position) -> bool {
+        !self.closed && (position >= self.frontier || self.open.contains_key(&position))
+    }
+
     /// The lowest position that is not settled, as far as first attempts go.
     pub fn lowest(&self) -> Position {
         self.open

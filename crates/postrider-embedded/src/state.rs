@@ -130,6 +130,9 @@ impl LetterEntry {
     }
 }
 
+/// A retry, or a letter with why it was given up.
+pub type OpenRow = (SubscriptionId, RetryEntry, Option<Reason>);
+
 /// One thing to be recorded. All of a list become durable together.
 #[derive(Clone, Debug)]
 pub enum Write {
@@ -312,6 +315,32 @@ impl State {
                 found.extend(RetryEntry::decode(due, position, value.value()));
             }
             Ok((found, None))
+        })
+    }
+
+    /// Retries and letters of all subscriptions whose events are at these positions, by position and subscription.
+    pub fn open_within(&self, positions: std::ops::Range<Position>) -> Result<Vec<OpenRow>, Error> {
+        self.database.read(|txn| {
+            let within = |position: u64| positions.contains(&Position(position));
+            let mut found = Vec::new();
+            for row in txn.open_table(RETRIES)?.iter()? {
+                let (key, value) = row?;
+                let (of, due, position) = key.value();
+                if within(position) {
+                    let retry = RetryEntry::decode(due, position, value.value());
+                    found.extend(retry.map(|retry| (SubscriptionId(of), retry, None)));
+                }
+            }
+            for row in txn.open_table(LETTERS)?.iter()? {
+                let (key, value) = row?;
+                let (of, decided, position) = key.value();
+                if within(position) {
+                    let letter = LetterEntry::decode(decided, position, value.value());
+                    found.extend(letter.map(|one| (SubscriptionId(of), one.delivery, Some(one.reason))));
+                }
+            }
+            found.sort_by_key(|(of, delivery, _)| (delivery.position, *of));
+            Ok(found)
         })
     }
 

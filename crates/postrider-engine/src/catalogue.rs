@@ -2,7 +2,7 @@
 
 use async_trait::async_trait;
 use postrider_core::time::{Clock, Timestamp};
-use postrider_store::{Catalog, Change, Error, Loaded};
+use postrider_store::{Catalog, Change, Error, Follower, Loaded};
 use std::sync::{Arc, Mutex};
 
 /// Passes everything on, and remembers why the last commit failed, until one succeeds.
@@ -34,6 +34,10 @@ impl Catalog for Watched {
 
     async fn commit(&self, changes: Vec<Change>) -> Result<(), Error> {
         let result = self.catalog.commit(changes).await;
+        if let Err(Error::Conflict(_)) = result {
+            // The catalogue is well: somebody else was faster.
+            return result;
+        }
         let trouble = result.as_ref().err().map(|e| (self.clock.now(), e.to_string()));
         *self.trouble.lock().expect("no panic holds it") = trouble;
         result
@@ -41,6 +45,14 @@ impl Catalog for Watched {
 
     async fn next_id(&self) -> Result<u64, Error> {
         self.catalog.next_id().await
+    }
+
+    async fn catch_up(&self) -> Result<(), Error> {
+        self.catalog.catch_up().await
+    }
+
+    async fn follow(&self, follower: Arc<dyn Follower>) {
+        self.catalog.follow(follower).await
     }
 }
 

@@ -376,7 +376,10 @@ impl Engine {
             .await?;
             return Ok(None);
         };
-        let path = blob_path(&plan, &letters[0], self.log.identity(), now);
+        let alone = self.node.name.is_none();
+        let keys = letters.iter().map(Letter::key);
+        let guid = blob_guid(of, keys, self.log.identity(), alone);
+        let path = blob_path(&plan.subscription.name, &guid, now);
         let record = BlobRecord {
             id: BlobId(0),
             subscription: of,
@@ -720,14 +723,29 @@ fn write_timed(
     render::write_dead_letter(out, batch, index, how, id, &diagnostics);
 }
 
-/// `<SUBSCRIPTION>/<year>/<month>/<day>/<hour>/<guid>.json`, in UTC, nothing padded. The same first letter gives
-/// the same guid: what is written again after a crash mostly takes the place of what was there.
-fn blob_path(plan: &Plan, first: &Letter, identity: u64, now: Timestamp) -> String {
+/// `<SUBSCRIPTION>/<year>/<month>/<day>/<hour>/<guid>.json`, in UTC, nothing padded.
+fn blob_path(subscription: &str, guid: &str, now: Timestamp) -> String {
     let c = now.civil();
-    let of = plan.subscription.id.0.wrapping_mul(0x9E37_79B9_7F4A_7C15);
-    let guid = system_id(identity ^ of, first.position());
-    let name = plan.subscription.name.to_uppercase();
+    let name = subscription.to_uppercase();
     format!("{name}/{}/{}/{}/{}/{guid}.json", c.year, c.month, c.day, c.hour)
+}
+
+/// What a blob of these letters is called. Alone, the same first letter gives the same guid: what is written again
+/// after a crash mostly takes the place of what was there, and holds all of it. Of several nodes one may take over
+/// only some of another's letters, or be slow to put what has been put already: there only the same letters give the
+/// same guid, so that no blob ever takes the place of one that holds more.
+fn blob_guid(
+    of: SubscriptionId,
+    letters: impl Iterator<Item = LetterKey>,
+    identity: u64,
+    alone: bool,
+) -> String {
+    const MIX: u64 = 0x9E37_79B9_7F4A_7C15;
+    let mut letters = letters.peekable();
+    let first = letters.peek().map_or(Position(0), |(_, position)| *position);
+    let mix = |all: u64, (_, position): LetterKey| (all.rotate_left(23) ^ position.0).wrapping_mul(MIX);
+    let all = if alone { 0 } else { letters.fold(1, mix) };
+    system_id(identity ^ of.0.wrapping_mul(MIX) ^ all, first)
 }
 
 /// The publisher's own name for an event, as far as it has one.
@@ -817,6 +835,20 @@ mod tests {
     const STORAGE: TopicId = TopicId(2);
     const REFUSED: &str = "http://refusing.invalid/";
     const SETTLE: Duration = Duration::from_secs(60);
+
+    // A node forgot one half of a blob's letters and died; the other half was then written over all of them.
+    #[test]
+    fn of_several_nodes_no_blob_takes_the_place_of_one_with_other_letters() {
+        let guid = |positions: &[u64], alone| {
+            let letters = positions.iter().map(|n| (Timestamp::from_secs(1), Position(*n)));
+            blob_guid(SubscriptionId(7), letters, 3, alone)
+        };
+        assert_eq!(guid(&[1, 2, 3], true), guid(&[1, 3], true));
+        assert_eq!(guid(&[1, 2, 3], false), guid(&[1, 2, 3], false));
+        for other in [&[1, 3][..], &[1, 2], &[1, 2, 3, 4], &[1, 3, 2], &[1]] {
+            assert_ne!(guid(&[1, 2, 3], false), guid(other, false), "{other:?}");
+        }
+    }
 
     /// Refuses what goes to one place and takes whatever goes elsewhere.
     struct Picky;
@@ -947,6 +979,7 @@ mod tests {
             dead_letters: DeadLetters::new(Arc::new(Anywhere), Arc::new(MemoryArchive::default()), None),
             handshake: crate::handshake::Rules::default(),
             recorder: Arc::new(crate::recorder::Nothing),
+            node: crate::node::Node::alone(),
         })
         .await
         .unwrap();

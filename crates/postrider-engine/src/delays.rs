@@ -1,15 +1,23 @@
 //! The delays of sick endpoints, kept so that a restart does not forget them.
 
 use crate::Error;
+use crate::node::{Node, Sharing};
 use postrider_core::probation::{Delay, EndpointDelay};
 use postrider_store::{Catalog, Change};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard};
-use tokio::sync::Notify;
+use std::time::Duration;
+use tokio::sync::{Notify, watch};
+
+/// When a delay is over that another node has set, this one asks the endpoint itself if nobody has for so long.
+const GRACE: Duration = Duration::from_secs(10);
 
 pub struct Delays {
     catalog: Arc<dyn Catalog>,
+    /// This node, where there are several.
+    me: Option<Arc<str>>,
+    sharing: watch::Receiver<Sharing>,
     book: Mutex<Book>,
     saving: tokio::sync::Mutex<()>,
     pub changed: Notify,
@@ -28,14 +36,21 @@ struct Book {
 }
 
 impl Delays {
-    pub fn new(catalog: Arc<dyn Catalog>) -> Delays {
+    pub fn new(catalog: Arc<dyn Catalog>, node: &Node) -> Delays {
         Delays {
             catalog,
+            me: node.name.clone(),
+            sharing: node.sharing.clone(),
             book: Mutex::default(),
             saving: tokio::sync::Mutex::default(),
             changed: Notify::new(),
             noted: AtomicU64::new(0),
         }
+    }
+
+    /// Which part of the rates that webhooks allow is this node's.
+    pub fn sharing(&self) -> watch::Receiver<Sharing> {
+        self.sharing.clone()
     }
 
     fn book(&self) -> MutexGuard<'_, Book> {
@@ -46,8 +61,41 @@ impl Delays {
         let mut book = self.book();
         for one in delays {
             book.kept.insert(one.endpoint.clone());
-            book.restored.insert(one.endpoint, one.delay);
+            let delay = self.here(&one);
+            book.restored.insert(one.endpoint, delay);
         }
+    }
+
+    /// A delay as it holds on this node: whoever has set it asks the endpoint first when it is over.
+    fn here(&self, one: &EndpointDelay) -> Delay {
+        let mut delay = one.delay;
+        if one.by.as_deref() != self.me.as_deref() {
+            delay.until = delay.until + GRACE;
+        }
+        delay
+    }
+
+    /// Another node has set a delay. Returns how it holds here.
+    pub fn set_elsewhere(&self, one: &EndpointDelay) -> Delay {
+        let delay = self.here(one);
+        let mut book = self.book();
+        book.kept.insert(one.endpoint.clone());
+        // What this node has not said yet is older than that.
+        book.pending.remove(&one.endpoint);
+        delay
+    }
+
+    /// The endpoint is not known here, or not yet.
+    pub fn keep(&self, endpoint: String, delay: Delay) {
+        self.book().restored.insert(endpoint, delay);
+    }
+
+    /// Another node has ended the delay of an endpoint.
+    pub fn ended_elsewhere(&self, endpoint: &str) {
+        let mut book = self.book();
+        book.kept.remove(endpoint);
+        book.restored.remove(endpoint);
+        book.pending.remove(endpoint);
     }
 
     /// What an earlier life knew about an endpoint that is now taken up.
@@ -94,6 +142,7 @@ impl Delays {
             Some(delay) => Change::PutEndpointDelay(EndpointDelay {
                 endpoint: endpoint.clone(),
                 delay,
+                by: self.me.as_deref().map(str::to_owned),
             }),
             None => Change::DeleteEndpointDelay(endpoint.clone()),
         };

@@ -38,7 +38,7 @@ use postrider_core::subscription::Subscription;
 use postrider_core::time::{Clock, Timestamp};
 use postrider_core::trace::{Context, Ids, Share};
 use postrider_store::log::LastAttempt;
-use postrider_store::{Backlog, Catalog, Claim, EventLog, Listener, Settled};
+use postrider_store::{Backlog, Claim, EventLog, Listener, Settled};
 use rustc_hash::FxHashMap;
 use std::collections::BTreeMap;
 use std::collections::hash_map::Entry::{Occupied, Vacant};
@@ -56,6 +56,8 @@ use tokio_util::task::TaskTracker;
 const LINGER: Duration = Duration::from_secs(5);
 /// A subscription whose log could not be read is tried again this much later.
 const TROUBLE_PAUSE: Duration = Duration::from_secs(1);
+/// How often it is said that nothing can be claimed.
+const TROUBLE_SAID_EVERY: Duration = Duration::from_secs(10);
 /// Where nothing can be sent for longer than this, events need not be kept in memory.
 const REST_FROM: Duration = Duration::from_secs(5);
 /// Attempts that have timed out and whose connections are kept for a late answer. Beyond it they are closed.
@@ -197,6 +199,8 @@ pub struct Dispatcher {
     pub(crate) letters_changed: Notify,
     /// When it is next looked at what is due, in nanoseconds.
     looks_at: AtomicI64,
+    /// When it was last said that nothing can be claimed, in nanoseconds.
+    claim_trouble_said: AtomicI64,
     pub(crate) delays: Delays,
     reports: Reports,
     late_room: Arc<Semaphore>,
@@ -215,7 +219,7 @@ pub struct Dispatcher {
 impl Dispatcher {
     pub fn new(
         log: Arc<dyn EventLog>,
-        catalog: Arc<dyn Catalog>,
+        delays: Delays,
         transport: Arc<dyn Transport>,
         clock: Arc<dyn Clock>,
         wall: Arc<dyn Clock>,
@@ -223,7 +227,7 @@ impl Dispatcher {
         recorder: Arc<dyn Recorder>,
     ) -> Arc<Dispatcher> {
         let dispatcher = Arc::new(Dispatcher {
-            delays: Delays::new(catalog),
+            delays,
             reports: Reports::default(),
             late_room: Arc::new(Semaphore::new(LATE_ANSWERS_MAX)),
             late_busy: AtomicUsize::new(0),
@@ -240,6 +244,7 @@ impl Dispatcher {
             changed: Notify::new(),
             letters_changed: Notify::new(),
             looks_at: AtomicI64::new(i64::MAX),
+            claim_trouble_said: AtomicI64::new(i64::MIN),
             tasks: TaskTracker::new(),
             stop: CancellationToken::new(),
             abort: CancellationToken::new(),
@@ -497,7 +502,12 @@ impl Dispatcher {
             }
             Ok(claims) => claims,
             Err(e) => {
-                tracing::error!(subscription = %plan.subscription.name, error = %e, "cannot claim deliveries");
+                // Every lane of every subscription meets the same trouble.
+                let said = self.claim_trouble_said.load(Relaxed);
+                let say = now.nanos().saturating_sub(said) >= TROUBLE_SAID_EVERY.as_nanos() as i64;
+                if say && self.claim_trouble_said.swap(now.nanos(), Relaxed) == said {
+                    tracing::error!(subscription = %plan.subscription.name, error = %e, "cannot claim deliveries");
+                }
                 self.alarm(now + TROUBLE_PAUSE, Alarm::Outlet(Arc::downgrade(outlet)));
                 Vec::new()
             }
@@ -790,7 +800,7 @@ impl Dispatcher {
                 self.tasks.wait().await;
             }
         }
-        self.save_delays().await;
+        let _too_late_to_try_again = self.save_delays().await;
     }
 }
 

@@ -1,6 +1,7 @@
 //! One endpoint's health: how much may be in flight there, and when to leave it alone.
 
 use crate::dispatch::Outlet;
+use crate::node::Sharing;
 use http::Uri;
 use postrider_core::ids::{Position, SubscriptionId};
 use postrider_core::outcome::Outcome;
@@ -10,6 +11,7 @@ use std::collections::VecDeque;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
+use tokio::sync::watch;
 
 /// An endpoint that has not answered yet gets this many requests at once, and no fewer unless it says that
 /// it is busy.
@@ -41,6 +43,8 @@ pub struct Health {
     pace: Pace,
     /// When the next request is due of those whose rate is limited.
     next_paced: Timestamp,
+    /// Other nodes send to it as well.
+    sharing: Sharing,
 }
 
 /// One event for one subscription.
@@ -78,12 +82,20 @@ pub struct Ended<'a> {
 }
 
 impl Sender {
-    /// How much of the time one request takes up; nothing where the rate is not limited.
-    fn share(self) -> Duration {
-        self.rate_max
-            .filter(|rate| *rate > 0)
-            .map_or(Duration::ZERO, |rate| Duration::from_secs(60) / rate)
+    /// How much of the time one request takes up, whoever sends it; none where the rate is not limited.
+    fn interval(self) -> Option<Duration> {
+        let rate = self.rate_max.filter(|rate| *rate > 0);
+        rate.map(|rate| Duration::from_secs(60) / rate)
     }
+}
+
+/// Whether a request may go whose rate is limited.
+enum Paced {
+    /// It may; the next one not before then.
+    Go {
+        next: Timestamp,
+    },
+    Wait(Timestamp),
 }
 
 /// How quickly an endpoint answers.
@@ -149,7 +161,13 @@ impl Health {
             asked: false,
             pace: Pace::default(),
             next_paced: Timestamp::MIN,
+            sharing: Sharing::ALONE,
         }
+    }
+
+    /// As many nodes as this send to the endpoint now, and this one takes these turns among them.
+    pub fn share(&mut self, sharing: Sharing) {
+        self.sharing = sharing;
     }
 
     /// How many more requests would be admitted now.
@@ -169,7 +187,8 @@ impl Health {
     pub fn enter(&mut self, sender: Sender, now: Timestamp) -> Admission {
         let held = self.delay.filter(|_| sender.obeys);
         let early = self.asked && held.is_some_and(|delay| now < delay.until);
-        if let Some(until) = self.paced(sender, now)
+        let paced = sender.interval().map(|interval| self.paced(interval, now));
+        if let Some(Paced::Wait(until)) = paced
             && (early || held.is_none_or(|delay| delay.until <= now))
         {
             return Admission::Delayed(until);
@@ -188,9 +207,10 @@ impl Health {
         }
         self.in_flight += 1;
         self.pace.was_full |= self.in_flight >= self.window;
-        let share = sender.share();
-        if !share.is_zero() {
-            self.next_paced = self.next_paced.max(now) + share;
+        let mut share = Duration::ZERO;
+        if let (Some(Paced::Go { next }), Some(interval)) = (paced, sender.interval()) {
+            self.next_paced = next;
+            share = interval * self.sharing.of();
         }
         Admission::Go(Pass {
             probe: held.is_some(),
@@ -199,20 +219,33 @@ impl Health {
         })
     }
 
-    /// When a sender may go whose rate does not let it go now.
-    fn paced(&self, sender: Sender, now: Timestamp) -> Option<Timestamp> {
-        let share = sender.share();
-        if share.is_zero() {
-            return None;
-        }
+    /// Whether a request may go where all nodes together may send one in every `interval`.
+    fn paced(&self, interval: Duration, now: Timestamp) -> Paced {
+        let share = interval * self.sharing.of();
         // A slow one is never early: it would come too often.
         let early = if share < PACED_EARLY {
             PACED_EARLY
         } else {
             Duration::ZERO
         };
+        // Fewer nodes may send than when it was last decided: then it is due sooner.
+        let next = self.next_paced.min(now + early + share);
+        if self.sharing.of() > 1 && interval >= PACED_EARLY {
+            // So few that several nodes which all begin at once would send too many: each waits for its own turn.
+            let current = now - interval + Duration::from_nanos(1);
+            let turn = self.sharing.slot_from(next.max(current), interval);
+            return match turn > now {
+                true => Paced::Wait(turn),
+                false => Paced::Go { next: turn + share },
+            };
+        }
         // Whoever has to wait then waits for a whole portion.
-        (self.next_paced > now + early).then_some(self.next_paced)
+        match next > now + early {
+            true => Paced::Wait(next),
+            false => Paced::Go {
+                next: next.max(now) + share,
+            },
+        }
     }
 
     /// A request that was admitted has ended, or was not sent after all (none).
@@ -284,6 +317,12 @@ impl Health {
         self.asked = false;
     }
 
+    /// Somebody else has found that the endpoint is to be left alone. A probe under way still says how it is.
+    pub fn hold(&mut self, delay: Delay) {
+        self.failing.clear();
+        self.delay = Some(delay);
+    }
+
     /// The next delivery is sent as a probe though the delay is not over. Whether there is anything to wait for.
     pub fn ask(&mut self, now: Timestamp) -> bool {
         self.asked = !self.probing && self.delay.is_some_and(|delay| now < delay.until);
@@ -295,6 +334,7 @@ impl Health {
 pub struct Endpoint {
     /// Without the query string.
     pub name: Arc<str>,
+    sharing: watch::Receiver<Sharing>,
     inner: Mutex<Inner>,
 }
 
@@ -336,9 +376,15 @@ pub struct State {
 }
 
 impl Endpoint {
-    pub fn new(name: String, window_max: usize, delay: Option<Delay>) -> Endpoint {
+    pub fn new(
+        name: String,
+        window_max: usize,
+        delay: Option<Delay>,
+        sharing: watch::Receiver<Sharing>,
+    ) -> Endpoint {
         Endpoint {
             name: name.into(),
+            sharing,
             inner: Mutex::new(Inner {
                 health: Health::new(window_max, delay),
                 waiting: VecDeque::new(),
@@ -353,11 +399,18 @@ impl Endpoint {
     /// Asks to send one request for an outlet. If it may not, it will be woken when it may.
     pub fn enter(&self, outlet: &Arc<Outlet>, sender: Sender, now: Timestamp) -> Admission {
         let mut inner = self.inner();
-        let admission = inner.health.enter(sender, now);
+        let admission = self.ask_for_place(&mut inner.health, sender, now);
         if !matches!(admission, Admission::Go(_)) && !outlet.waiting.swap(true, Relaxed) {
             inner.waiting.push_back(Arc::downgrade(outlet));
         }
         admission
+    }
+
+    fn ask_for_place(&self, health: &mut Health, sender: Sender, now: Timestamp) -> Admission {
+        if sender.rate_max.is_some() {
+            health.share(*self.sharing.borrow());
+        }
+        health.enter(sender, now)
     }
 
     /// How many more requests would be admitted now.
@@ -389,7 +442,7 @@ impl Endpoint {
                 continue;
             }
             let sender = outlet.sender();
-            match inner.health.enter(sender, now) {
+            match self.ask_for_place(&mut inner.health, sender, now) {
                 Admission::Go(pass) => {
                     inner.waiting.remove(place);
                     outlet.waiting.store(false, Relaxed);
@@ -418,6 +471,11 @@ impl Endpoint {
         let delayed = inner.health.delay.is_some();
         inner.health.recover();
         delayed
+    }
+
+    /// Somebody else has found that it is to be left alone.
+    pub fn hold(&self, delay: Delay) {
+        self.inner().health.hold(delay);
     }
 
     /// Has it asked by the next delivery, whether or not its delay is over. Whether it was to be left alone.
@@ -745,5 +803,74 @@ mod tests {
         // What was not sent after all does not count.
         health.leave(pass, None, at(2));
         let _ = go(health.enter(per_minute(1), at(2)));
+    }
+
+    /// Several nodes ask whenever they may, each with its own share; when and how often that lets them go.
+    fn all_sent(rate: u32, sharing: impl Fn(usize, Timestamp) -> Sharing, from: &[i64]) -> Vec<Timestamp> {
+        let sender = Sender {
+            obeys: true,
+            rate_max: Some(rate),
+        };
+        let mut times = Vec::new();
+        for (node, begins) in from.iter().enumerate() {
+            let mut health = Health::new(64, None);
+            let mut now = at(*begins);
+            while now < at(1200) {
+                health.share(sharing(node, now));
+                match health.enter(sender, now) {
+                    Admission::Go(pass) => {
+                        times.push(now);
+                        health.leave(pass, Some(ended(times.len() as u64, Outcome::Success)), now);
+                    }
+                    Admission::Delayed(until) => {
+                        assert!(until > now, "it would ask for ever");
+                        now = until.min(now + Duration::from_secs(60));
+                    }
+                    Admission::Full => panic!("everything was answered"),
+                }
+            }
+        }
+        times.sort();
+        times
+    }
+
+    fn most_in_a_minute(times: &[Timestamp]) -> usize {
+        let within = |from: usize| {
+            let start = times[from];
+            times[from..].partition_point(|t| t.since(start) < Duration::from_secs(60))
+        };
+        (0..times.len()).map(within).max().unwrap_or(0)
+    }
+
+    #[test]
+    fn nodes_together_keep_the_rate_that_was_asked_for() {
+        for (rate, nodes) in [(1, 2), (1, 3), (7, 3), (60, 2), (600, 5), (6_000, 3), (60_000, 4)] {
+            // None of them begins when another does.
+            let from: Vec<i64> = (0..nodes).map(|node| node as i64 * 17).collect();
+            let times = all_sent(rate, |node, _| Sharing::new(node, nodes), &from);
+            let burst = (rate / 600) as usize * nodes + nodes * usize::from(rate > 600) + 1;
+            let most = most_in_a_minute(&times);
+            assert!(most <= rate as usize + burst, "{rate} among {nodes}: {most}");
+            let (all, expected) = (times.len(), rate as usize * 20);
+            assert!(
+                all + nodes * rate as usize + nodes >= expected,
+                "{rate} among {nodes}: only {all} of {expected}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_node_that_is_left_alone_has_the_whole_rate_again() {
+        // The second dies after ten minutes; the first hears of it.
+        let alone_from = at(600);
+        let sharing = |_: usize, now: Timestamp| match now < alone_from {
+            true => Sharing::new(0, 3),
+            false => Sharing::ALONE,
+        };
+        let times = all_sent(2, sharing, &[0]);
+        let before = times.iter().filter(|t| **t < alone_from).count();
+        let after = times.len() - before;
+        assert!((6..=8).contains(&before), "a third of 20: {before}");
+        assert!((19..=21).contains(&after), "all of 20: {after}");
     }
 }

@@ -8,12 +8,13 @@ mod question;
 mod run;
 
 use crate::deliver::Transport;
+use crate::manage::Read;
 use crate::{Engine, Error};
 use postrider_core::handshake::{Patience, manual_in};
 use postrider_core::ids::{Secret, TopicId};
 use postrider_core::subscription::{Destination, Origin, Subscription};
-use postrider_core::time::Timestamp;
-use postrider_store::{Change, Handshake, HandshakeState};
+use postrider_core::time::{Clock, Timestamp};
+use postrider_store::{Catalog, Change, Handshake, HandshakeState};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::Ordering::{Acquire, Release};
 use std::sync::atomic::{AtomicBool, AtomicUsize};
@@ -145,6 +146,10 @@ struct Said {
     moved: Notify,
     /// The task has ended.
     over: CancellationToken,
+    /// Another node asks: there is no task here.
+    elsewhere: AtomicBool,
+    /// What ends it is stored already, or it is another node's by now.
+    settled: AtomicBool,
 }
 
 #[derive(Default)]
@@ -221,6 +226,8 @@ impl Book {
 pub struct Handshakes {
     rules: Rules,
     transport: Arc<dyn Transport>,
+    catalog: Arc<dyn Catalog>,
+    clock: Arc<dyn Clock>,
     book: Mutex<Book>,
     room: Semaphore,
     notices: notice::Notices,
@@ -231,10 +238,17 @@ pub struct Handshakes {
 }
 
 impl Handshakes {
-    pub(crate) fn new(rules: Rules, transport: Arc<dyn Transport>) -> Handshakes {
+    pub(crate) fn new(
+        rules: Rules,
+        transport: Arc<dyn Transport>,
+        catalog: Arc<dyn Catalog>,
+        clock: Arc<dyn Clock>,
+    ) -> Handshakes {
         Handshakes {
             rules,
             transport,
+            catalog,
+            clock,
             book: Mutex::default(),
             room: Semaphore::new(ASKING_MAX),
             notices: notice::Notices::default(),
@@ -366,12 +380,96 @@ impl Handshakes {
     }
 
     async fn cancel_one(&self, handshake: &Handshake, said: &Said) -> Result<(), Error> {
+        if said.elsewhere.load(Acquire) {
+            return self.cancel_elsewhere(handshake, said).await;
+        }
         said.cancelled.cancel();
         said.over.cancelled().await;
         if self.book().under_way.contains_key(&handshake.operation) {
             return Err(Error::Stopping);
         }
         Ok(())
+    }
+
+    /// Takes a handshake from the node that asks, which learns of it.
+    async fn cancel_elsewhere(&self, handshake: &Handshake, said: &Said) -> Result<(), Error> {
+        let gone = Change::DeleteHandshake(handshake.operation.clone());
+        self.catalog.commit(vec![gone]).await?;
+        self.ended_elsewhere(&handshake.operation, Ended::Cancelled);
+        said.over.cancel();
+        Ok(())
+    }
+
+    /// A handshake has ended of which this node has no task, or need not have one any more.
+    fn ended_elsewhere(&self, operation: &str, how: Ended) {
+        let now = self.clock.now();
+        let mut book = self.book();
+        let Some((handshake, said)) = book.under_way.get(operation).cloned() else {
+            book.failed.retain(|_, one| one.operation != operation);
+            return;
+        };
+        said.settled.store(true, Release);
+        book.end(&handshake);
+        let ended = Some((now, how));
+        book.remember(Seen { handshake, ended });
+        drop(book);
+        said.cancelled.cancel();
+        if said.elsewhere.load(Acquire) {
+            said.over.cancel();
+        }
+    }
+
+    /// Another node has begun a handshake, or says how it stands.
+    pub(crate) fn put_elsewhere(&self, handshake: Handshake) {
+        let mut book = self.book();
+        let known = book.under_way.get(&handshake.operation).cloned();
+        let failed = matches!(handshake.state, HandshakeState::Failed { .. });
+        if let Some((_, said)) = &known
+            && !said.elsewhere.load(Acquire)
+        {
+            // It was taken for dead.
+            said.settled.store(true, Release);
+            said.cancelled.cancel();
+        }
+        if failed {
+            if let Some((before, said)) = known {
+                book.end(&before);
+                said.over.cancel();
+            }
+            book.failed(handshake);
+            return;
+        }
+        let said = match known {
+            Some((_, said)) if said.elsewhere.load(Acquire) => said,
+            _ => {
+                let said = Said::default();
+                said.elsewhere.store(true, Release);
+                Arc::new(said)
+            }
+        };
+        book.begin(Arc::new(handshake), said.clone());
+        drop(book);
+        said.moved.notify_waiters();
+    }
+
+    /// Another node has ended a handshake.
+    pub(crate) fn deleted_elsewhere(&self, operation: &str, granted: bool) {
+        let how = match granted {
+            true => Ended::Granted,
+            false => Ended::Cancelled,
+        };
+        self.ended_elsewhere(operation, how);
+    }
+
+    /// Of which topic a handshake under way is, and whether it is only a trial.
+    pub(crate) fn topic_of(&self, operation: &str) -> Option<(TopicId, bool)> {
+        let book = self.book();
+        let (one, _) = book.under_way.get(operation)?;
+        Some((one.subscription.topic, one.trial))
+    }
+
+    pub(crate) fn is_under_way(&self, operation: &str) -> bool {
+        self.book().under_way.contains_key(operation)
     }
 
     /// Whether a task does something other than wait for an answer, a visit or the time.
@@ -419,7 +517,22 @@ impl Engine {
     ) -> Result<Arc<Handshake>, Error> {
         self.supersede_handshake(&subscription).await?;
         let question = self.question(subscription, false, callback_base, api_version)?;
-        self.begin(question).await
+        self.begin(question, None).await
+    }
+
+    /// The same, unless the subscription is not what it was when it was decided what is to become of it: another node
+    /// may have changed it.
+    pub async fn ask_over(
+        self: &Arc<Self>,
+        subscription: Subscription,
+        read: Read,
+        callback_base: &str,
+        api_version: &str,
+    ) -> Result<Arc<Handshake>, Error> {
+        self.read(&subscription).check_pending(&read)?;
+        self.supersede_handshake(&subscription).await?;
+        let question = self.question(subscription, false, callback_base, api_version)?;
+        self.begin(question, Some(read)).await
     }
 
     /// Asks the webhook of a subscription that is in force once more, without changing anything.
@@ -430,7 +543,7 @@ impl Engine {
         api_version: &str,
     ) -> Result<Arc<Handshake>, Error> {
         let question = self.question(subscription.clone(), true, callback_base, api_version)?;
-        self.begin(question).await
+        self.begin(question, None).await
     }
 
     fn question(
@@ -476,15 +589,24 @@ impl Engine {
             token: Secret::new(token),
             callback: callback.map(Secret::new),
             begun,
+            by: self.node.name.as_deref().map(str::to_owned),
             state: HandshakeState::Asking,
             transcript: Vec::new(),
         })
     }
 
-    async fn begin(self: &Arc<Self>, handshake: Handshake) -> Result<Arc<Handshake>, Error> {
+    async fn begin(
+        self: &Arc<Self>,
+        handshake: Handshake,
+        read: Option<Read>,
+    ) -> Result<Arc<Handshake>, Error> {
         if self.handshakes.book().under_way.len() >= UNDER_WAY_MAX {
             let full = format!("{UNDER_WAY_MAX} handshakes are under way");
             return Err(Error::Store(postrider_store::Error::Busy(full)));
+        }
+        let _turn = self.name_turn(&handshake.subscription).await;
+        if let Some(read) = read {
+            self.read(&handshake.subscription).check(&read)?;
         }
         self.catalog
             .commit(vec![Change::PutHandshake(handshake.clone())])
@@ -511,6 +633,8 @@ impl Engine {
                 changes.push(Change::DeleteHandshake(handshake.operation));
             } else if matches!(handshake.state, HandshakeState::Failed { .. }) {
                 self.handshakes.book().failed(handshake);
+            } else if !self.node.is_me(handshake.by.as_deref()) {
+                self.handshakes.put_elsewhere(handshake);
             } else {
                 self.take_up_handshake(handshake);
             }
@@ -520,6 +644,55 @@ impl Engine {
             self.catalog.commit(changes).await?;
         }
         Ok(())
+    }
+
+    /// Takes up the handshakes of nodes that are not there any more, or of a server that was alone.
+    pub async fn take_up_handshakes(
+        self: &Arc<Self>,
+        gone: impl Fn(Option<&str>) -> bool,
+    ) -> Result<(), Error> {
+        let left: Vec<(Arc<Handshake>, Arc<Said>)> = {
+            let book = self.handshakes.book();
+            let left = |(one, said): &&(Arc<Handshake>, Arc<Said>)| {
+                gone(one.by.as_deref()) && said.elsewhere.load(Acquire)
+            };
+            book.under_way.values().filter(left).cloned().collect()
+        };
+        for (handshake, said) in left {
+            let mut handshake = Handshake::clone(&handshake);
+            handshake.by = self.node.name.as_deref().map(str::to_owned);
+            let change = Change::PutHandshake(handshake.clone());
+            match self.catalog.commit(vec![change]).await {
+                Ok(()) => {}
+                // Something has become of it; that is in force in a moment.
+                Err(postrider_store::Error::Conflict(_)) => continue,
+                Err(e) => return Err(e.into()),
+            }
+            if !self.handshakes.is_under_way(&handshake.operation) {
+                continue;
+            }
+            said.elsewhere.store(false, Release);
+            let handshake = Arc::new(handshake);
+            self.handshakes.book().begin(handshake.clone(), said.clone());
+            let running = run::Running::new(self.clone(), handshake, said);
+            self.dispatcher.tasks.spawn(running.run());
+        }
+        Ok(())
+    }
+
+    /// Puts the subscription of another node's handshake in force: whoever may has visited the callback here.
+    fn grant_here(&self, operation: &str, said: &Arc<Said>) {
+        let Some(engine) = self.me.upgrade() else {
+            return;
+        };
+        let known = self.handshakes.book().under_way.get(operation).cloned();
+        // Once, however often it is visited.
+        if let Some((handshake, _)) = known
+            && !said.confirmed.is_cancelled()
+        {
+            let running = run::Running::new(engine, handshake, said.clone());
+            self.dispatcher.tasks.spawn(running.run_granted());
+        }
     }
 
     /// Someone has visited the callback of a handshake. `Ok` when its subscription is in force.
@@ -543,6 +716,9 @@ impl Engine {
                 .await
             {
                 return Err(NotConfirmed::TooEarly);
+            }
+            if said.elsewhere.load(Acquire) {
+                self.grant_here(&operation, &said);
             }
             said.confirmed.cancel();
             tokio::select! {

@@ -5,6 +5,8 @@ pub mod directory;
 pub mod manage;
 mod turns;
 mod catalogue;
+pub mod node;
+mod follow;
 pub mod dispatch;
 pub mod attempt;
 pub mod destinations;
@@ -56,6 +58,9 @@ pub enum Error {
     /// A subscription names a topic inside a domain that is not there, and the domain makes none by itself.
     #[error("topic {name:?} does not exist in domain {domain:?}, which makes no topics for subscriptions")]
     DomainTopicMissing { domain: String, name: String },
+    /// A webhook was being asked for a subscription, and that has been ended meanwhile by another node.
+    #[error("the validation of the webhook has ended meanwhile")]
+    HandshakeOver,
     #[error("the server is shutting down")]
     Stopping,
 }
@@ -76,6 +81,8 @@ pub struct Parts {
     pub handshake: handshake::Rules,
     /// Told what happens to events; [`recorder::Nothing`] when nobody wants to know.
     pub recorder: Arc<dyn Recorder>,
+    /// Which node this is; [`node::Node::alone`] when there is only one.
+    pub node: node::Node,
 }
 
 /// The whole path. Cheap to share behind an `Arc`.
@@ -91,6 +98,7 @@ pub struct Engine {
     pub dead_letters: DeadLetters,
     pub handshakes: Arc<Handshakes>,
     pub recorder: Arc<dyn Recorder>,
+    pub(crate) node: node::Node,
     replays: replay::Replays,
     wall: Arc<dyn Clock>,
     turns: turns::Turns,
@@ -98,6 +106,7 @@ pub struct Engine {
     me: Weak<Engine>,
     /// The time at which some subscription expires may have changed.
     expiry_changed: Notify,
+    replays_ended: Notify,
     stopping: CancellationToken,
 }
 
@@ -106,10 +115,15 @@ impl Engine {
     pub async fn start(parts: Parts) -> Result<Arc<Engine>, Error> {
         let watched = Arc::new(catalogue::Watched::new(parts.catalog, parts.wall.clone()));
         let loaded = watched.load().await?;
-        let handshakes = Arc::new(Handshakes::new(parts.handshake, parts.transport.clone()));
+        let handshakes = Arc::new(Handshakes::new(
+            parts.handshake,
+            parts.transport.clone(),
+            watched.clone(),
+            parts.clock.clone(),
+        ));
         let dispatcher = Dispatcher::new(
             parts.log.clone(),
-            watched.clone(),
+            delays::Delays::new(watched.clone(), &parts.node),
             parts.transport,
             parts.clock.clone(),
             parts.wall.clone(),
@@ -128,11 +142,13 @@ impl Engine {
             dead_letters: parts.dead_letters,
             handshakes,
             recorder: parts.recorder,
+            node: parts.node,
             replays: replay::Replays::default(),
             wall: parts.wall,
             turns: turns::Turns::default(),
             me: me.clone(),
             expiry_changed: Notify::new(),
+            replays_ended: Notify::new(),
             stopping: CancellationToken::new(),
         });
         engine
@@ -144,6 +160,10 @@ impl Engine {
         let retiring = manage::retire_expired(engine.clone(), engine.dispatcher.stop.clone());
         engine.dispatcher.tasks.spawn(retiring);
         engine.dispatcher.tasks.spawn(engine.clone().keep_letters());
+        engine.dispatcher.tasks.spawn(follow::run(engine.clone()));
+        if engine.node.name.is_some() {
+            engine.dispatcher.tasks.spawn(engine.clone().keep_replays());
+        }
         Ok(engine)
     }
 

@@ -6,6 +6,7 @@
 
 use crate::directory::TopicEntry;
 use crate::meters::Noted;
+use crate::node;
 use crate::recorder::Retired;
 use crate::turns::{Key, Turn};
 use crate::{Engine, Error};
@@ -14,9 +15,9 @@ use postrider_core::ids::{Secret, SubscriptionId, TopicId};
 use postrider_core::pause::Pauses;
 use postrider_core::profile::Profile;
 use postrider_core::retry::Reason;
-use postrider_core::subscription::{DomainTopic, Subscription, Topic, TopicKind};
+use postrider_core::subscription::{Destination, DomainTopic, Subscription, Topic, TopicKind};
 use postrider_core::time::Timestamp;
-use postrider_store::Change;
+use postrider_store::{Change, Handshake};
 use std::collections::BTreeMap;
 use std::future::Future;
 use std::sync::Arc;
@@ -27,11 +28,19 @@ use tokio_util::sync::CancellationToken;
 const RETIRE_PAUSE: Duration = Duration::from_secs(10);
 /// So many subscriptions are retired at once.
 const RETIRE_AT_ONCE: usize = 256;
+/// How often, and after which pause in real time, the topic of a resource is released that other nodes change.
+const RELEASE_TRIES: u32 = 40;
+const RELEASE_PAUSE: Duration = Duration::from_millis(50);
 
 impl Engine {
     /// A number for a new topic or subscription.
     pub async fn next_id(&self) -> Result<u64, Error> {
         Ok(self.catalog.next_id().await?)
+    }
+
+    /// Returns when everything that other nodes have changed before now is in force here.
+    pub async fn catch_up(&self) -> Result<(), Error> {
+        Ok(self.catalog.catch_up().await?)
     }
 
     /// Sees a change through, whether or not anyone waits for it: one that is durable must become visible.
@@ -54,9 +63,32 @@ impl Engine {
         .await
     }
 
+    /// The same, unless the topic is not what it was when it was decided what is to become of it: another node may have
+    /// changed or deleted it. None: it is a new one.
+    pub async fn put_topic_over(
+        &self,
+        topic: Topic,
+        read: Option<Arc<TopicEntry>>,
+    ) -> Result<Arc<TopicEntry>, Error> {
+        self.see_through(|engine| async move {
+            let _turn = engine.turns.alone(Key::Topic(topic.id)).await;
+            let now = engine.directory.topic_by_id(topic.id);
+            if now.map(|now| now.topic.clone()) != read.map(|read| read.topic.clone()) {
+                return Err(changed_meanwhile("the topic"));
+            }
+            engine.put_topic_now(topic).await
+        })
+        .await
+    }
+
     async fn put_topic_now(&self, topic: Topic) -> Result<Arc<TopicEntry>, Error> {
-        let before = self.directory.topic_by_id(topic.id);
         self.catalog.commit(vec![Change::PutTopic(topic.clone())]).await?;
+        Ok(self.show_topic(topic).await)
+    }
+
+    /// A topic that is in the catalogue is in force from now on.
+    pub(crate) async fn show_topic(&self, topic: Topic) -> Arc<TopicEntry> {
+        let before = self.directory.topic_by_id(topic.id);
         let entry = self.directory.put_topic(topic);
         if before.is_some_and(|before| !delivers_alike(&before, &entry)) {
             let subscriptions = self.directory.subscriptions(entry.topic.id);
@@ -68,7 +100,7 @@ impl Engine {
                 tokio::task::yield_now().await;
             }
         }
-        Ok(entry)
+        entry
     }
 
     /// Deletes a topic with everything in it. What waits for its subscriptions is dropped and counted.
@@ -141,20 +173,47 @@ impl Engine {
         .await
     }
 
+    /// Cancels the handshake that is to put this subscription in force, whichever node asks. On return it has ended, one
+    /// way or the other. With the last that hung on a resource goes the resource's unseen topic.
+    pub async fn cancel_handshake(
+        &self,
+        topic: TopicId,
+        domain_topic: Option<&str>,
+        name: &str,
+    ) -> Result<(), Error> {
+        self.handshakes.cancel(topic, domain_topic, name).await?;
+        self.release_scope(topic).await.map(drop)
+    }
+
     /// Deletes the unseen topic of a resource if nothing hangs on it any more. Whether it did.
     pub async fn release_scope(&self, id: TopicId) -> Result<bool, Error> {
         self.see_through(move |engine| async move {
-            let _turn = engine.turns.alone(Key::Topic(id)).await;
-            let scope = engine.directory.topic_by_id(id);
-            let is_scope = scope.is_some_and(|entry| matches!(entry.topic.kind, TopicKind::Scope { .. }));
-            if !is_scope || engine.is_used(id, None) {
-                return Ok(false);
+            let mut tries = 1;
+            loop {
+                match engine.release_scope_now(id).await {
+                    // Whoever asked for it has done his part and does not ask again. What another node has changed is
+                    // in force in a moment: then it is seen whether something hangs on it.
+                    Err(Error::Store(postrider_store::Error::Conflict(_))) if tries < RELEASE_TRIES => {
+                        tries += 1;
+                        engine.wall.sleep_until(engine.wall.now() + RELEASE_PAUSE).await;
+                    }
+                    other => return other,
+                }
             }
-            engine.catalog.commit(vec![Change::DeleteTopic(id)]).await?;
-            engine.directory.delete_topic(id);
-            Ok(true)
         })
         .await
+    }
+
+    async fn release_scope_now(&self, id: TopicId) -> Result<bool, Error> {
+        let _turn = self.turns.alone(Key::Topic(id)).await;
+        let scope = self.directory.topic_by_id(id);
+        let is_scope = scope.is_some_and(|entry| matches!(entry.topic.kind, TopicKind::Scope { .. }));
+        if !is_scope || self.is_used(id, None) {
+            return Ok(false);
+        }
+        self.catalog.commit(vec![Change::DeleteTopic(id)]).await?;
+        self.directory.delete_topic(id);
+        Ok(true)
     }
 
     /// Whether anything hangs on a topic, apart from this subscription.
@@ -229,7 +288,7 @@ impl Engine {
         .await
     }
 
-    async fn domain_topic_alone(&self, domain: TopicId, name: &str) -> Turn {
+    pub(crate) async fn domain_topic_alone(&self, domain: TopicId, name: &str) -> Turn {
         let key = Key::DomainTopic(domain, name.to_lowercase());
         self.turns.alone(key).await
     }
@@ -239,7 +298,40 @@ impl Engine {
     /// webhook that is being asked for a subscription of this name is asked in vain.
     pub async fn put_subscription(&self, subscription: Subscription) -> Result<Arc<Subscription>, Error> {
         self.supersede_handshake(&subscription).await?;
-        self.put_subscription_and(subscription, Vec::new()).await
+        self.put_subscription_and(subscription, Vec::new(), None).await
+    }
+
+    /// The same, unless the subscription is not what it was when it was decided what is to become of it: another node
+    /// may have changed it.
+    pub async fn put_subscription_over(
+        &self,
+        subscription: Subscription,
+        read: Read,
+    ) -> Result<Arc<Subscription>, Error> {
+        self.read(&subscription).check_pending(&read)?;
+        self.supersede_handshake(&subscription).await?;
+        self.put_subscription_and(subscription, Vec::new(), Some(read))
+            .await
+    }
+
+    /// How a subscription stands, to be said again when it is changed by that.
+    pub fn read_subscription(&self, topic: TopicId, domain_topic: Option<&str>, name: &str) -> Read {
+        Read {
+            in_force: self.directory.subscription(topic, domain_topic, name),
+            pending: self.handshakes.pending(topic, domain_topic, name),
+        }
+    }
+
+    /// How the subscription of this name stands.
+    pub(crate) fn read(&self, one: &Subscription) -> Read {
+        self.read_subscription(one.topic, one.domain_topic.as_deref(), &one.name)
+    }
+
+    /// A turn at what a subscription is called.
+    pub(crate) async fn name_turn(&self, one: &Subscription) -> Turn {
+        let inside = one.domain_topic.as_ref().map(|name| name.to_lowercase());
+        let key = Key::Name(one.topic, inside, one.name.to_lowercase());
+        self.turns.alone(key).await
     }
 
     /// The same with other changes in the same commit.
@@ -247,6 +339,7 @@ impl Engine {
         &self,
         subscription: Subscription,
         also: Vec<Change>,
+        read: Option<Read>,
     ) -> Result<Arc<Subscription>, Error> {
         self.see_through(|engine| async move {
             let (id, topic) = (subscription.id, subscription.topic);
@@ -256,9 +349,20 @@ impl Engine {
                 None => None,
             };
             let _turn = engine.turns.alone(Key::Subscription(id)).await;
+            let _name_turn = engine.name_turn(&subscription).await;
             let Some(entry) = engine.directory.topic_by_id(topic) else {
                 return Err(Error::Gone);
             };
+            if let Some(read) = read {
+                engine.read(&subscription).check(&read)?;
+            }
+            let over = |change: &Change| match change {
+                Change::DeleteHandshake(operation) => !engine.handshakes.is_under_way(operation),
+                _ => false,
+            };
+            if also.iter().any(over) {
+                return Err(Error::HandshakeOver);
+            }
             let mut subscription = subscription;
             if let Some(known) = engine.directory.subscription_by_id(id) {
                 // Whoever writes the rest may know nothing of them, or of those that came meanwhile.
@@ -278,14 +382,20 @@ impl Engine {
                 engine.directory.put_domain_topic(made);
             }
             let subscription = Arc::new(subscription);
-            engine.directory.put_subscription(subscription.clone());
-            engine.take_up(subscription.clone(), &entry);
-            if subscription.expires.is_some() {
-                engine.expiry_changed.notify_one();
-            }
+            engine.show_subscription(subscription.clone(), &entry);
             Ok(subscription)
         })
         .await
+    }
+
+    /// A subscription that is in the catalogue is in force from now on.
+    pub(crate) fn show_subscription(&self, subscription: Arc<Subscription>, entry: &TopicEntry) {
+        let expires = subscription.expires.is_some();
+        self.directory.put_subscription(subscription.clone());
+        self.take_up(subscription, entry);
+        if expires {
+            self.expiry_changed.notify_one();
+        }
     }
 
     /// Stops sending for a subscription; events are still accepted for it and wait. Attempts under way end as they
@@ -502,7 +612,7 @@ impl Engine {
     }
 
     /// Stops deliveries of subscriptions that are gone from the catalogue.
-    async fn retire_all(&self, subscriptions: &[Arc<Subscription>]) -> Result<(), Error> {
+    pub(crate) async fn retire_all(&self, subscriptions: &[Arc<Subscription>]) -> Result<(), Error> {
         let mut result = Ok(());
         for some in subscriptions.chunks(RETIRE_AT_ONCE) {
             let all = some.iter().map(|s| self.retire(s.id, Reason::SubscriptionGone));
@@ -510,6 +620,14 @@ impl Engine {
             result = join_all(all).await.into_iter().fold(result, Result::and);
         }
         result
+    }
+
+    /// Ends what the log still holds for subscriptions that were deleted while it could not be told.
+    pub async fn retire_strays(&self, strays: Vec<SubscriptionId>) -> Result<(), Error> {
+        for id in strays {
+            self.retire(id, Reason::SubscriptionGone).await?;
+        }
+        Ok(())
     }
 
     /// Stops deliveries of a subscription that is gone from the catalogue.
@@ -533,6 +651,55 @@ impl Engine {
         }
         Ok(())
     }
+}
+
+/// How a subscription stood when somebody decided what is to become of it. On one node whoever decides has nobody beside
+/// him; other nodes know nothing of that.
+#[derive(Clone, Debug, Default)]
+pub struct Read {
+    pub in_force: Option<Arc<Subscription>>,
+    /// Its webhook was being asked.
+    pub pending: Option<Arc<Handshake>>,
+}
+
+impl Read {
+    /// Whether it stands as it did. What was being asked then may have come in force, or have come to nothing.
+    pub(crate) fn check(&self, read: &Read) -> Result<(), Error> {
+        self.check_pending(read)?;
+        let now = self.in_force.as_deref();
+        let granted = read.pending.as_ref().map(|asked| &asked.subscription);
+        match same(now, read.in_force.as_deref()) || (now.is_some() && same(now, granted)) {
+            true => Ok(()),
+            false => Err(changed_meanwhile("the subscription")),
+        }
+    }
+
+    /// Nobody asks who did not then.
+    pub fn check_pending(&self, read: &Read) -> Result<(), Error> {
+        let operation = |asked: &Arc<Handshake>| asked.operation.clone();
+        let known = read.pending.as_ref().map(operation);
+        match self.pending.as_ref().map(operation) {
+            Some(now) if Some(&now) != known.as_ref() => Err(changed_meanwhile("the subscription")),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Whether two are the same but for what is not decided with the rest: pauses, and the rate that a webhook allows.
+fn same(one: Option<&Subscription>, other: Option<&Subscription>) -> bool {
+    let decided = |one: &Subscription| {
+        let mut one = one.clone();
+        one.pauses = Pauses::default();
+        if let Destination::WebHook(hook) = &mut one.destination {
+            hook.rate_max = None;
+        }
+        one
+    };
+    one.map(decided) == other.map(decided)
+}
+
+fn changed_meanwhile(what: &str) -> Error {
+    Error::Store(postrider_store::Error::Conflict(what.into()))
 }
 
 /// Whether deliveries are made the same way for both: then nothing need be taken up anew.
@@ -565,13 +732,17 @@ pub(crate) async fn join_all<F: Future>(futures: impl Iterator<Item = F>) -> Vec
 /// Retires each subscription when its time is over.
 pub(crate) async fn retire_expired(engine: Arc<Engine>, stop: CancellationToken) {
     let mut again = None;
+    let mut steward = engine.node.steward.clone();
     loop {
-        let next = engine.directory.next_expiry().max(again);
+        // One node is enough.
+        let mine = *steward.borrow_and_update();
+        let next = engine.directory.next_expiry().max(again).filter(|_| mine);
         let mut time = engine.clock.sleep_until(next.unwrap_or(Timestamp::MAX));
         tokio::select! {
             biased;
             () = stop.cancelled() => return,
             () = engine.expiry_changed.notified() => continue,
+            () = node::changed(&mut steward) => continue,
             () = &mut time, if next.is_some() => {}
         }
         again = match engine.drop_expired().await {

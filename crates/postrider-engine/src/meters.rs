@@ -183,6 +183,36 @@ pub struct Percentiles {
     pub p99: Duration,
 }
 
+/// How often each stretch of time was taken, by number of the stretch: what percentiles are made of. Those of several
+/// meters can be added up, percentiles cannot.
+pub type Stretches = Vec<(u16, u64)>;
+
+impl Percentiles {
+    /// None if nothing was taken. Stretches may come in any order, and more than once.
+    pub fn of(stretches: &[(u16, u64)]) -> Option<Percentiles> {
+        let mut all = Counts::default();
+        for (stretch, count) in stretches {
+            if let Some(known) = all.0.get_mut(usize::from(*stretch)) {
+                *known = known.saturating_add(*count);
+            }
+        }
+        all.percentiles()
+    }
+}
+
+/// What happened in one minute.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Tally {
+    /// Minutes since 1970.
+    pub number: i64,
+    pub published: u64,
+    pub delivered: u64,
+    pub failed: u64,
+    pub dead_lettered: u64,
+    pub dropped: u64,
+    pub latency: Stretches,
+}
+
 /// What happened in each of a number of minutes, the last of them the present one.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Series {
@@ -195,6 +225,40 @@ pub struct Series {
     pub dropped: Vec<u64>,
     /// None where nothing was delivered.
     pub latency: Vec<Option<Percentiles>>,
+}
+
+impl Series {
+    /// Of the minutes up to `now`. What several meters have of the same minute is added up.
+    pub fn of(now: Timestamp, minutes: usize, tallies: &[Tally]) -> Series {
+        let last = now.nanos().div_euclid(NANOS_PER_MINUTE);
+        let first = last - minutes as i64 + 1;
+        let mut series = Series {
+            start: Timestamp::from_nanos(first * NANOS_PER_MINUTE),
+            published: vec![0; minutes],
+            delivered: vec![0; minutes],
+            failed: vec![0; minutes],
+            dead_lettered: vec![0; minutes],
+            dropped: vec![0; minutes],
+            latency: vec![None; minutes],
+        };
+        let mut stretches: Vec<Stretches> = vec![Vec::new(); minutes];
+        for tally in tallies {
+            let at = usize::try_from(tally.number - first)
+                .ok()
+                .filter(|at| *at < minutes);
+            let Some(at) = at else { continue };
+            series.published[at] += tally.published;
+            series.delivered[at] += tally.delivered;
+            series.failed[at] += tally.failed;
+            series.dead_lettered[at] += tally.dead_lettered;
+            series.dropped[at] += tally.dropped;
+            stretches[at].extend(&tally.latency);
+        }
+        for (latency, stretches) in series.latency.iter_mut().zip(&stretches) {
+            *latency = Percentiles::of(stretches);
+        }
+        series
+    }
 }
 
 impl Meter {
@@ -250,40 +314,50 @@ impl Meter {
 
     /// Of the last minutes, the present one included; none if nothing was delivered in them.
     pub fn latency(&self, now: Timestamp, minutes: usize) -> Option<Percentiles> {
+        Percentiles::of(&self.stretches(now, minutes))
+    }
+
+    /// The same as how often each stretch was taken.
+    pub fn stretches(&self, now: Timestamp, minutes: usize) -> Stretches {
         let kept = self.lock();
         let last = now.nanos().div_euclid(NANOS_PER_MINUTE);
         let mut all = Counts::default();
-        for minute in kept.as_ref()?.between(last - minutes as i64 + 1, last) {
+        for minute in kept
+            .iter()
+            .flat_map(|kept| kept.between(last - minutes as i64 + 1, last))
+        {
             all.add(&minute.latency);
         }
-        all.percentiles()
+        let taken = all.0.iter().enumerate().filter(|(_, count)| **count > 0);
+        taken.map(|(stretch, count)| (stretch as u16, *count)).collect()
+    }
+
+    /// The last minutes in which something happened, the present one included.
+    pub fn tallies(&self, now: Timestamp, minutes: usize) -> Vec<Tally> {
+        let last = now.nanos().div_euclid(NANOS_PER_MINUTE);
+        let kept = self.lock();
+        let minutes = kept
+            .iter()
+            .flat_map(|kept| kept.between(last - minutes as i64 + 1, last));
+        let tally = |minute: &Minute| Tally {
+            number: minute.number,
+            published: minute.published,
+            delivered: minute.delivered,
+            failed: u64::from(minute.failed),
+            dead_lettered: u64::from(minute.dead_lettered),
+            dropped: u64::from(minute.dropped),
+            latency: minute
+                .latency
+                .0
+                .iter()
+                .map(|(stretch, count)| (*stretch, u64::from(*count)))
+                .collect(),
+        };
+        minutes.map(tally).collect()
     }
 
     pub fn series(&self, now: Timestamp, minutes: usize) -> Series {
-        let last = now.nanos().div_euclid(NANOS_PER_MINUTE);
-        let first = last - minutes as i64 + 1;
-        let mut series = Series {
-            start: Timestamp::from_nanos(first * NANOS_PER_MINUTE),
-            published: vec![0; minutes],
-            delivered: vec![0; minutes],
-            failed: vec![0; minutes],
-            dead_lettered: vec![0; minutes],
-            dropped: vec![0; minutes],
-            latency: vec![None; minutes],
-        };
-        let kept = self.lock();
-        for minute in kept.iter().flat_map(|kept| kept.between(first, last)) {
-            let at = (minute.number - first) as usize;
-            series.published[at] = minute.published;
-            series.delivered[at] = minute.delivered;
-            series.failed[at] = u64::from(minute.failed);
-            series.dead_lettered[at] = u64::from(minute.dead_lettered);
-            series.dropped[at] = u64::from(minute.dropped);
-            let mut counts = Counts::default();
-            counts.add(&minute.latency);
-            series.latency[at] = counts.percentiles();
-        }
-        series
+        Series::of(now, minutes, &self.tallies(now, minutes))
     }
 
     /// None while nothing was noted.
@@ -611,6 +685,41 @@ mod tests {
         about(series.latency[3].unwrap().p50, millis(80));
         assert_eq!(meter.series(at(180), 1).delivered, [0]);
         assert_eq!(Meter::default().series(at(0), 2).published, [0, 0]);
+    }
+
+    // Two nodes, one fast and one slow: the percentiles of both together are those of all events.
+    #[test]
+    fn what_several_meters_have_is_added_up() {
+        let (one, other, both) = (Meter::default(), Meter::default(), Meter::default());
+        for n in 1..=900 {
+            delivered(&one, n % 120, millis(10), 1);
+            delivered(&both, n % 120, millis(10), 1);
+        }
+        for n in 1..=100 {
+            delivered(&other, n % 60, millis(2000), 1);
+            delivered(&both, n % 60, millis(2000), 1);
+        }
+        one.published(at(61), 3);
+        other.published(at(61), 4);
+        both.published(at(61), 7);
+        let mut tallies = one.tallies(at(119), 3);
+        tallies.extend(other.tallies(at(119), 3));
+        assert_eq!(Series::of(at(119), 3, &tallies), both.series(at(119), 3));
+        let mut stretches = one.stretches(at(119), 15);
+        stretches.extend(other.stretches(at(119), 15));
+        let found = Percentiles::of(&stretches).unwrap();
+        assert_eq!(Some(found), both.latency(at(119), 15));
+        about(found.p50, millis(10));
+        about(found.p95, millis(2000));
+        assert_eq!(Percentiles::of(&[]), None);
+        // What cannot be from a meter is passed over.
+        assert_eq!(Percentiles::of(&[(u16::MAX, 5)]), None);
+        let old = Tally {
+            number: 0,
+            delivered: 5,
+            ..Tally::default()
+        };
+        assert_eq!(Series::of(at(119), 2, &[old]).delivered, [0, 0]);
     }
 
     #[test]

@@ -134,6 +134,17 @@ impl fmt::Display for Place {
     }
 }
 
+impl FromStr for Place {
+    type Err = ();
+    fn from_str(text: &str) -> Result<Place, ()> {
+        let (first, index) = text.split_once(':').ok_or(())?;
+        Ok(Place {
+            first: Position(first.parse().map_err(|_| ())?),
+            index: index.parse().map_err(|_| ())?,
+        })
+    }
+}
+
 /// Neighbouring events of one publish request that fared alike in one delivery request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Run {
@@ -443,6 +454,15 @@ pub trait Recordings: Send + Sync {
     /// One page, the latest recorded first. Does a bounded amount of work: a page may hold fewer events than were
     /// asked for, or none, and still have a cursor.
     fn search(&self, query: &Query) -> Page;
+    /// What happened here to events that were accepted at these times, here or by another node, in the same order.
+    /// Only deliveries to which something happened are told.
+    fn happened(&self, events: &[(Place, Timestamp)]) -> Vec<Vec<SubscriptionStory>> {
+        events.iter().map(|_| Vec::new()).collect()
+    }
+    /// The events at these places, as far as their acceptance is recorded here. Nothing is told of what became of them.
+    fn events_at(&self, places: &[Place]) -> Vec<Option<EventStory>> {
+        places.iter().map(|_| None).collect()
+    }
     /// The latest events with their content, the latest first, as far as they are still in memory.
     fn recent(&self, topic: Option<TopicId>, max: usize) -> Vec<Recent>;
     /// What happens from now on. Who reads too slowly loses lines and is told how many.
@@ -538,6 +558,10 @@ pub struct Work {
 /// One event in a list.
 #[derive(Clone, Debug, PartialEq)]
 pub struct EventLine {
+    /// Where a page begins that goes on behind it.
+    pub behind: Cursor,
+    /// None for an event that nobody wanted.
+    pub place: Option<Place>,
     pub id: String,
     pub topic: TopicId,
     pub topic_name: String,
@@ -876,6 +900,8 @@ pub struct Line {
     pub event_type: String,
     pub subject: String,
     pub subscription: Option<(SubscriptionId, String)>,
+    /// Where to ask for the event if it was accepted by another node: what is said of it here is empty then.
+    pub elsewhere: Option<Place>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -16,7 +16,9 @@ use postrider_core::retry::Reason;
 use postrider_core::time::Timestamp;
 use postrider_store::{BlobFilter, BlobId, BlobRecord, Mark, ReplayJob, ReplayState};
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::{Acquire, Release};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::Duration;
 use tokio_util::sync::CancellationToken;
 
@@ -72,14 +74,25 @@ pub struct ReplayRequest {
     pub rate: Option<u32>,
 }
 
-/// Replays under way.
+/// Reads what a replay was asked to do from the words that are kept with it.
+pub type ReadRequest = Box<dyn Fn(&ReplayJob) -> Option<ReplayRequest> + Send + Sync>;
+
+/// Replays under way on this node.
 #[derive(Default)]
 pub struct Replays {
-    running: Mutex<BTreeMap<u64, CancellationToken>>,
+    running: Mutex<BTreeMap<u64, Arc<Run>>>,
+    read: OnceLock<ReadRequest>,
+}
+
+#[derive(Default)]
+struct Run {
+    stop: CancellationToken,
+    /// Somebody wants it stopped; otherwise whoever is the steward next goes on with it.
+    by_hand: AtomicBool,
 }
 
 impl Replays {
-    fn running(&self) -> MutexGuard<'_, BTreeMap<u64, CancellationToken>> {
+    fn running(&self) -> MutexGuard<'_, BTreeMap<u64, Arc<Run>>> {
         self.running.lock().expect("no panic holds it")
     }
 }
@@ -144,23 +157,27 @@ impl Engine {
             let Some(mut blob) = page.into_iter().next() else {
                 return Ok(purged);
             };
-            after = Some(blob.id);
+            let (was, mut hidden) = (blob.marks.clone(), 0);
             for (place, mark) in blob.marks.iter_mut().enumerate() {
                 if filter.takes(place, *mark) {
                     mark.purged = true;
-                    purged += 1;
+                    hidden += 1;
                 }
             }
             let archive = &self.dead_letters.archive;
+            purged += hidden;
             if blob.marks.iter().all(|mark| mark.purged) {
                 let blobs = &self.dead_letters.blobs;
                 if let Err(e) = blobs.delete(&blob.account, &blob.container, &blob.path).await {
                     tracing::warn!(path = %blob.path, error = %e, "purged dead letters stay in their blob");
                 }
                 archive.remove(blob.id).await?;
-            } else {
-                archive.mark(blob.id, blob.marks).await?;
+            } else if !archive.mark_if(blob.id, &was, blob.marks).await? {
+                // Another node has replayed some of them meanwhile: it is looked at again.
+                purged -= hidden;
+                continue;
             }
+            after = Some(blob.id);
         }
     }
 
@@ -188,24 +205,119 @@ impl Engine {
             },
         };
         job.state = ReplayState::Running;
-        let stop = self.dispatcher.stop.child_token();
-        {
-            let mut running = self.replays.running();
-            if running.contains_key(&job.id) {
-                return Ok(Err(Refusal::UnderWay));
-            }
-            if running.len() >= REPLAYS_MAX {
-                return Ok(Err(Refusal::TooMany));
-            }
-            running.insert(job.id, stop.clone());
+        if !self.node.is_steward() {
+            // Whoever is sees it and begins.
+            archive.put_job(job.clone(), None).await?;
+            return Ok(Ok(job));
         }
+        let run = match self.begin_run(job.id) {
+            Ok(run) => run,
+            Err(refusal) => return Ok(Err(refusal)),
+        };
         if let Err(e) = archive.put_job(job.clone(), None).await {
             self.replays.running().remove(&job.id);
             return Err(e.into());
         }
-        let running = self.clone().replay(job.clone(), request, stop);
+        let running = self.clone().replay(job.clone(), request, run);
         self.dispatcher.tasks.spawn(running);
         Ok(Ok(job))
+    }
+
+    fn begin_run(&self, id: u64) -> Result<Arc<Run>, Refusal> {
+        let mut running = self.replays.running();
+        if running.contains_key(&id) {
+            return Err(Refusal::UnderWay);
+        }
+        if running.len() >= REPLAYS_MAX {
+            return Err(Refusal::TooMany);
+        }
+        let run = Arc::new(Run {
+            stop: self.dispatcher.stop.child_token(),
+            by_hand: AtomicBool::new(false),
+        });
+        running.insert(id, run.clone());
+        Ok(run)
+    }
+
+    /// How replays are read that another node has begun; without it they are not run here. To be said once.
+    pub fn read_replays_with(&self, read: ReadRequest) {
+        // Said twice, the first holds.
+        let _ = self.replays.read.set(read);
+    }
+
+    /// Where there are several nodes: runs the replays of all of them while this is the steward.
+    pub(crate) async fn keep_replays(self: Arc<Self>) {
+        let archive = self.dead_letters.archive.clone();
+        let mut steward = self.node.steward.clone();
+        loop {
+            let mine = *steward.borrow_and_update();
+            let looked = match mine {
+                true => self.look_at_replays().await,
+                false => {
+                    self.replays.running().values().for_each(|run| run.stop.cancel());
+                    Ok(())
+                }
+            };
+            if let Err(e) = &looked {
+                tracing::error!(error = %e, "cannot look at the replays");
+            }
+            let again = self.wall.sleep_until(self.wall.now() + TRY_AGAIN);
+            tokio::select! {
+                biased;
+                () = self.dispatcher.stop.cancelled() => return,
+                () = crate::node::changed(&mut steward) => {}
+                () = archive.jobs_changed() => {}
+                () = self.replays_ended.notified() => {}
+                () = again, if looked.is_err() => {}
+            }
+        }
+    }
+
+    async fn look_at_replays(self: &Arc<Self>) -> Result<(), Error> {
+        let archive = &self.dead_letters.archive;
+        let to_cancel = archive.to_cancel().await?;
+        for id in &to_cancel {
+            self.cancel_replay(*id);
+        }
+        for mut job in archive.jobs().await? {
+            if job.state != ReplayState::Running || self.is_replaying(job.id) {
+                continue;
+            }
+            if to_cancel.contains(&job.id) {
+                job.state = ReplayState::Cancelled;
+                archive.put_job(job, None).await?;
+                continue;
+            }
+            let request = self.replays.read.get().and_then(|read| read(&job));
+            // One beyond the bound begins when another has ended.
+            if let Some(request) = request
+                && let Ok(run) = self.begin_run(job.id)
+            {
+                tracing::info!(replay = job.id, "a replay is taken up");
+                self.dispatcher
+                    .tasks
+                    .spawn(self.clone().replay(job, request, run));
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether a replay is under way, on whichever node.
+    pub fn is_under_way(&self, job: &ReplayJob) -> bool {
+        let elsewhere = self.node.name.is_some() && job.state == ReplayState::Running;
+        elsewhere || self.is_replaying(job.id)
+    }
+
+    /// Has a replay stopped wherever it runs; that takes a moment. It can be gone on with. Whether it was under way.
+    pub async fn stop_replay(&self, job: &ReplayJob) -> Result<bool, Error> {
+        if self.cancel_replay(job.id) {
+            return Ok(true);
+        }
+        let elsewhere = self.is_under_way(job);
+        if elsewhere {
+            self.dead_letters.archive.ask_to_cancel(job.id).await?;
+        }
+        Ok(elsewhere)
     }
 
     /// Whether a replay is under way now.
@@ -216,20 +328,30 @@ impl Engine {
     /// Stops a replay; it can be gone on with. Whether it was under way.
     pub fn cancel_replay(&self, id: u64) -> bool {
         let running = self.replays.running();
-        let token = running.get(&id);
-        token.inspect(|token| token.cancel()).is_some()
+        let run = running.get(&id);
+        run.inspect(|run| {
+            run.by_hand.store(true, Release);
+            run.stop.cancel();
+        })
+        .is_some()
     }
 
-    async fn replay(self: Arc<Self>, mut job: ReplayJob, request: ReplayRequest, stop: CancellationToken) {
+    async fn replay(self: Arc<Self>, mut job: ReplayJob, request: ReplayRequest, run: Arc<Run>) {
         let id = job.id;
-        if let Err(e) = self.replay_all(&mut job, &request, &stop).await {
+        if let Err(e) = self.replay_all(&mut job, &request, &run.stop).await {
             tracing::error!(replay = id, error = %e, "replay cut short; it can be gone on with");
             job.state = ReplayState::Cancelled;
         }
-        if let Err(e) = self.dead_letters.archive.put_job(job, None).await {
+        // Another node goes on from what was recorded last, or has done so already.
+        let left = self.node.name.is_some()
+            && run.stop.is_cancelled()
+            && !run.by_hand.load(Acquire)
+            && job.state != ReplayState::Done;
+        if !left && let Err(e) = self.dead_letters.archive.put_job(job, None).await {
             tracing::error!(replay = id, error = %e, "cannot record how far a replay has come");
         }
         self.replays.running().remove(&id);
+        self.replays_ended.notify_one();
     }
 
     async fn replay_all(
@@ -343,23 +465,55 @@ impl Engine {
                 }
             }
             pace.spent(chosen.len());
-            for at in &chosen {
-                let mark = &mut blob.marks[*at];
-                mark.replays = mark.replays.saturating_add(1);
-            }
             place = last + 1;
             job.next = (blob.id, place as u32);
             job.replayed += replayed as u64;
             job.failed += (chosen.len() - replayed) as u64;
             add(&self.dispatcher.counters.replayed, replayed);
-            let marks = Some((blob.id, blob.marks.clone()));
-            self.dead_letters.archive.put_job(job.clone(), marks).await?;
+            if !self.record_replayed(job, &mut blob, &chosen, stop).await? {
+                return Ok(());
+            }
             if stop.is_cancelled() {
                 return Ok(());
             }
         }
         job.next = (blob.id, place as u32);
         Ok(())
+    }
+
+    /// Notes that these letters of a blob were replayed, and how far the replay has come. False if that is another
+    /// node's business by now.
+    async fn record_replayed(
+        &self,
+        job: &ReplayJob,
+        blob: &mut BlobRecord,
+        chosen: &[usize],
+        stop: &CancellationToken,
+    ) -> Result<bool, Error> {
+        let archive = &self.dead_letters.archive;
+        loop {
+            let was = blob.marks.clone();
+            for at in chosen {
+                if let Some(mark) = blob.marks.get_mut(*at) {
+                    mark.replays = mark.replays.saturating_add(1);
+                }
+            }
+            let marks = blob.marks.clone();
+            if archive.put_job_if(job.clone(), blob.id, &was, marks).await? {
+                return Ok(true);
+            }
+            // Another node has changed them: it has purged some, or goes on with this replay.
+            if stop.is_cancelled() {
+                return Ok(false);
+            }
+            match archive.get(blob.id).await? {
+                Some(fresh) => *blob = fresh,
+                None => {
+                    archive.put_job(job.clone(), None).await?;
+                    return Ok(true);
+                }
+            }
+        }
     }
 
     /// The chosen letters as publish requests, one for each number of replays among them. Those that the target

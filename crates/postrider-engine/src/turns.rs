@@ -14,6 +14,9 @@ pub(crate) enum Key {
     /// The name is in lower case.
     DomainTopic(TopicId, String),
     Subscription(SubscriptionId),
+    /// What a subscription is called, whether it is in force or its webhook is still being asked: its topic, its domain
+    /// topic and its name, in lower case.
+    Name(TopicId, Option<String>, String),
 }
 
 /// A key takes memory only while someone has a turn at it or waits for one.

@@ -36,6 +36,7 @@ pub const FILES: &[File] = files! {
     "js/format.js": SCRIPT,
     "js/ids.js": SCRIPT,
     "js/pages/about.js": SCRIPT,
+    "js/pages/cluster.js": SCRIPT,
     "js/pages/dead-letter.js": SCRIPT,
     "js/pages/dead-letters.js": SCRIPT,
     "js/pages/endpoints.js": SCRIPT,

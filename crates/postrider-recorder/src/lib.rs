@@ -24,8 +24,8 @@ use live::{LINES_MAX, Recents, Teller};
 use postrider_core::ids::TopicId;
 use postrider_core::time::{Clock, Timestamp};
 use postrider_engine::recorder::{
-    Accepted, Attempted, BlobWritten, Ended, EventStory, Held, Line, Page, Query, Recent, Recorder,
-    RecorderStatus, Recordings, Released, Replayed, Retired,
+    Accepted, Attempted, BlobWritten, Ended, EventStory, Held, Line, Page, Place, Query, Recent, Recorder,
+    RecorderStatus, Recordings, Released, Replayed, Retired, SubscriptionStory,
 };
 use query::Session;
 use queue::Queue;
@@ -57,6 +57,9 @@ pub struct Config {
     /// A segment is closed when it is this long or this old.
     pub segment_bytes: u64,
     pub segment_span: Duration,
+    /// Whether events are accepted and attempted by other nodes too. Watchers are told of attempts at events that are
+    /// not known here then, rather than nothing.
+    pub among_others: bool,
 }
 
 impl Config {
@@ -67,6 +70,7 @@ impl Config {
             bytes_max: 1 << 30,
             segment_bytes: 32 << 20,
             segment_span: Duration::from_secs(600),
+            among_others: false,
         }
     }
 }
@@ -318,12 +322,13 @@ const LOOK_AROUND: Duration = Duration::from_secs(60);
 
 impl Writing {
     fn begin(shared: Arc<Shared>, jobs: mpsc::Sender<Job>) -> Writing {
+        let teller = Teller::new(shared.config.among_others);
         Writing {
             looked: Timestamp::MIN,
             shared,
             jobs,
             open: None,
-            teller: Teller::default(),
+            teller,
         }
     }
 
@@ -508,6 +513,21 @@ impl Recordings for FlightRecorder {
 
     fn search(&self, query: &Query) -> Page {
         self.search_within(query, BUDGET)
+    }
+
+    fn happened(&self, events: &[(Place, Timestamp)]) -> Vec<Vec<SubscriptionStory>> {
+        let facts = self.shared.facts.read().expect("no panic holds it");
+        let mut session = Session::new(self.shared.segments(), &facts);
+        let events = events.iter();
+        events
+            .map(|(place, accepted)| session.happened(*place, *accepted))
+            .collect()
+    }
+
+    fn events_at(&self, places: &[Place]) -> Vec<Option<EventStory>> {
+        let facts = self.shared.facts.read().expect("no panic holds it");
+        let mut session = Session::new(self.shared.segments(), &facts);
+        places.iter().map(|place| session.event_at(*place)).collect()
     }
 
     fn recent(&self, topic: Option<TopicId>, max: usize) -> Vec<Recent> {

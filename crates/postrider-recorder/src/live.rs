@@ -119,22 +119,44 @@ impl Brief {
             event_type: self.event_type.clone(),
             subject: self.subject.clone(),
             subscription: None,
+            elsewhere: None,
         }
     }
 }
 
+/// An event as it is told, and where to ask for it if it is not known here.
+type Found = (Arc<Brief>, Option<Place>);
+
 /// Puts what happens into lines, while someone watches.
-#[derive(Default)]
 pub struct Teller {
+    among_others: bool,
+    /// What is said of an event that another node has accepted.
+    unknown: Arc<Brief>,
     known: FxHashMap<Place, Arc<Brief>>,
     order: VecDeque<Place>,
 }
 
 impl Teller {
+    pub fn new(among_others: bool) -> Teller {
+        Teller {
+            among_others,
+            unknown: Arc::new(Brief {
+                id: String::new(),
+                topic: TopicId(0),
+                topic_name: String::new(),
+                domain_topic: None,
+                event_type: String::new(),
+                subject: String::new(),
+            }),
+            known: FxHashMap::default(),
+            order: VecDeque::new(),
+        }
+    }
+
     /// Nobody watches any more.
     pub fn forget(&mut self) {
         if !self.order.is_empty() {
-            *self = Teller::default();
+            (self.known, self.order) = Default::default();
         }
     }
 
@@ -177,7 +199,7 @@ impl Teller {
                             first: run.start.first,
                             index,
                         };
-                        if let Some(brief) = self.brief(place, segments, facts) {
+                        if let Some((brief, elsewhere)) = self.brief(place, segments, facts) {
                             say(Line {
                                 what: Happening::Attempted {
                                     outcome: attempted.outcome,
@@ -186,6 +208,7 @@ impl Teller {
                                 },
                                 at: attempted.ended,
                                 subscription: Some((subscription.id, subscription.name.clone())),
+                                elsewhere,
                                 ..brief.line()
                             });
                         }
@@ -195,11 +218,12 @@ impl Teller {
             Record::Ended(ended) => {
                 let disposition: Disposition = ended.disposition;
                 for place in &ended.events {
-                    if let Some(brief) = self.brief(*place, segments, facts) {
+                    if let Some((brief, elsewhere)) = self.brief(*place, segments, facts) {
                         say(Line {
                             what: Happening::Ended(disposition),
                             at: ended.at,
                             subscription: Some((ended.subscription, String::new())),
+                            elsewhere,
                             ..brief.line()
                         });
                     }
@@ -224,9 +248,13 @@ impl Teller {
         }
     }
 
-    fn brief(&mut self, place: Place, segments: &[Arc<Segment>], facts: &Facts) -> Option<Arc<Brief>> {
+    fn brief(&mut self, place: Place, segments: &[Arc<Segment>], facts: &Facts) -> Option<Found> {
         if let Some(known) = self.known.get(&place) {
-            return Some(known.clone());
+            return Some((known.clone(), None));
+        }
+        // It is not looked for here, where nothing may take long: mostly it would be in vain.
+        if self.among_others {
+            return Some((self.unknown.clone(), Some(place)));
         }
         let story = Session::new(segments.to_vec(), facts).event_at(place)?;
         let brief = Arc::new(Brief {
@@ -238,6 +266,6 @@ impl Teller {
             subject: story.subject,
         });
         self.learn(place, brief.clone());
-        Some(brief)
+        Some((brief, None))
     }
 }

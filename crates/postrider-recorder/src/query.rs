@@ -1,7 +1,7 @@
 //! Questions: where is this event, and which events are like that. Each does a bounded amount of work.
 
 use crate::facts::Facts;
-use crate::frame::{Follows, Sort, clip};
+use crate::frame::{CHUNK, Follows, Sort, clip};
 use crate::index::{Cache, Card, NO_POSITION, PlaceEntry, bit32, bit64, hash_text};
 use crate::record::{AcceptedFrame, EventFrame, Frame};
 use crate::segment::{Reader, Segment};
@@ -15,6 +15,7 @@ use postrider_engine::recorder::{
 };
 use rustc_hash::FxHashMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// What a page may cost, in units of about ten nanoseconds on a small machine: forty milliseconds. Work is counted rather
 /// than timed, so that the same question about the same records always gets the same pages.
@@ -24,6 +25,8 @@ const STORIES_MAX: usize = 32;
 /// Frames that are read for the events of one chunk. Who has more is told with what was recorded first.
 const FRAMES_MAX: usize = 20_000;
 pub const LIMIT_MAX: usize = 1000;
+/// By so much the clock of another node may be wrong, or ours.
+const CLOCKS_DIFFER: Duration = Duration::from_secs(600);
 
 pub fn cost(work: &Work) -> u64 {
     work.cards * 3 + work.lookups * 40 + work.blocks * 100 + work.frames * 300
@@ -299,7 +302,12 @@ impl<'a> Session<'a> {
                 if !search.takes(&story) {
                     continue;
                 }
-                search.page.events.push(line(story));
+                let behind = Cursor {
+                    segment: start,
+                    record: offset,
+                    event: within as u32,
+                };
+                search.page.events.push(line(story, behind));
                 if search.page.events.len() >= search.limit || !search.has_room(&session.work) {
                     search.stop(start, offset, within as u32);
                     go_on = false;
@@ -452,14 +460,65 @@ impl<'a> Session<'a> {
                 },
             ));
         }
+        let replayed_from = place.and_then(|place| self.happen(place, entries, &mut drafts));
+        let mut subscriptions: Vec<SubscriptionStory> = drafts
+            .into_iter()
+            .map(|(id, draft)| self.delivery(id, draft, frame.accepted))
+            .collect();
+        let state = EventState::of(subscriptions.iter().filter_map(|one| match &one.fate {
+            Fate::Matched(delivery) => Some(delivery.state),
+            Fate::Refused(_) => None,
+        }));
+        if whole {
+            for (id, name, verdict) in self.refused(home, event.verdicts) {
+                let name = self.name(home, name);
+                let text = name.predicates.iter().find(|(known, _)| *known == verdict);
+                subscriptions.push(SubscriptionStory {
+                    id: SubscriptionId(id),
+                    name: name.name.clone(),
+                    domain_topic: name.domain_topic.clone(),
+                    fate: Fate::Refused(Predicate {
+                        verdict,
+                        text: text.map(|(_, text)| text.clone()).unwrap_or_default(),
+                    }),
+                });
+            }
+        }
+        let (topic_name, topic_resource) = self.topic(home, frame.topic_name);
+        EventStory {
+            id: event.id.to_owned(),
+            topic: TopicId(frame.topic),
+            topic_name,
+            topic_resource,
+            domain_topic: event.domain_topic.map(str::to_owned),
+            event_type: event.event_type.to_owned(),
+            subject: event.subject.to_owned(),
+            source: event.source.map(str::to_owned),
+            schema: frame.schema,
+            accepted: frame.accepted,
+            publisher: frame.publisher.to_owned(),
+            bytes: event.bytes,
+            trace: event.trace.or(frame.trace).map(str::to_owned),
+            replay: frame.replay,
+            replayed_from,
+            place,
+            state,
+            subscriptions,
+        }
+    }
+
+    /// Adds what happened to an event. Where it was read, if it is a dead letter that was sent on its way again.
+    fn happen(
+        &mut self,
+        place: Place,
+        entries: &[(usize, PlaceEntry)],
+        drafts: &mut Vec<(u64, Draft)>,
+    ) -> Option<BlobPlace> {
         let mut numbers: FxHashMap<u64, usize> = drafts.iter().map(|(id, _)| *id).zip(0..).collect();
         let mut replayed_from = None;
-        let bit = 1 << (within as u32 % 32);
+        let bit = 1 << (place.index % CHUNK);
         let own = entries.iter().filter(|(_, entry)| entry.mask & bit != 0);
         for (at, entry) in own.take(FRAMES_MAX) {
-            let Some(place) = place else {
-                break;
-            };
             let segment = self.segments[*at].clone();
             let mut reader = std::mem::take(&mut self.happened);
             let content = reader.read(&segment, entry.offset, &mut self.work);
@@ -536,50 +595,34 @@ impl<'a> Session<'a> {
                 draft.name.get_or_insert(name);
             }
         }
-        let mut subscriptions: Vec<SubscriptionStory> = drafts
-            .into_iter()
-            .map(|(id, draft)| self.delivery(id, draft, frame.accepted))
-            .collect();
-        let state = EventState::of(subscriptions.iter().filter_map(|one| match &one.fate {
-            Fate::Matched(delivery) => Some(delivery.state),
-            Fate::Refused(_) => None,
-        }));
-        if whole {
-            for (id, name, verdict) in self.refused(home, event.verdicts) {
-                let name = self.name(home, name);
-                let text = name.predicates.iter().find(|(known, _)| *known == verdict);
-                subscriptions.push(SubscriptionStory {
-                    id: SubscriptionId(id),
-                    name: name.name.clone(),
-                    domain_topic: name.domain_topic.clone(),
-                    fate: Fate::Refused(Predicate {
-                        verdict,
-                        text: text.map(|(_, text)| text.clone()).unwrap_or_default(),
-                    }),
-                });
+        replayed_from
+    }
+
+    /// What happened here to an event that was accepted at this time, wherever that was.
+    pub fn happened(&mut self, place: Place, accepted: Timestamp) -> Vec<SubscriptionStory> {
+        let (position, _) = crate::writer::chunk_of(place);
+        // The clocks of nodes differ.
+        let since = (accepted - CLOCKS_DIFFER).nanos();
+        let (mut all, mut found) = (Vec::new(), Vec::new());
+        for at in 0..self.segments.len() {
+            // Nothing in a segment is newer than the start of the one after it.
+            if at > 0 && self.segments[at - 1].start < since {
+                break;
             }
+            self.work.cards += 1;
+            let index = self.segments[at].index.read().expect("no panic holds it");
+            found.clear();
+            index.places(position, &mut self.caches[at], &mut self.work, &mut found);
+            let happened = found.iter().filter(|entry| !entry.digest.is(Sort::Accepted));
+            all.extend(happened.map(|entry| (at, *entry)));
         }
-        let (topic_name, topic_resource) = self.topic(home, frame.topic_name);
-        EventStory {
-            id: event.id.to_owned(),
-            topic: TopicId(frame.topic),
-            topic_name,
-            topic_resource,
-            domain_topic: event.domain_topic.map(str::to_owned),
-            event_type: event.event_type.to_owned(),
-            subject: event.subject.to_owned(),
-            source: event.source.map(str::to_owned),
-            schema: frame.schema,
-            accepted: frame.accepted,
-            publisher: frame.publisher.to_owned(),
-            bytes: event.bytes,
-            trace: event.trace.or(frame.trace).map(str::to_owned),
-            replay: frame.replay,
-            replayed_from,
-            place,
-            state,
-            subscriptions,
-        }
+        all.sort_by_key(|(at, entry)| (std::cmp::Reverse(*at), entry.offset));
+        let mut drafts = Vec::new();
+        self.happen(place, &all, &mut drafts);
+        drafts
+            .into_iter()
+            .map(|(id, draft)| self.delivery(id, draft, accepted))
+            .collect()
     }
 
     fn delivery(&self, id: u64, draft: Draft, accepted: Timestamp) -> SubscriptionStory {
@@ -768,7 +811,7 @@ impl Search<'_> {
     }
 }
 
-fn line(story: EventStory) -> EventLine {
+fn line(story: EventStory, behind: Cursor) -> EventLine {
     let mut attempts = 0;
     let subscriptions = story
         .subscriptions
@@ -787,6 +830,8 @@ fn line(story: EventStory) -> EventLine {
         })
         .collect();
     EventLine {
+        behind,
+        place: story.place,
         id: story.id,
         topic: story.topic,
         topic_name: story.topic_name,

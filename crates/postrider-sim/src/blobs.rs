@@ -281,4 +281,8 @@ impl Archive for CrashArchive {
     async fn next_job(&self) -> Result<u64, Error> {
         self.inner.next_job().await
     }
+
+    async fn skip_numbers(&self, blobs: BlobId, jobs: u64) -> Result<(), Error> {
+        self.inner.skip_numbers(blobs, jobs).await
+    }
 }

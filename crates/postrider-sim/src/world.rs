@@ -307,6 +307,7 @@ impl<'a> World<'a> {
             dead_letters: DeadLetters::new(Arc::new(blobs), Arc::new(archive), None),
             handshake: handshake::Rules::default(),
             recorder: Arc::new(postrider_engine::recorder::Nothing),
+            node: postrider_engine::node::Node::alone(),
         };
         let engine = Engine::start(parts).await.ok();
         let life = engine.map(|engine| Life {

@@ -476,6 +476,7 @@ impl World {
             dead_letters: DeadLetters::new(Arc::new(blobs), self.archive.clone(), None),
             handshake: handshake::Rules::default(),
             recorder: Arc::new(postrider_engine::recorder::Nothing),
+            node: postrider_engine::node::Node::alone(),
         };
         let engine = Engine::start(parts).await.expect("the log is open");
         Life {

@@ -158,6 +158,7 @@ async fn start(clock: &Arc<SimClock>, catalog: &Arc<MemoryCatalog>, hook: &Arc<H
         dead_letters: DeadLetters::new(blobs, Arc::new(MemoryArchive::default()), None),
         handshake: handshake::Rules::default(),
         recorder: Arc::new(postrider_engine::recorder::Nothing),
+        node: postrider_engine::node::Node::alone(),
     };
     Engine::start(parts).await.unwrap()
 }

@@ -141,6 +141,7 @@ impl World {
             ),
             handshake: handshake::Rules::default(),
             recorder: Arc::new(postrider_engine::recorder::Nothing),
+            node: postrider_engine::node::Node::alone(),
         };
         let engine = Engine::start(parts).await.unwrap();
         World {

@@ -468,6 +468,10 @@ impl Archive for BentArchive {
     async fn next_job(&self) -> Result<u64, Error> {
         self.0.next_job().await
     }
+
+    async fn skip_numbers(&self, blobs: BlobId, jobs: u64) -> Result<(), Error> {
+        self.0.skip_numbers(blobs, jobs).await
+    }
 }
 
 /// Every profile, doctored in the same way.

@@ -177,6 +177,7 @@ impl World {
             ),
             handshake: handshake::Rules::default(),
             recorder: recorder.clone(),
+            node: postrider_engine::node::Node::alone(),
         })
         .await
         .unwrap();

@@ -118,10 +118,48 @@ pub trait Archive: Send + Sync {
     /// Makes a replay or replaces it, together with the marks of a blob that it has just gone through.
     async fn put_job(&self, job: ReplayJob, marks: Option<(BlobId, Vec<Mark>)>) -> Result<(), Error>;
 
+    /// As `mark`, but only if they are still `was`: another node may have changed them. Whether they were.
+    async fn mark_if(&self, id: BlobId, _was: &[Mark], marks: Vec<Mark>) -> Result<bool, Error> {
+        self.mark(id, marks).await?;
+        Ok(true)
+    }
+
+    /// As `put_job`, but only if the marks of the blob are still `was`. Whether they were.
+    async fn put_job_if(
+        &self,
+        job: ReplayJob,
+        id: BlobId,
+        _was: &[Mark],
+        marks: Vec<Mark>,
+    ) -> Result<bool, Error> {
+        self.put_job(job, Some((id, marks))).await?;
+        Ok(true)
+    }
+
     async fn jobs(&self) -> Result<Vec<ReplayJob>, Error>;
 
     async fn remove_job(&self, id: u64) -> Result<(), Error>;
 
     /// A number for a new replay.
     async fn next_job(&self) -> Result<u64, Error>;
+
+    /// Gives out no number up to these any more: an archive that is moved keeps its numbers. Only of use while nobody
+    /// else uses the archive.
+    async fn skip_numbers(&self, blobs: BlobId, jobs: u64) -> Result<(), Error>;
+
+    /// Asks the node that runs a replay to stop it. It is asked until the replay is put in another state.
+    async fn ask_to_cancel(&self, _id: u64) -> Result<(), Error> {
+        Ok(())
+    }
+
+    /// The replays that somebody asks to be stopped.
+    async fn to_cancel(&self) -> Result<Vec<u64>, Error> {
+        Ok(Vec::new())
+    }
+
+    /// Waits until another node has put a replay or asks that one be stopped. Where there are no others, for ever.
+    /// Only one may wait.
+    async fn jobs_changed(&self) {
+        std::future::pending().await
+    }
 }

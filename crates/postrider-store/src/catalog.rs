@@ -7,6 +7,7 @@ use async_trait::async_trait;
 use postrider_core::ids::{SubscriptionId, TopicId};
 use postrider_core::probation::EndpointDelay;
 use postrider_core::subscription::{DomainTopic, Subscription, Topic};
+use std::sync::Arc;
 
 /// One change to the catalogue.
 #[derive(Clone, Debug, PartialEq)]
@@ -45,9 +46,28 @@ pub trait Catalog: Send + Sync {
 
     /// Makes the changes durable, all of them or none. Commits that are under way at the same time may become
     /// durable together; each takes effect whole, and one that has begun is seen through even if nobody waits for
-    /// it any more.
+    /// it any more. [`Error::Conflict`] if another node has changed something that they are about and the follower
+    /// has not put it in force yet.
     async fn commit(&self, changes: Vec<Change>) -> Result<(), Error>;
 
     /// A number that was never given out before, and never will be again, restarts included.
     async fn next_id(&self) -> Result<u64, Error>;
+
+    /// Returns when everything that other nodes had stored before this was asked is in force here: by then nothing is
+    /// taken for missing that exists. Where there are no other nodes that is always so.
+    async fn catch_up(&self) -> Result<(), Error> {
+        Ok(())
+    }
+
+    /// Tells the follower of everything that other nodes have changed since the last `load` before this, for as
+    /// long as it is awaited; to be called once. Where there are no other nodes nothing ever comes.
+    async fn follow(&self, _follower: Arc<dyn Follower>) {}
+}
+
+/// Puts in force what other nodes have changed.
+#[async_trait]
+pub trait Follower: Send + Sync {
+    /// The changes of one commit, or of several that came at once, in their order. Returns when they are in force
+    /// here; only then come the next. `sequence` never falls from one to the next.
+    async fn changed(&self, changes: Vec<Change>, sequence: u64);
 }

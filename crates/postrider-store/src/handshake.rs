@@ -23,6 +23,8 @@ pub struct Handshake {
     /// The URL by which the question may also be answered, its token in it. The oldest API versions had none.
     pub callback: Option<Secret>,
     pub begun: Timestamp,
+    /// The node that asks, where there are several.
+    pub by: Option<String>,
     pub state: HandshakeState,
     /// Everything that was said, oldest first.
     pub transcript: Vec<Exchange>,

@@ -1,15 +1,17 @@
 //! The promise: what an event log and a catalogue must hold, whatever they are built on.
 
 pub mod catalog;
+pub mod replica;
 pub mod handshake;
 pub mod record;
 pub mod log;
 pub mod archive;
+pub mod moving;
 pub mod memory;
 pub mod conformance;
 
 pub use archive::{Archive, BlobFilter, BlobId, BlobRecord, Mark, ReplayJob, ReplayState};
-pub use catalog::{Catalog, Change, Loaded};
+pub use catalog::{Catalog, Change, Follower, Loaded};
 pub use handshake::{Exchange, Handshake, HandshakeState, Received};
 pub use log::{
     Backlog, Claim, Entry, EventLog, Health, Letter, LetterKey, LettersWaiting, Listener, Settled, Want,
@@ -27,6 +29,10 @@ pub enum Error {
     /// What is stored cannot be understood.
     #[error("{0}")]
     Corrupt(String),
+    /// Another node has changed the same thing meanwhile, and this one does not know it yet. Nothing was stored;
+    /// whoever decides anew, shortly, decides by what is there by then.
+    #[error("{0} was changed by another node at the same time; try again")]
+    Conflict(String),
     /// The store has been closed.
     #[error("the store is closed")]
     Closed,

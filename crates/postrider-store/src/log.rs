@@ -1,6 +1,7 @@
 //! The event log's promise.
 
 use crate::Error;
+use crate::moving::Moving;
 use async_trait::async_trait;
 use postrider_core::event::Batch;
 use postrider_core::ids::{Position, SubscriptionId};
@@ -241,6 +242,11 @@ pub trait EventLog: Send + Sync {
 
     /// Who is told of new work. There is one; it is set before anything is appended.
     fn listen(&self, listener: Arc<dyn Listener>);
+
+    /// How its contents are moved to another log, if they can be.
+    fn moving(&self) -> Option<&dyn Moving> {
+        None
+    }
 
     /// Makes everything durable that can be and stops. Nothing may be called afterwards.
     async fn close(&self) -> Result<(), Error>;

@@ -1,20 +1,21 @@
 //! The promises in memory: for tests and the simulation, and for reading what the promises mean.
 
 use crate::log::LastAttempt;
+use crate::moving::{Export, Moved, Moving, Open, Stage};
+use crate::replica::{Replica, Resources};
 use crate::{
     Archive, Backlog, BlobFilter, BlobId, BlobRecord, Catalog, Change, Claim, Entry, Error, EventLog,
-    Handshake, Health, Letter, LetterKey, LettersWaiting, Listener, Loaded, Mark, ReplayJob, Settled, Want,
+    Follower, Health, Letter, LetterKey, LettersWaiting, Listener, Loaded, Mark, ReplayJob, Settled, Want,
 };
 use async_trait::async_trait;
 use postrider_core::event::Batch;
-use postrider_core::ids::{Position, SubscriptionId, TopicId};
-use postrider_core::probation::EndpointDelay;
+use postrider_core::ids::{Position, SubscriptionId};
 use postrider_core::retry::{Next, Reason};
-use postrider_core::subscription::{DomainTopic, Subscription, Topic};
 use postrider_core::time::Timestamp;
 use std::collections::BTreeMap;
 use std::ops::Bound;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
+use tokio::sync::Notify;
 
 /// An event log in memory.
 ///
@@ -516,9 +517,114 @@ impl EventLog for MemoryLog {
         let _ = self.listener.set(listener);
     }
 
+    fn moving(&self) -> Option<&dyn Moving> {
+        Some(self)
+    }
+
     async fn close(&self) -> Result<(), Error> {
         self.checkpoint();
         Ok(())
+    }
+}
+
+#[async_trait]
+impl Moving for MemoryLog {
+    fn export(&self) -> Box<dyn Export + '_> {
+        let log = self.lock();
+        let mut open: BTreeMap<Position, (Arc<Entry>, Vec<Open>)> = BTreeMap::new();
+        let mut add = |entry: &Arc<Entry>, index, of, stage| {
+            let found = open
+                .entry(entry.first)
+                .or_insert_with(|| (entry.clone(), Vec::new()));
+            found.1.push(Open { index, of, stage });
+        };
+        for (of, deliveries) in &log.subscriptions {
+            for one in deliveries.waiting.values().chain(deliveries.retrying.values()) {
+                let stage = one.due.map_or(Stage::Waiting, |due| Stage::Retry {
+                    due,
+                    attempts_made: one.attempts_made,
+                    last_attempt: one.last_attempt,
+                });
+                add(&one.entry, one.index, *of, stage);
+            }
+        }
+        for (of, letters) in &log.letters {
+            for one in letters.values() {
+                let stage = Stage::Letter {
+                    decided: one.decided,
+                    attempts_made: one.attempts_made,
+                    last_attempt: one.last_attempt,
+                    reason: one.reason,
+                };
+                add(&one.entry, one.index, *of, stage);
+            }
+        }
+        let all = open.into_values().map(|(entry, mut open)| {
+            open.sort_by_key(|one| (one.index, one.of));
+            Moved { entry, open }
+        });
+        Box::new(Exported(Some(all.collect())))
+    }
+
+    async fn import(&self, moved: Vec<Moved>) -> Result<(), Error> {
+        for one in moved {
+            let first = self.append(one.batch()).await?;
+            let mut log = self.lock();
+            let Log {
+                subscriptions,
+                letters,
+                ..
+            } = &mut *log;
+            for Open { index, of, stage } in one.open {
+                let position = Position(first.0 + u64::from(index));
+                let Some(deliveries) = subscriptions.get_mut(&of) else {
+                    continue;
+                };
+                let Some(waiting) = deliveries.waiting.remove(&position) else {
+                    continue;
+                };
+                match stage {
+                    Stage::Waiting => deliveries.put(waiting),
+                    Stage::Retry {
+                        due,
+                        attempts_made,
+                        last_attempt,
+                    } => deliveries.put(Delivery {
+                        attempts_made,
+                        last_attempt,
+                        due: Some(due),
+                        ..waiting
+                    }),
+                    Stage::Letter {
+                        decided,
+                        attempts_made,
+                        last_attempt,
+                        reason,
+                    } => {
+                        let letter = Letter {
+                            entry: waiting.entry,
+                            index,
+                            attempts_made,
+                            last_attempt,
+                            reason,
+                            decided,
+                        };
+                        letters.entry(of).or_default().insert(letter.key(), letter);
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// All at once: it is in memory anyway.
+struct Exported(Option<Vec<Moved>>);
+
+#[async_trait]
+impl Export for Exported {
+    async fn next(&mut self) -> Result<Vec<Moved>, Error> {
+        Ok(self.0.take().unwrap_or_default())
     }
 }
 
@@ -528,75 +634,129 @@ pub struct MemoryCatalog {
     catalog: Mutex<Resources>,
 }
 
-#[derive(Default)]
-struct Resources {
-    topics: BTreeMap<TopicId, Topic>,
-    /// Names of domain topics are compared without regard to case.
-    domain_topics: BTreeMap<(TopicId, String), DomainTopic>,
-    subscriptions: BTreeMap<SubscriptionId, Subscription>,
-    endpoint_delays: BTreeMap<String, EndpointDelay>,
-    handshakes: BTreeMap<String, Handshake>,
-    ids_given: u64,
-}
-
 #[async_trait]
 impl Catalog for MemoryCatalog {
     async fn load(&self) -> Result<Loaded, Error> {
-        let catalog = self.catalog.lock().expect("no panic holds it");
-        Ok(Loaded {
-            topics: catalog.topics.values().cloned().collect(),
-            domain_topics: catalog.domain_topics.values().cloned().collect(),
-            subscriptions: catalog.subscriptions.values().cloned().collect(),
-            endpoint_delays: catalog.endpoint_delays.values().cloned().collect(),
-            handshakes: catalog.handshakes.values().cloned().collect(),
-        })
+        Ok(self.catalog.lock().expect("no panic holds it").loaded())
     }
 
     async fn commit(&self, changes: Vec<Change>) -> Result<(), Error> {
         let mut catalog = self.catalog.lock().expect("no panic holds it");
-        for change in changes {
-            match change {
-                Change::PutTopic(topic) => {
-                    catalog.topics.insert(topic.id, topic);
-                }
-                Change::DeleteTopic(id) => {
-                    catalog.topics.remove(&id);
-                }
-                Change::PutDomainTopic(topic) => {
-                    catalog
-                        .domain_topics
-                        .insert((topic.domain, topic.name.to_lowercase()), topic);
-                }
-                Change::DeleteDomainTopic(domain, name) => {
-                    catalog.domain_topics.remove(&(domain, name.to_lowercase()));
-                }
-                Change::PutSubscription(subscription) => {
-                    catalog.subscriptions.insert(subscription.id, subscription);
-                }
-                Change::DeleteSubscription(id) => {
-                    catalog.subscriptions.remove(&id);
-                }
-                Change::PutEndpointDelay(delay) => {
-                    catalog.endpoint_delays.insert(delay.endpoint.clone(), delay);
-                }
-                Change::DeleteEndpointDelay(endpoint) => {
-                    catalog.endpoint_delays.remove(&endpoint);
-                }
-                Change::PutHandshake(handshake) => {
-                    catalog.handshakes.insert(handshake.operation.clone(), handshake);
-                }
-                Change::DeleteHandshake(operation) => {
-                    catalog.handshakes.remove(&operation);
-                }
-            }
-        }
+        changes.into_iter().for_each(|change| catalog.apply(change, 0));
         Ok(())
     }
 
     async fn next_id(&self) -> Result<u64, Error> {
-        let mut catalog = self.catalog.lock().expect("no panic holds it");
-        catalog.ids_given += 1;
-        Ok(catalog.ids_given)
+        Ok(self.catalog.lock().expect("no panic holds it").give_ids(1))
+    }
+}
+
+/// A catalogue in memory that several nodes share: each has a handle of its own, as if it ran elsewhere.
+pub struct SharedCatalog {
+    shared: Arc<Shared>,
+    /// Which of the replicas is this one's.
+    me: usize,
+}
+
+#[derive(Default)]
+struct Shared {
+    nodes: Mutex<Nodes>,
+    changed: Notify,
+}
+
+#[derive(Default)]
+struct Nodes {
+    replicas: Vec<Replica>,
+    sequence: u64,
+}
+
+impl SharedCatalog {
+    /// An empty catalogue, by as many handles.
+    pub fn handles(count: usize) -> Vec<SharedCatalog> {
+        let shared = Arc::new(Shared::default());
+        shared.lock().replicas.resize_with(count, Replica::default);
+        let handle = |me| SharedCatalog {
+            shared: shared.clone(),
+            me,
+        };
+        (0..count).map(handle).collect()
+    }
+
+    /// The next life of this node: it knows what is in the catalogue, and nobody follows it yet.
+    pub fn reopen(&self) -> SharedCatalog {
+        let mut nodes = self.shared.lock();
+        let known = &nodes.replicas[self.me].resources;
+        let mut resources = Resources::default();
+        resources.skip_ids(known.ids_given());
+        known.all().for_each(|change| resources.apply(change, 0));
+        let me = nodes.replicas.len();
+        nodes.replicas.push(Replica::new(resources));
+        SharedCatalog {
+            shared: self.shared.clone(),
+            me,
+        }
+    }
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, Nodes> {
+        self.nodes.lock().expect("no panic holds it")
+    }
+}
+
+#[async_trait]
+impl Catalog for SharedCatalog {
+    async fn load(&self) -> Result<Loaded, Error> {
+        Ok(self.shared.lock().replicas[self.me].load())
+    }
+
+    async fn commit(&self, changes: Vec<Change>) -> Result<(), Error> {
+        let mut nodes = self.shared.lock();
+        let author = self.me as u64 + 1;
+        nodes.replicas[self.me].check(&changes, author)?;
+        nodes.sequence += 1;
+        let sequence = nodes.sequence;
+        for (node, replica) in nodes.replicas.iter_mut().enumerate() {
+            replica.apply(changes.clone(), author, node == self.me, sequence);
+        }
+        drop(nodes);
+        self.shared.changed.notify_waiters();
+        Ok(())
+    }
+
+    async fn next_id(&self) -> Result<u64, Error> {
+        let mut nodes = self.shared.lock();
+        let given = nodes.replicas.iter_mut().map(|one| one.resources.give_ids(1));
+        Ok(given.max().expect("there is one"))
+    }
+
+    async fn catch_up(&self) -> Result<(), Error> {
+        let until = self.shared.lock().sequence;
+        loop {
+            let mut changed = std::pin::pin!(self.shared.changed.notified());
+            changed.as_mut().enable();
+            let untold = self.shared.lock().replicas[self.me].oldest_untold();
+            if untold.is_none_or(|untold| untold > until) {
+                return Ok(());
+            }
+            changed.await;
+        }
+    }
+
+    async fn follow(&self, follower: Arc<dyn Follower>) {
+        self.shared.lock().replicas[self.me].follow();
+        loop {
+            let mut changed = std::pin::pin!(self.shared.changed.notified());
+            changed.as_mut().enable();
+            let next = self.shared.lock().replicas[self.me].next();
+            let Some((changes, sequence)) = next else {
+                changed.await;
+                continue;
+            };
+            follower.changed(changes, sequence).await;
+            self.shared.lock().replicas[self.me].done();
+            self.shared.changed.notify_waiters();
+        }
     }
 }
 
@@ -705,6 +865,13 @@ impl Archive for MemoryArchive {
         archive.jobs_given += 1;
         Ok(archive.jobs_given)
     }
+
+    async fn skip_numbers(&self, blobs: BlobId, jobs: u64) -> Result<(), Error> {
+        let mut archive = self.lock();
+        archive.blobs_given = archive.blobs_given.max(blobs.0);
+        archive.jobs_given = archive.jobs_given.max(jobs);
+        Ok(())
+    }
 }
 
 #[cfg(test)]
@@ -779,6 +946,30 @@ mod tests {
     #[tokio::test]
     async fn keeps_the_catalogues_promise() {
         conformance::catalog(&MemoryCatalog::default()).await;
+    }
+
+    struct SharedOne(Mutex<Option<SharedCatalog>>);
+
+    #[async_trait]
+    impl CatalogSubject for SharedOne {
+        async fn open(&self) -> Arc<dyn Catalog> {
+            let mut handles = SharedCatalog::handles(2);
+            let opened = handles.swap_remove(0);
+            *self.0.lock().unwrap() = Some(opened.reopen());
+            Arc::new(opened)
+        }
+
+        async fn reopen(&self, _: Arc<dyn Catalog>) -> Arc<dyn Catalog> {
+            let mut known = self.0.lock().unwrap();
+            let next = known.as_ref().unwrap().reopen();
+            let opened = known.replace(next).unwrap();
+            Arc::new(opened)
+        }
+    }
+
+    #[tokio::test]
+    async fn keeps_the_catalogues_promise_shared() {
+        conformance::catalog(&SharedOne(Mutex::default())).await;
     }
 
     #[tokio::test]

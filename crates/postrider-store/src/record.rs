@@ -5,6 +5,8 @@
 //! one of the same version wrote. A record of a newer version is refused rather than half read.
 //! Secrets are in here as they are; the store is as secret as they.
 
+pub mod batch;
+
 use crate::{
     BlobId, BlobRecord, Exchange, Handshake, HandshakeState, Mark, Received, ReplayJob, ReplayState,
 };
@@ -101,6 +103,7 @@ impl Record for Handshake {
             token: exposed(&self.token),
             callback: self.callback.as_ref().map(exposed),
             begun: self.begun.nanos(),
+            by: self.by.clone(),
             state: match &self.state {
                 HandshakeState::Asking => HandshakeStateRecord::Asking,
                 HandshakeState::Awaiting { until } => HandshakeStateRecord::Awaiting { until: until.nanos() },
@@ -125,6 +128,7 @@ impl Record for Handshake {
             token: Secret::new(record.token),
             callback: record.callback.map(Secret::new),
             begun: Timestamp::from_nanos(record.begun),
+            by: record.by,
             state: match record.state {
                 HandshakeStateRecord::Asking => HandshakeState::Asking,
                 HandshakeStateRecord::Awaiting { until } => HandshakeState::Awaiting {
@@ -159,6 +163,7 @@ impl Record for EndpointDelay {
             since: since.nanos(),
             until: until.nanos(),
             step: u64::try_from(step.as_nanos()).unwrap_or(u64::MAX),
+            by: self.by.clone(),
         })
     }
     fn decode(bytes: &[u8]) -> Result<EndpointDelay, RecordError> {
@@ -171,6 +176,7 @@ impl Record for EndpointDelay {
                 until: Timestamp::from_nanos(record.until),
                 step: Duration::from_nanos(record.step),
             },
+            by: record.by,
         })
     }
 }
@@ -364,6 +370,9 @@ struct HandshakeRecord {
     token: String,
     callback: Option<String>,
     begun: i64,
+    /// Only where there are several nodes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    by: Option<String>,
     state: HandshakeStateRecord,
     transcript: Vec<ExchangeRecord>,
 }
@@ -407,6 +416,9 @@ struct EndpointDelayRecord {
     since: i64,
     until: i64,
     step: u64,
+    /// Only where there are several nodes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    by: Option<String>,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -1400,6 +1412,7 @@ mod tests {
                 token: self.secret(),
                 callback: self.maybe(Dice::secret),
                 begun: self.time(),
+                by: self.maybe(Dice::text),
                 state: match self.below(3) {
                     0 => HandshakeState::Asking,
                     1 => HandshakeState::Awaiting { until: self.time() },
@@ -1485,6 +1498,7 @@ mod tests {
                     until: dice.time(),
                     step: Duration::from_nanos(dice.roll()),
                 },
+                by: dice.maybe(Dice::text),
             };
             check(&delay, seed);
             let mut blob = BlobRecord {
@@ -1616,6 +1630,11 @@ mod tests {
         let text = r#"{"v":1,"endpoint":"https://a:8443/b","cause":7,"since":1000000000,"until":11000000000,"step":10000000000}"#;
         let delay = EndpointDelay::decode(text.as_bytes()).unwrap();
         assert_eq!(String::from_utf8(delay.encode()).unwrap(), text);
+        assert_eq!(delay.by, None);
+        let text = text.replace("}", r#","by":"node-1"}"#);
+        let of_node = EndpointDelay::decode(text.as_bytes()).unwrap();
+        assert_eq!(of_node.by.as_deref(), Some("node-1"));
+        assert_eq!(String::from_utf8(of_node.encode()).unwrap(), text);
         let expected = Delay {
             cause: Outcome::Busy,
             since: Timestamp::from_secs(1),

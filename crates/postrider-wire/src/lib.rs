@@ -2,6 +2,7 @@
 
 pub mod auth;
 pub mod token;
+pub mod seal;
 pub mod error;
 pub mod publish;
 pub mod resources;

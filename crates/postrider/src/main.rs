@@ -5,7 +5,9 @@ mod profiles;
 mod material;
 mod test_clock;
 mod traces;
+mod cluster;
 mod serve;
+mod migrate;
 mod doctor;
 mod fetch;
 mod az_setup;
@@ -39,6 +41,8 @@ struct Cli {
 enum Command {
     /// Run the server
     Serve(config::ServeFlags),
+    /// Move everything of a stopped server to the other kind of store, or back
+    Migrate(migrate::MigrateArgs),
     /// Check configuration, disk, certificate, clock and endpoints, and say what to do
     Doctor(doctor::DoctorArgs),
     /// Print a configuration file with every key, its meaning and its default
@@ -68,11 +72,17 @@ enum Command {
     BenchRelay(bench::RelayArgs),
     #[command(hide = true)]
     BenchPublish(bench::PublishArgs),
+    #[command(hide = true)]
+    BenchRaw(bench::RawArgs),
 }
 
 fn main() -> std::process::ExitCode {
     let result = match Cli::parse().command {
         Command::Serve(flags) => serve::run(&flags),
+        Command::Migrate(args) => match migrate::run(&args) {
+            Ok(code) => return code,
+            Err(e) => Err(e),
+        },
         Command::Doctor(args) => match doctor::run(&args) {
             Ok(code) => return code,
             Err(e) => Err(e),
@@ -103,6 +113,7 @@ fn main() -> std::process::ExitCode {
         Command::BenchSink(args) => bench::run_sink(args),
         Command::BenchRelay(args) => bench::run_relay(args),
         Command::BenchPublish(args) => bench::run_publish(args),
+        Command::BenchRaw(args) => bench::run_raw(args),
     };
     match result {
         Ok(()) => std::process::ExitCode::SUCCESS,

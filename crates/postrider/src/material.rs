@@ -131,6 +131,63 @@ pub fn certificate_path(config: &Config) -> PathBuf {
     config.listen.cert_file.clone().unwrap_or_else(local)
 }
 
+/// Text of this server's that all nodes of a cluster have in common: a file, or two that belong together.
+pub struct Shared {
+    pub name: &'static str,
+    /// The private one first.
+    files: Vec<PathBuf>,
+}
+
+/// What nodes share. Files of the operator's own are shared by him.
+pub fn shared(config: &Config) -> Vec<Shared> {
+    let here = &config.data_dir;
+    let mut all = vec![Shared {
+        name: "token-key",
+        files: vec![here.join("token-key.pem")],
+    }];
+    all.extend(credentials_path(config).map(|path| Shared {
+        name: "credentials",
+        files: vec![path],
+    }));
+    if config.listen.cert_file.is_none() {
+        all.push(Shared {
+            name: "local-ca",
+            files: vec![here.join("tls/ca-key.pem"), here.join("tls/ca.pem")],
+        });
+    }
+    all
+}
+
+impl Shared {
+    /// The files' texts, one after the other.
+    pub fn read(&self) -> Result<String> {
+        let mut texts = Vec::new();
+        for path in &self.files {
+            let text = fs::read_to_string(path).with_context(|| format!("reading {}", path.display()))?;
+            texts.push(text);
+        }
+        Ok(serde_json::to_string(&texts)?)
+    }
+
+    /// Puts the files there whose texts another node has read.
+    pub fn write(&self, texts: &str) -> Result<()> {
+        let texts: Vec<String> = serde_json::from_str(texts).unwrap_or_default();
+        ensure!(
+            texts.len() == self.files.len(),
+            "the cluster's secret {:?} is not one that this program understands",
+            self.name
+        );
+        for (path, text) in self.files.iter().zip(texts) {
+            make_directory(path.parent().context("a file has a directory")?)?;
+            match path == &self.files[0] {
+                true => write_private(path, &text)?,
+                false => write_public(path, &text)?,
+            }
+        }
+        Ok(())
+    }
+}
+
 /// When a certificate ends. The verifier says so when it is asked about a time long after it.
 pub fn expires(certificate: &CertificateDer<'_>) -> Option<Timestamp> {
     let mut roots = RootCertStore::empty();
@@ -476,7 +533,7 @@ fn read_key_text(text: &str) -> Result<PrivateKeyDer<'static>> {
     Ok(PrivateKeyDer::from_pem_slice(text.as_bytes())?)
 }
 
-fn read_if_there(path: &Path) -> Result<Option<String>> {
+pub fn read_if_there(path: &Path) -> Result<Option<String>> {
     match fs::read_to_string(path) {
         Ok(text) => Ok(Some(text)),
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
@@ -493,7 +550,7 @@ fn write_private(path: &Path, text: &str) -> Result<()> {
     write(path, text, 0o600).with_context(|| format!("writing {}", path.display()))
 }
 
-fn write_public(path: &Path, text: &str) -> Result<()> {
+pub fn write_public(path: &Path, text: &str) -> Result<()> {
     write(path, text, 0o644).with_context(|| format!("writing {}", path.display()))
 }
 

@@ -6,13 +6,14 @@ use crate::config::{
 };
 use crate::fetch::Fetcher;
 use crate::material::{self, Material};
-use crate::{profiles, test_clock, traces};
+use crate::{cluster, migrate, profiles, test_clock, traces};
 use anyhow::{Context, Result, bail};
 use postrider_api::access;
 use postrider_api::health::Certificate;
 use postrider_api::http::Wire;
 use postrider_api::issuer::{Issuer, Trust};
 use postrider_api::listen::Listeners;
+use postrider_api::peers::Peers;
 use postrider_api::{EdgeAccess, Server, declare};
 use postrider_blobs::{Account, ObjectStores, Place};
 use postrider_core::ids::Secret;
@@ -25,11 +26,13 @@ use postrider_engine::clock::SystemClock;
 use postrider_engine::dead_letters::DeadLetters;
 use postrider_engine::deliver::Transport;
 use postrider_engine::destinations::{Destinations, QueueAccount, Resource};
+use postrider_engine::node::Node;
 use postrider_engine::virtual_time::{VirtualTime, WatchedTransport};
 use postrider_engine::{Engine, Parts, dispatch, handshake};
+use postrider_jetstream::Cluster;
 use postrider_otlp::Exporter;
 use postrider_recorder::FlightRecorder;
-use postrider_store::EventLog;
+use postrider_store::{Archive, Catalog, EventLog};
 use postrider_transport::{CertificateDer, HttpTransport};
 use postrider_wire::resources::{self, Road};
 use rustls::pki_types::pem::PemObject;
@@ -39,11 +42,16 @@ use std::io::IsTerminal;
 use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
+
+/// How often something is declared that another node changes at the same time.
+const DECLARE_TRIES: u32 = 30;
+const DECLARE_AGAIN: Duration = Duration::from_millis(200);
 
 pub fn run(flags: &ServeFlags) -> Result<()> {
     let loaded = config::load(flags, std::env::vars())?;
@@ -67,12 +75,22 @@ pub fn run(flags: &ServeFlags) -> Result<()> {
         };
         let running = Running::start(&loaded, time).await?;
         running.greet(&loaded);
-        tokio::select! {
-            _ = stop.recv() => {}
-            _ = interrupt.recv() => {}
+        let failed = tokio::select! {
+            _ = stop.recv() => None,
+            _ = interrupt.recv() => None,
+            why = running.failed() => Some(why),
+        };
+        match failed {
+            None => {
+                tracing::info!("shutting down");
+                running.stop(grace).await
+            }
+            Some(why) => {
+                tracing::error!(why, "this node can go on no more");
+                running.stop(grace).await?;
+                bail!("{why}")
+            }
         }
-        tracing::info!("shutting down");
-        running.stop(grace).await
     })
 }
 
@@ -100,6 +118,11 @@ pub fn runtime(threads: Option<usize>) -> Result<tokio::runtime::Runtime> {
 fn log_to_terminal(config: &Config) {
     let filter = tracing_subscriber::EnvFilter::try_new(&config.log.level)
         .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("info"));
+    // It tells of every connection; what matters of that we tell ourselves.
+    let filter = match config.log.level.contains("async_nats") {
+        true => filter,
+        false => filter.add_directive("async_nats=error".parse().expect("a directive")),
+    };
     let builder = tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_target(false)
@@ -139,6 +162,8 @@ pub struct Running {
     recorder: Option<Arc<FlightRecorder>>,
     spans: Option<Arc<Exporter>>,
     listeners: TaskTracker,
+    /// Set if this is one node of several.
+    pub cluster: Option<Arc<Cluster>>,
     stop: CancellationToken,
     _lock: File,
 }
@@ -149,10 +174,12 @@ impl Running {
         let config = &loaded.config;
         // First of all: a second server in the same directory must not even renew a certificate.
         let lock = lock(&config.data_dir)?;
-        let material = material::prepare(config, SystemClock.now())?;
+        let mut material = material::prepare(config, SystemClock.now())?;
         // Before anything is started: a second server on the same address must change nothing.
         let http = listen(config.listen.http).await?;
         let https = listen(config.listen.https).await?;
+        let http_address = http.as_ref().map(TcpListener::local_addr).transpose()?;
+        let https_address = https.as_ref().map(TcpListener::local_addr).transpose()?;
         let (clock, test_clock): (Arc<dyn Clock>, _) = match time {
             Time::Of(clock) => {
                 test_clock::check_unused(&config.data_dir, SystemClock.now())?;
@@ -163,14 +190,29 @@ impl Running {
                 (clock.clone(), Some(clock))
             }
         };
-        let log = EmbeddedLog::open(&config.data_dir, random())
-            .await
-            .with_context(|| format!("opening the log in {}", config.data_dir.display()))?;
-        let catalog = open_catalog(&config.data_dir, &log)?;
+        let store = match cluster::settings(config) {
+            None => Store::embedded(config).await?,
+            Some(settings) => {
+                cluster::check_clock(test_clock.is_some())?;
+                let url = cluster::url(config, http_address, https_address);
+                Store::clustered(cluster::join(config, settings, url).await?)
+            }
+        };
+        if let Some(cluster) = &store.cluster
+            && cluster::share_secrets(cluster, config).await?
+        {
+            let created = std::mem::take(&mut material.created);
+            material = material::prepare(config, SystemClock.now())?;
+            material.created.splice(0..0, created);
+        }
         let wall = Arc::new(SystemClock);
-        let dead_letters = dead_letters(config, wall.clone())?;
+        let dead_letters = dead_letters(config, store.archive, wall.clone())?;
         let network = HttpTransport::new(transport(loaded)?, clock.clone())?;
         let event_listeners = Arc::new(Listeners::new(Arc::new(network)));
+        let others = store.cluster.as_deref().map(cluster::peers::Others::new);
+        if let Some(others) = &others {
+            event_listeners.among(others.clone());
+        }
         let mut transport: Arc<dyn Transport> = event_listeners.clone();
         let mut watched = None;
         if test_clock.is_some() {
@@ -180,11 +222,15 @@ impl Running {
         }
         let recorder = recorder(config, clock.clone())?;
         let roots = extra_roots(config)?;
-        let spans = traces::exporter(config, roots, clock.clone(), log.identity(), random())?;
+        let spans = traces::exporter(config, roots, clock.clone(), store.identity, random())?;
         let naming_key = material.token_key.naming.clone();
+        let (node, share) = match store.cluster.as_deref().map(cluster::node) {
+            Some((node, share)) => (node, Some(share)),
+            None => (Node::alone(), None),
+        };
         let engine = Engine::start(Parts {
-            log: Arc::new(log),
-            catalog: Arc::new(catalog),
+            log: store.log,
+            catalog: store.catalog,
             transport,
             clock,
             wall: wall.clone(),
@@ -213,6 +259,7 @@ impl Running {
                 ..handshake::Rules::default()
             },
             recorder: traces::told(recorder.as_ref(), spans.as_ref()),
+            node,
         })
         .await
         .context("starting the engine")?;
@@ -222,6 +269,15 @@ impl Running {
             wall.clone(),
             random(),
         );
+        if store.cluster.is_some() {
+            server.share_sessions(&Secret::new(material.token_key.naming.clone()));
+        }
+        if let Some(cluster) = &store.cluster {
+            let view = cluster::view::View::new(cluster.clone());
+            view.greet().await;
+            server.cluster = Some(view);
+        }
+        server.peers = others.map(|others| others as Arc<dyn Peers>);
         server.issuer = issuer(config)?;
         server.metric_names = metric_names(loaded);
         if config.listen.https.is_some() {
@@ -244,12 +300,16 @@ impl Running {
             server.virtual_time = Some(VirtualTime::new(clock, transport, wall, engine));
         }
         let server = Arc::new(server);
+        if let Some(cluster) = &store.cluster {
+            cluster::peers::answer_with(cluster, &server);
+        }
         postrider_api::listen::delete_left_over(&server).await;
         declare_all(&server, config).await?;
         let running = Running {
-            http: http.as_ref().map(TcpListener::local_addr).transpose()?,
-            https: https.as_ref().map(TcpListener::local_addr).transpose()?,
+            http: http_address,
+            https: https_address,
             server,
+            cluster: store.cluster,
             listeners: TaskTracker::new(),
             stop: CancellationToken::new(),
             material,
@@ -257,6 +317,15 @@ impl Running {
             spans,
             _lock: lock,
         };
+        if let (Some(cluster), Some(share)) = (&running.cluster, share) {
+            cluster::view::report(cluster, &running.server);
+            let (cluster, engine) = (cluster.clone(), running.server.engine.clone());
+            let listening =
+                cluster::peers::tend_listeners(cluster.clone(), running.server.clone(), running.stop.clone());
+            running.listeners.spawn(listening);
+            let tending = cluster::tend(cluster, engine, share, running.stop.clone());
+            running.listeners.spawn(tending);
+        }
         if let Some(listener) = http {
             running.serve(listener, Wire::Plain);
         }
@@ -301,6 +370,17 @@ impl Running {
         tracing::info!(version, profile = %loaded.config.profile, data = %loaded.config.data_dir.display(), "ready");
     }
 
+    /// Says why, once this node can go on no more; never if there is no other.
+    async fn failed(&self) -> String {
+        if let Some(cluster) = &self.cluster {
+            let mut failed = cluster.members.failed();
+            if let Ok(why) = failed.wait_for(Option::is_some).await {
+                return why.clone().unwrap_or_default();
+            }
+        }
+        std::future::pending().await
+    }
+
     /// Refuses publishes, lets attempts end, makes everything durable.
     pub async fn stop(self, grace: std::time::Duration) -> Result<()> {
         self.server.engine.refuse();
@@ -312,12 +392,19 @@ impl Running {
             () = self.server.end_streams() => {}
             () = SystemClock.sleep_until(end) => {}
         }
+        // While the engine still runs: what is under way ends here, the rest is for the other nodes.
+        if let Some(cluster) = &self.cluster {
+            cluster.members.leave().await;
+        }
         let patience = SystemClock.sleep_until(end);
         self.server
             .engine
             .stop(patience)
             .await
             .context("closing the log")?;
+        if let Some(cluster) = &self.cluster {
+            cluster.close().await;
+        }
         // After the engine: its last attempts are recorded too.
         if let Some(recorder) = self.recorder {
             tokio::task::spawn_blocking(move || recorder.stop())
@@ -333,7 +420,7 @@ impl Running {
 }
 
 /// Held while the server lives: two of them would write over each other.
-fn lock(data_dir: &Path) -> Result<File> {
+pub fn lock(data_dir: &Path) -> Result<File> {
     let path = data_dir.join("lock");
     let locking = || format!("locking {}", path.display());
     std::fs::create_dir_all(data_dir)
@@ -346,8 +433,46 @@ fn lock(data_dir: &Path) -> Result<File> {
     }
 }
 
+/// Where everything is kept, whichever kind of store it is.
+struct Store {
+    log: Arc<dyn EventLog>,
+    catalog: Arc<dyn Catalog>,
+    archive: Arc<dyn Archive>,
+    identity: u64,
+    cluster: Option<Arc<Cluster>>,
+}
+
+impl Store {
+    async fn embedded(config: &Config) -> Result<Store> {
+        migrate::marks::check(&config.data_dir)?;
+        let log = EmbeddedLog::open(&config.data_dir, random())
+            .await
+            .with_context(|| format!("opening the log in {}", config.data_dir.display()))?;
+        let catalog = open_catalog(&config.data_dir, &log)?;
+        let path = config.data_dir.join("archive.redb");
+        let archive = EmbeddedArchive::open(&path).with_context(|| format!("opening {}", path.display()))?;
+        Ok(Store {
+            identity: log.identity(),
+            log: Arc::new(log),
+            catalog: Arc::new(catalog),
+            archive: Arc::new(archive),
+            cluster: None,
+        })
+    }
+
+    fn clustered(cluster: Arc<Cluster>) -> Store {
+        Store {
+            identity: cluster.log.identity(),
+            log: cluster.log.clone(),
+            catalog: cluster.catalog.clone(),
+            archive: cluster.archive.clone(),
+            cluster: Some(cluster),
+        }
+    }
+}
+
 /// A catalogue that is new forgets every subscription, and with it whatever waits in the log.
-fn open_catalog(data_dir: &Path, log: &EmbeddedLog) -> Result<EmbeddedCatalog> {
+pub fn open_catalog(data_dir: &Path, log: &EmbeddedLog) -> Result<EmbeddedCatalog> {
     let path = data_dir.join("catalog.redb");
     let known = std::fs::metadata(&path).is_ok_and(|file| file.len() > 0);
     if !known && !log.subscriptions().is_empty() {
@@ -368,6 +493,7 @@ fn recorder(config: &Config, clock: Arc<dyn Clock>) -> Result<Option<Arc<FlightR
     let kept = postrider_recorder::Config {
         keep: config.recorder.keep,
         bytes_max: config.recorder.bytes_max,
+        among_others: cluster::settings(config).is_some(),
         ..postrider_recorder::Config::new(config.data_dir.join("recorder"))
     };
     let recorder = FlightRecorder::open(kept, clock).context("opening the flight recorder")?;
@@ -375,9 +501,7 @@ fn recorder(config: &Config, clock: Arc<dyn Clock>) -> Result<Option<Arc<FlightR
 }
 
 /// Where dead letters go, and what is known about those that are there.
-fn dead_letters(config: &Config, wall: Arc<dyn Clock>) -> Result<DeadLetters> {
-    let path = config.data_dir.join("archive.redb");
-    let archive = EmbeddedArchive::open(&path).with_context(|| format!("opening {}", path.display()))?;
+fn dead_letters(config: &Config, archive: Arc<dyn Archive>, wall: Arc<dyn Clock>) -> Result<DeadLetters> {
     let accounts = config.all_storage_accounts();
     let accounts = accounts.into_iter().map(account).collect::<Result<_>>()?;
     let blobs = ObjectStores::new(accounts, wall)?;
@@ -387,7 +511,7 @@ fn dead_letters(config: &Config, wall: Arc<dyn Clock>) -> Result<DeadLetters> {
             account: account.to_owned(),
             container: container.to_owned(),
         });
-    Ok(DeadLetters::new(Arc::new(blobs), Arc::new(archive), fallback))
+    Ok(DeadLetters::new(Arc::new(blobs), archive, fallback))
 }
 
 pub fn account(configured: StorageAccount) -> Result<Account> {
@@ -465,7 +589,7 @@ async fn listen(address: Option<SocketAddr>) -> Result<Option<TcpListener>> {
     Ok(Some(listener.with_context(|| format!("listening on {address}"))?))
 }
 
-fn random() -> u64 {
+pub fn random() -> u64 {
     uuid::Uuid::new_v4().as_u64_pair().0 ^ uuid::Uuid::new_v4().as_u64_pair().1
 }
 
@@ -613,8 +737,33 @@ fn shown_account(configured: StorageAccount) -> postrider_api::StorageAccount {
     }
 }
 
-/// Makes what the configuration declares; what is there already and the same stays untouched.
+/// Makes what the configuration declares; what is there already and the same stays untouched. Nodes that start together
+/// declare the same things at the same time: who comes second finds them there.
 async fn declare_all(server: &Server, config: &Config) -> Result<()> {
+    for _ in 0..DECLARE_TRIES {
+        match declare_once(server, config).await {
+            Err(e) if is_conflict(&e) => SystemClock.sleep_until(SystemClock.now() + DECLARE_AGAIN).await,
+            other => return other,
+        }
+    }
+    declare_once(server, config).await
+}
+
+fn is_conflict(error: &anyhow::Error) -> bool {
+    let by_api = match error.downcast_ref::<declare::Error>() {
+        Some(declare::Error::Engine(by_engine)) => Some(by_engine),
+        _ => None,
+    };
+    let by_engine = by_api.or_else(|| error.downcast_ref::<postrider_engine::Error>());
+    matches!(
+        by_engine,
+        Some(postrider_engine::Error::Store(postrider_store::Error::Conflict(
+            _
+        )))
+    )
+}
+
+async fn declare_once(server: &Server, config: &Config) -> Result<()> {
     for topic in &config.topics {
         let keys = [&topic.key1, &topic.key2].map(|k| k.as_ref().map(|k| k.expose().to_owned()));
         let text = body(&topic.name, &topic.properties);

@@ -324,6 +324,7 @@ function pages() {
     ["replays", "#/deadletters/replays"],
     ["endpoints", "#/endpoints"],
     ["handshakes", "#/handshakes"],
+    ["cluster", "#/cluster"],
     ["about", "#/about"],
     ["no-such-page", "#/nowhere"],
   ];

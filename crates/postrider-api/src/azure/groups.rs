@@ -353,10 +353,10 @@ async fn keep(server: &Server, group: &Group) -> Result<()> {
         created,
         extras: None,
     };
-    if known.is_some_and(|known| *known.topic == topic) {
+    if known.as_ref().is_some_and(|known| *known.topic == topic) {
         return Ok(());
     }
-    let put = server.engine.put_topic(topic).await;
+    let put = server.engine.put_topic_over(topic, known).await;
     put.map(|_| ()).map_err(|e| unavailable(&e))
 }
 

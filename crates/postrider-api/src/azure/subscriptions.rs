@@ -16,6 +16,7 @@ use postrider_core::json::Raw;
 use postrider_core::subscription::{Subscription, TopicKind};
 use postrider_engine::Error;
 use postrider_engine::directory::TopicEntry;
+use postrider_engine::manage::Read;
 use postrider_store::{Handshake, HandshakeState};
 use postrider_wire::arm::{
     ApiVersion, ArmError, Found, GridId, ProvisioningState, Scope, Sent, SubscriptionView,
@@ -248,6 +249,13 @@ impl Place {
         })
     }
 
+    /// How it stands, to be said again when it is changed.
+    fn read(&self, server: &Server, name: &str) -> Read {
+        let domain_topic = self.domain_topic.as_deref();
+        let read = |topic| server.engine.read_subscription(topic, domain_topic, name);
+        self.topic().map(read).unwrap_or_default()
+    }
+
     /// Everything here, as clients see it.
     fn all(&self, server: &Server) -> Vec<Current> {
         let Some(topic) = self.topic() else {
@@ -436,6 +444,7 @@ impl Request<'_> {
         // The place as well as the subscription may have changed while this one waited.
         let place = &Place::find(self.server, &self.place.scope)?;
         let current = place.current(self.server, self.name);
+        let read = place.read(self.server, self.name);
         if how == How::Patch && current.is_none() {
             return Err(place.missing(self.name));
         }
@@ -454,7 +463,7 @@ impl Request<'_> {
             let known = directory.subscription(topic, place.domain_topic.as_deref(), self.name);
             known.is_some()
         });
-        let (subscription, operation) = self.put(place, spec, previous).await?;
+        let (subscription, operation) = self.put(place, spec, previous, &read).await?;
 
         let state = match in_force {
             true => ProvisioningState::Updating,
@@ -525,6 +534,7 @@ impl Request<'_> {
         place: &Place,
         spec: SubscriptionSpec,
         previous: Option<&Subscription>,
+        read: &Read,
     ) -> Result<(Subscription, String)> {
         let engine = &self.server.engine;
         let (id, created) = match previous {
@@ -546,14 +556,15 @@ impl Request<'_> {
             let done = match engine.needs_handshake(&subscription) {
                 true => {
                     let version = self.context.api_version.as_str();
-                    let asked = engine.ask(subscription, &self.context.base_url, version).await;
+                    let base = &self.context.base_url;
+                    let asked = engine.ask_over(subscription, read.clone(), base, version).await;
                     asked.map(|handshake| {
                         let url = operations::url(self.server, self.context, &handshake.operation, location);
                         (handshake.subscription.clone(), url)
                     })
                 }
                 false => {
-                    let put = declare::put_at_once(self.server, subscription).await;
+                    let put = declare::put_at_once(self.server, subscription, read.clone()).await;
                     put.map(|put| {
                         let (url, _) = operations::finished(self.server, self.context, location);
                         (Subscription::clone(&put), url)
@@ -612,21 +623,16 @@ impl Request<'_> {
         let domain_topic = place.domain_topic.as_deref();
         let name = &current.subscription.name;
         let engine = &server.engine;
+        // One that never came in force goes with what was made for it.
         engine
-            .handshakes
-            .cancel(topic, domain_topic, name)
+            .cancel_handshake(topic, domain_topic, name)
             .await
             .map_err(|e| unavailable(&e))?;
-        match engine.directory.subscription(topic, domain_topic, name) {
-            Some(known) => engine
+        if let Some(known) = engine.directory.subscription(topic, domain_topic, name) {
+            engine
                 .delete_subscription(known.id)
                 .await
-                .map_err(|e| unavailable(&e))?,
-            // It never came in force. What was made for it goes too.
-            None if place.topic_type.is_some() => {
-                engine.release_scope(topic).await.map_err(|e| unavailable(&e))?;
-            }
-            None => {}
+                .map_err(|e| unavailable(&e))?;
         }
         Ok(operations::accepted(
             server,

@@ -296,7 +296,7 @@ async fn regenerate(server: &Arc<Server>, call: &mut Call, kind: Kind, id: &Grid
     topic.keys[number] = fresh_key();
     let entry = server
         .engine
-        .put_topic(topic)
+        .put_topic_over(topic, Some(entry))
         .await
         .map_err(|e| unavailable(&e))?;
     Ok(keys(call, &entry.topic))

@@ -4,9 +4,12 @@
 
 use super::which::{LetterName, Names, number, read_query, read_reason, read_since};
 use super::{no_such_letter, trouble};
+use crate::Server;
 use crate::ours::Problem;
+use crate::peers::{Heard, Peers, gather};
 use postrider_core::ids::{Position, SubscriptionId};
 use postrider_core::json::{Kind, Raw};
+use postrider_core::retry::Reason;
 use postrider_core::time::Timestamp;
 use postrider_engine::Engine;
 use postrider_engine::attempt::Plan;
@@ -14,7 +17,7 @@ use postrider_engine::blobs::BlobError;
 use postrider_engine::dead_letters::write_letter;
 use postrider_engine::replay::{LetterFilter, LetterId};
 use postrider_store::{BlobId, BlobRecord, Letter, LetterKey, Want};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use std::fmt;
 use std::sync::Arc;
@@ -33,9 +36,20 @@ const WAITING_BYTES_MAX: usize = 4 << 20;
 
 #[derive(Serialize)]
 pub struct Page {
-    pub value: Vec<Entry>,
+    pub value: Vec<Shown>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub continuation: Option<String>,
+    /// Nodes that did not say which letters wait at them.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub missing: Vec<String>,
+}
+
+/// A letter that was found here, or as another node has written it.
+#[derive(Serialize)]
+#[serde(untagged)]
+pub enum Shown {
+    Here(Box<Entry>),
+    Elsewhere(Box<RawValue>),
 }
 
 /// One dead letter, as far as it is known.
@@ -127,7 +141,7 @@ impl fmt::Display for Continuation {
     }
 }
 
-pub async fn list(engine: &Arc<Engine>, query: &str) -> Result<Page, Problem> {
+pub async fn list(engine: &Arc<Engine>, peers: Option<&dyn Peers>, query: &str) -> Result<Page, Problem> {
     let (mut filter, mut limit, mut from) = (LetterFilter::default(), LIMIT_DEFAULT, None);
     let known = ["subscription", "reason", "since", "limit", "continuation"];
     for (name, value) in read_query(query, &known)? {
@@ -146,16 +160,18 @@ pub async fn list(engine: &Arc<Engine>, query: &str) -> Result<Page, Problem> {
             }
         }
     }
-    page(engine, &filter, limit, from).await
+    page(engine, peers, &filter, limit, from).await
 }
 
 async fn page(
     engine: &Arc<Engine>,
+    peers: Option<&dyn Peers>,
     filter: &LetterFilter,
     limit: usize,
     from: Option<Continuation>,
 ) -> Result<Page, Problem> {
     let mut value = Vec::new();
+    let here = |entry: Entry| Shown::Here(Box::new(entry));
     let waiting = match from {
         Some(Continuation::Pending(of, key)) => Some((of, key)),
         Some(Continuation::Written(_)) | None => {
@@ -164,21 +180,116 @@ async fn page(
                 _ => None,
             };
             let (chosen, next) = choose(engine, filter, limit, first).await?;
-            value = read_written(engine, chosen).await;
+            value.extend(read_written(engine, chosen).await.into_iter().map(here));
             if let Some(next) = next {
                 return Ok(Page {
                     value,
                     continuation: Some(Continuation::Written(next).to_string()),
+                    missing: Vec::new(),
                 });
             }
             None
         }
     };
-    let next = list_waiting(engine, filter, limit, waiting, &mut value).await?;
+    let left = limit - value.len();
+    let (next, missing) = match peers {
+        None => {
+            let (letters, next) = list_waiting(engine, filter, left, waiting).await?;
+            value.extend(letters.into_iter().map(|(_, entry)| here(entry)));
+            (next, Vec::new())
+        }
+        Some(peers) => {
+            let asked = LettersAsked::new(filter, left, waiting);
+            let heard: Heard<Letters> = gather(peers, "letters", &asked).await;
+            let answers = heard.answers.into_iter().map(|(_, letters)| letters);
+            let (letters, next) = join(answers.collect(), left);
+            value.extend(letters.into_iter().map(Shown::Elsewhere));
+            (next, heard.missing)
+        }
+    };
     Ok(Page {
         value,
         continuation: next.map(|(of, key)| Continuation::Pending(of, key).to_string()),
+        missing,
     })
+}
+
+/// What a node is asked for: letters that wait at it.
+#[derive(Serialize, Deserialize)]
+pub struct LettersAsked {
+    subscription: Option<u64>,
+    reason: Option<u8>,
+    since: Option<i64>,
+    limit: usize,
+    from: Option<Where>,
+}
+
+/// A letter's place among all that wait: its subscription, when it was given up, its position.
+type Where = (u64, i64, u64);
+
+fn write_where((of, (decided, position)): (SubscriptionId, LetterKey)) -> Where {
+    (of.0, decided.nanos(), position.0)
+}
+
+fn read_where((of, decided, position): Where) -> (SubscriptionId, LetterKey) {
+    (
+        SubscriptionId(of),
+        (Timestamp::from_nanos(decided), Position(position)),
+    )
+}
+
+impl LettersAsked {
+    fn new(filter: &LetterFilter, limit: usize, from: Option<(SubscriptionId, LetterKey)>) -> LettersAsked {
+        LettersAsked {
+            subscription: filter.subscription.map(|id| id.0),
+            reason: filter.reason.map(|reason| reason.code()),
+            since: filter.since.map(Timestamp::nanos),
+            limit,
+            from: from.map(write_where),
+        }
+    }
+}
+
+/// Letters that wait at one node, in their order, and where it would go on.
+#[derive(Serialize, Deserialize)]
+pub struct Letters {
+    value: Vec<(Where, Box<RawValue>)>,
+    next: Option<Where>,
+}
+
+pub async fn own_letters(server: &Server, asked: LettersAsked) -> Result<Letters, String> {
+    let filter = LetterFilter {
+        subscription: asked.subscription.map(SubscriptionId),
+        reason: asked.reason.map(Reason::from_code),
+        since: asked.since.map(Timestamp::from_nanos),
+        ..LetterFilter::default()
+    };
+    let limit = asked.limit.min(LIMIT_MAX);
+    let found = list_waiting(&server.engine, &filter, limit, asked.from.map(read_where)).await;
+    let (letters, next) = found.map_err(|problem| problem.detail)?;
+    let mut value = Vec::with_capacity(letters.len());
+    for (at, entry) in letters {
+        let text = serde_json::value::to_raw_value(&entry).map_err(|e| e.to_string())?;
+        value.push((write_where(at), text));
+    }
+    Ok(Letters {
+        value,
+        next: next.map(write_where),
+    })
+}
+
+/// The letters of all nodes in their order, up to the limit, and the one to go on with. What lies behind the place where
+/// a node had to stop comes later.
+fn join(answers: Vec<Letters>, limit: usize) -> (Vec<Box<RawValue>>, Option<(SubscriptionId, LetterKey)>) {
+    let horizon = answers.iter().filter_map(|letters| letters.next).min();
+    let mut all: Vec<(Where, Box<RawValue>)> =
+        answers.into_iter().flat_map(|letters| letters.value).collect();
+    all.sort_by_key(|(at, _)| *at);
+    let before = all.partition_point(|(at, _)| horizon.is_none_or(|horizon| *at < horizon));
+    let taken = before.min(limit);
+    let next = all.get(taken).map(|(at, _)| *at).into_iter().chain(horizon).min();
+    let value = all.into_iter().take(taken).map(|(_, text)| text).collect();
+    (value, next.map(read_where))
 }
 
 /// Places in a blob.
@@ -382,14 +493,20 @@ impl Entry {
     }
 }
 
-/// Adds letters that wait, up to the limit. The one to go on with, if there are more.
+/// Letters that wait here with their places, and the place to go on with.
+type WaitingHere = (
+    Vec<((SubscriptionId, LetterKey), Entry)>,
+    Option<(SubscriptionId, LetterKey)>,
+);
+
+/// Letters that wait here, up to the limit. The one to go on with, if there are more.
 async fn list_waiting(
     engine: &Engine,
     filter: &LetterFilter,
     limit: usize,
     from: Option<(SubscriptionId, LetterKey)>,
-    value: &mut Vec<Entry>,
-) -> Result<Option<(SubscriptionId, LetterKey)>, Problem> {
+) -> Result<WaitingHere, Problem> {
+    let mut value = Vec::new();
     let mut looked_at = 0;
     let asked = |of: SubscriptionId| {
         filter.subscription.is_none_or(|asked| asked == of) && from.is_none_or(|(first, _)| of >= first)
@@ -429,17 +546,18 @@ async fn list_waiting(
                     continue;
                 }
                 if value.len() >= limit || looked_at >= LOOKED_AT_MAX {
-                    return Ok(Some((of, letter.key())));
+                    return Ok((value, Some((of, letter.key()))));
                 }
-                value.push(pending(engine, &plan, letter, false));
+                let entry = pending(engine, &plan, letter, false);
+                value.push(((of, letter.key()), entry));
             }
             if looked_at >= LOOKED_AT_MAX {
                 let (decided, position) = last.key();
-                return Ok(Some((of, (decided, Position(position.0 + 1)))));
+                return Ok((value, Some((of, (decided, Position(position.0 + 1))))));
             }
         }
     }
-    Ok(None)
+    Ok((value, None))
 }
 
 /// The greatest key that is less, so that this one comes first after it; none if every one is.
@@ -479,18 +597,41 @@ fn pending(engine: &Engine, plan: &Plan, letter: &Letter, whole: bool) -> Entry 
 }
 
 /// One letter with its event.
-pub async fn show(engine: &Engine, name: &str) -> Result<Entry, Problem> {
+pub async fn show(engine: &Engine, peers: Option<&dyn Peers>, name: &str) -> Result<Shown, Problem> {
     let Some(name) = LetterName::parse(name) else {
         return Err(Problem::new(
             404,
             format!("{name:?} is not the id of a dead letter, such as \"12-0\""),
         ));
     };
-    let shown = match name {
-        LetterName::Written(id) => show_written(engine, id).await?,
-        LetterName::Pending { of, key } => show_pending(engine, of, key).await?,
+    let shown = match (name, peers) {
+        (LetterName::Written(id), _) => show_written(engine, id).await?,
+        (LetterName::Pending { of, key }, None) => show_pending(engine, of, key).await?,
+        (LetterName::Pending { of, key }, Some(peers)) => {
+            let asked = write_where((of, key));
+            let heard: Heard<Option<Box<RawValue>>> = gather(peers, "letter", &asked).await;
+            let found = heard.answers.into_iter().find_map(|(_, found)| found);
+            if let Some(found) = found {
+                return Ok(Shown::Elsewhere(found));
+            }
+            if !heard.missing.is_empty() {
+                let nodes = heard.missing.join(", ");
+                return Err(Problem::new(503, format!("these nodes do not answer: {nodes}")));
+            }
+            None
+        }
     };
-    shown.ok_or_else(|| no_such_letter(&name))
+    let shown = shown.ok_or_else(|| no_such_letter(&name))?;
+    Ok(Shown::Here(Box::new(shown)))
+}
+
+/// The letter at this place, if it waits here.
+pub async fn own_letter(server: &Server, asked: Where) -> Result<Option<Box<RawValue>>, String> {
+    let (of, key) = read_where(asked);
+    let found = show_pending(&server.engine, of, key).await;
+    let found = found.map_err(|problem| problem.detail)?;
+    let text = found.map(|entry| serde_json::value::to_raw_value(&entry));
+    text.transpose().map_err(|e| e.to_string())
 }
 
 async fn show_written(engine: &Engine, id: LetterId) -> Result<Option<Entry>, Problem> {
@@ -557,6 +698,36 @@ mod tests {
         ] {
             check(bad, None);
         }
+    }
+
+    #[test]
+    fn letters_of_all_nodes_are_in_one_order() {
+        let letters = |at: &[Where], next: Option<Where>| Letters {
+            value: at
+                .iter()
+                .map(|at| (*at, serde_json::value::to_raw_value(at).unwrap()))
+                .collect(),
+            next,
+        };
+        let texts = |found: &[Box<RawValue>]| -> Vec<String> {
+            found.iter().map(|text| text.get().to_owned()).collect()
+        };
+        let answers = || {
+            vec![
+                letters(&[(1, 10, 5), (2, 1, 1)], None),
+                letters(&[(1, 9, 7), (1, 10, 6)], Some((1, 11, 0))),
+            ]
+        };
+        let (found, next) = join(answers(), 10);
+        // The second node has not come to subscription 2.
+        assert_eq!(texts(&found), ["[1,9,7]", "[1,10,5]", "[1,10,6]"]);
+        assert_eq!(next.map(write_where), Some((1, 11, 0)));
+        let (found, next) = join(answers(), 1);
+        assert_eq!(texts(&found), ["[1,9,7]"]);
+        assert_eq!(next.map(write_where), Some((1, 10, 5)));
+        let (found, next) = join(vec![letters(&[(2, 1, 1)], None), letters(&[], None)], 5);
+        assert_eq!((texts(&found).len(), next), (1, None));
+        assert_eq!(join(answers(), 0).1.map(write_where), Some((1, 9, 7)));
     }
 
     #[test]

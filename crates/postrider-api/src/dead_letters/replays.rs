@@ -6,7 +6,7 @@ use crate::ours::Problem;
 use postrider_core::ids::SubscriptionId;
 use postrider_core::time::Clock;
 use postrider_engine::Engine;
-use postrider_engine::replay::Refusal;
+use postrider_engine::replay::{Refusal, ReplayRequest};
 use postrider_store::{ReplayJob, ReplayState};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -49,7 +49,7 @@ impl Job {
             id: job.id,
             state: match job.state {
                 ReplayState::Done => "done",
-                ReplayState::Running if engine.is_replaying(job.id) => "running",
+                ReplayState::Running if engine.is_under_way(job) => "running",
                 // One that the last life of the server has left is not under way either.
                 ReplayState::Running | ReplayState::Cancelled => "cancelled",
             },
@@ -60,6 +60,11 @@ impl Job {
             request: kept.meant,
         }
     }
+}
+
+/// What a replay that another node has begun is to do.
+pub fn request(job: &ReplayJob) -> Option<ReplayRequest> {
+    Some(read(job).ok()?.meant.request())
 }
 
 fn read(job: &ReplayJob) -> Result<Kept, serde_json::Error> {
@@ -130,9 +135,9 @@ async fn forget_old(engine: &Engine) -> Result<(), postrider_store::Error> {
 /// Stops a replay and waits until it stands still. One that has ended stays as it is.
 pub async fn cancel(engine: &Engine, wall: &dyn Clock, id: &str) -> Result<Job, Problem> {
     let job = find(engine, id).await?;
-    if engine.cancel_replay(job.id) {
+    if engine.stop_replay(&job).await.map_err(trouble)? {
         let deadline = wall.now() + CANCEL_PATIENCE;
-        while engine.is_replaying(job.id) && wall.now() < deadline {
+        while engine.is_under_way(&find(engine, id).await?) && wall.now() < deadline {
             wall.sleep_until(wall.now() + CANCEL_PAUSE).await;
         }
     }
@@ -143,7 +148,7 @@ pub async fn cancel(engine: &Engine, wall: &dyn Clock, id: &str) -> Result<Job, 
 pub async fn resume(engine: &Arc<Engine>, id: &str) -> Result<Job, Problem> {
     let known = find(engine, id).await?;
     // Only then is what is read next the last that it has written.
-    if engine.is_replaying(known.id) {
+    if engine.is_under_way(&known) {
         return Err(refused(Refusal::UnderWay));
     }
     let job = find(engine, id).await?;

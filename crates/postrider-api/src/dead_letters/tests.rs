@@ -130,6 +130,7 @@ impl World {
             dead_letters: DeadLetters::new(shelf.clone(), archive, None),
             handshake: handshake::Rules::default(),
             recorder: Arc::new(postrider_engine::recorder::Nothing),
+            node: postrider_engine::node::Node::alone(),
         })
         .await
         .unwrap();
@@ -176,9 +177,9 @@ impl World {
     }
 
     async fn ids(&self, query: &str) -> (Vec<String>, Option<String>) {
-        let page = page::list(&self.engine, query).await.unwrap();
+        let page = page::list(&self.engine, None, query).await.unwrap();
         (
-            page.value.into_iter().map(|entry| entry.id).collect(),
+            page.value.into_iter().map(|entry| here(entry).id).collect(),
             page.continuation,
         )
     }
@@ -195,7 +196,11 @@ impl World {
     }
 
     async fn refusal(&self, query: &str) -> String {
-        page::list(&self.engine, query).await.err().expect(query).detail
+        page::list(&self.engine, None, query)
+            .await
+            .err()
+            .expect(query)
+            .detail
     }
 
     async fn replay(&self, body: Value) -> Result<Started, Problem> {
@@ -353,6 +358,14 @@ fn since_is_a_time_or_how_long_ago() {
     }
 }
 
+/// There is no other node.
+fn here(shown: page::Shown) -> page::Entry {
+    match shown {
+        page::Shown::Here(entry) => *entry,
+        page::Shown::Elsewhere(text) => panic!("{text}"),
+    }
+}
+
 #[tokio::test]
 async fn pages_follow_each_other_without_gap_or_repetition() {
     let world = World::new().await;
@@ -442,7 +455,7 @@ async fn what_is_wrong_with_a_listing_is_named() {
 async fn a_letter_is_shown_as_it_is_in_its_blob() {
     let world = World::new().await;
     world.blob(11, ("orders", "audit"), &[EXHAUSTED, BAD]).await;
-    let shown = page::show(&world.engine, "1-1").await.unwrap();
+    let shown = page::show(&world.engine, None, "1-1").await.unwrap();
     let text = serde_json::to_string(&shown).unwrap();
     assert!(text.contains(r#""data":{"price":1.50}"#), "{text}");
     let mut shown: Value = serde_json::from_str(&text).unwrap();
@@ -463,7 +476,11 @@ async fn a_letter_is_shown_as_it_is_in_its_blob() {
     );
     for missing in ["1-2", "2-0", "x"] {
         assert_eq!(
-            page::show(&world.engine, missing).await.err().unwrap().status,
+            page::show(&world.engine, None, missing)
+                .await
+                .err()
+                .unwrap()
+                .status,
             404,
             "{missing}"
         );
@@ -476,13 +493,14 @@ async fn letters_whose_blob_is_gone_or_out_of_reach_are_listed_all_the_same() {
     world.blob(11, ("orders", "audit"), &[EXHAUSTED]).await;
     world.blob(11, ("orders", "audit"), &[EXHAUSTED]).await;
     world.shelf.blobs.lock().unwrap().remove("11/1.json");
-    let page = page::list(&world.engine, "").await.unwrap();
-    assert!(page.value[0].missing && page.value[0].event_id.is_none());
-    assert!(!page.value[1].missing && page.value[1].event_id.is_some());
+    let page = page::list(&world.engine, None, "").await.unwrap();
+    let entries: Vec<page::Entry> = page.value.into_iter().map(here).collect();
+    assert!(entries[0].missing && entries[0].event_id.is_none());
+    assert!(!entries[1].missing && entries[1].event_id.is_some());
 
     *world.shelf.down.lock().unwrap() = true;
-    let page = page::list(&world.engine, "").await.unwrap();
-    for entry in page.value {
+    let page = page::list(&world.engine, None, "").await.unwrap();
+    for entry in page.value.into_iter().map(here) {
         assert!(!entry.missing);
         assert!(entry.trouble.unwrap().contains("timed out"));
     }
@@ -556,7 +574,7 @@ async fn a_replay_is_counted_then_run_and_what_fails_again_waits_to_be_written()
             .len(),
         6
     );
-    let shown = serde_json::to_value(page::show(&world.engine, &all[5]).await.unwrap()).unwrap();
+    let shown = serde_json::to_value(page::show(&world.engine, None, &all[5]).await.unwrap()).unwrap();
     assert_eq!(shown["state"], "pending");
     assert_eq!(shown["deadLetteredTime"], "2023-11-14T22:13:20.0000000Z");
     assert_eq!(shown["due"], "2023-11-14T22:18:20.0000000Z");
@@ -568,7 +586,7 @@ async fn a_replay_is_counted_then_run_and_what_fails_again_waits_to_be_written()
     let early = world.replay(json!({"id": all[5]})).await.err().unwrap();
     assert_eq!((early.status, early.field), (409, Some("id")));
 
-    let tallies = serde_json::to_value(summary(&world.engine).await.unwrap()).unwrap();
+    let tallies = serde_json::to_value(summary(&world.engine, None).await.unwrap().value).unwrap();
     assert_eq!(
         tallies[0],
         json!({
@@ -643,7 +661,10 @@ async fn purged_letters_are_not_shown_any_more() {
     let ask = async |body: Value| purge(&world.engine, &members(body)).await;
     assert_eq!(ask(json!({"id": "1-2"})).await.unwrap(), json!({"purged": 1}));
     assert_eq!(ask(json!({"id": "1-2"})).await.unwrap_err().status, 404);
-    assert_eq!(page::show(&world.engine, "1-2").await.err().unwrap().status, 404);
+    assert_eq!(
+        page::show(&world.engine, None, "1-2").await.err().unwrap().status,
+        404
+    );
     let bad = BAD.name();
     assert_eq!(
         ask(json!({"reason": bad, "dryRun": true})).await.unwrap(),

@@ -212,6 +212,12 @@ fn story(id: &str) -> EventStory {
 
 fn event_line() -> EventLine {
     EventLine {
+        behind: Cursor {
+            segment: 1,
+            record: 2,
+            event: 3,
+        },
+        place: None,
         id: "e1".into(),
         topic: TopicId(1),
         topic_name: "t1".into(),
@@ -504,6 +510,7 @@ async fn the_stream_tells_what_happens_until_it_ends() {
         event_type: "T".into(),
         subject: "s".into(),
         subscription: subscription.map(|id| (SubscriptionId(id), format!("s{id}"))),
+        elsewhere: None,
     };
     let attempted = Happening::Attempted {
         outcome: Outcome::Busy,
@@ -623,5 +630,6 @@ fn accepted() -> Line {
         event_type: "T".into(),
         subject: "s".into(),
         subscription: None,
+        elsewhere: None,
     }
 }

@@ -1,6 +1,8 @@
 //! The endpoints that subscriptions share, and what is remembered of the sick ones.
 
 use super::Dispatcher;
+use super::time::Alarm;
+use crate::Error;
 use crate::attempt::Plan;
 use crate::endpoint::{self, Endpoint};
 use crate::recorder::{Held, Released};
@@ -10,9 +12,13 @@ use postrider_core::probation::{Delay, EndpointDelay};
 use rustc_hash::FxHashMap;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
+use std::time::Duration;
 
 /// Unused endpoints are looked for when there are this many, and again whenever their number has doubled.
 const LOOK_AT_LEAST: usize = 64;
+
+/// What another node has changed at the same time is tried again this much later, in real time.
+const CONFLICT_PAUSE: Duration = Duration::from_millis(100);
 
 #[derive(Default)]
 pub(super) struct Endpoints {
@@ -63,6 +69,7 @@ impl Dispatcher {
             name.clone(),
             self.config.in_flight_per_endpoint_max,
             self.delays.take_restored(&name),
+            self.delays.sharing(),
         ));
         endpoints.known.insert(name, Arc::downgrade(&endpoint));
         endpoint
@@ -157,9 +164,17 @@ impl Dispatcher {
 
     /// An endpoint has shown that it is well, or someone says so. Whether that ended a delay.
     pub(super) fn recover(self: &Arc<Self>, endpoint: &Endpoint) -> bool {
-        let ended = endpoint.recover();
+        let ended = self.release(endpoint);
         if ended {
             self.note_delay(endpoint, None);
+        }
+        ended
+    }
+
+    /// Lets deliveries to an endpoint go on. Whether they were held back.
+    fn release(self: &Arc<Self>, endpoint: &Endpoint) -> bool {
+        let ended = endpoint.recover();
+        if ended {
             for outlet in endpoint.take_waiting() {
                 self.wake(&outlet, self.config.in_flight_per_endpoint_max);
             }
@@ -190,20 +205,77 @@ impl Dispatcher {
         }
     }
 
-    /// Keeps the delays of endpoints as they change.
-    pub(super) async fn keep_delays(self: Arc<Self>) {
-        loop {
-            tokio::select! {
-                biased;
-                () = self.stop.cancelled() => return,
-                () = self.delays.changed.notified() => self.save_delays().await,
-            }
+    /// Another node leaves an endpoint alone: then so does this one.
+    pub(crate) fn delay_elsewhere(self: &Arc<Self>, one: EndpointDelay) {
+        let delay = self.delays.set_elsewhere(&one);
+        let endpoints = self.endpoints.lock().expect("no panic holds it");
+        let known = endpoints.known.get(&one.endpoint).and_then(Weak::upgrade);
+        let Some(endpoint) = known else {
+            // With the lock held: whoever takes it up next must find it.
+            self.delays.keep(one.endpoint, delay);
+            return;
+        };
+        drop(endpoints);
+        endpoint.hold(delay);
+        tracing::info!(
+            endpoint = %endpoint.name,
+            cause = %delay.cause,
+            until = %one.delay.until,
+            by = one.by.as_deref().unwrap_or_default(),
+            "endpoint keeps failing elsewhere: its deliveries are delayed"
+        );
+        self.recorder.held(Held {
+            endpoint: endpoint.name.clone(),
+            cause: delay.cause,
+            at: self.clock.now(),
+            until: one.delay.until,
+        });
+        self.alarm(delay.until, Alarm::Endpoint(Arc::downgrade(&endpoint)));
+    }
+
+    /// Another node has found that an endpoint is well, or was told so.
+    pub(crate) fn recovered_elsewhere(self: &Arc<Self>, name: &str) {
+        self.delays.ended_elsewhere(name);
+        let known = {
+            let endpoints = self.endpoints.lock().expect("no panic holds it");
+            endpoints.known.get(name).and_then(Weak::upgrade)
+        };
+        if let Some(endpoint) = known
+            && self.release(&endpoint)
+        {
+            tracing::info!(endpoint = %endpoint.name, "endpoint is well again elsewhere: deliveries go on");
+            self.recorder.released(Released {
+                endpoint: endpoint.name.clone(),
+                at: self.clock.now(),
+            });
         }
     }
 
-    pub(super) async fn save_delays(&self) {
-        if let Err(e) = self.delays.save().await {
-            tracing::error!(error = %e, "cannot keep the delays of endpoints");
+    /// Keeps the delays of endpoints as they change.
+    pub(super) async fn keep_delays(self: Arc<Self>) {
+        let mut again = false;
+        loop {
+            let soon = self.wall.sleep_until(self.wall.now() + CONFLICT_PAUSE);
+            tokio::select! {
+                biased;
+                () = self.stop.cancelled() => return,
+                () = self.delays.changed.notified() => {}
+                () = soon, if again => {}
+            }
+            again = self.save_delays().await;
+        }
+    }
+
+    /// Whether to try again soon: another node has said something about the same endpoints, and what that was is in
+    /// force in a moment.
+    pub(super) async fn save_delays(&self) -> bool {
+        match self.delays.save().await {
+            Ok(()) => false,
+            Err(Error::Store(postrider_store::Error::Conflict(_))) => true,
+            Err(e) => {
+                tracing::error!(error = %e, "cannot keep the delays of endpoints");
+                false
+            }
         }
     }
 }

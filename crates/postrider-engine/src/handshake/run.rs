@@ -15,6 +15,8 @@ use std::time::Duration;
 
 /// When the catalogue cannot be written, it is tried again this much later.
 const TROUBLE_PAUSE: Duration = Duration::from_secs(5);
+/// When another node has changed something at the same time, this much later, in real time.
+const CONFLICT_PAUSE: Duration = Duration::from_millis(50);
 
 pub(super) struct Running {
     engine: Arc<Engine>,
@@ -75,6 +77,11 @@ impl Running {
             Err(end) => end,
         };
         self.finish(end).await;
+    }
+
+    /// The answer is known to be yes.
+    pub(super) async fn run_granted(mut self) {
+        self.finish(End::Granted { rate: None }).await;
     }
 
     async fn play(&mut self) -> Result<Infallible, End> {
@@ -218,6 +225,7 @@ impl Running {
     /// Makes changes durable, however long that takes.
     async fn commit(&self, changes: Vec<Change>) -> Result<(), End> {
         loop {
+            self.unless_settled()?;
             match self.engine.catalog.commit(changes.clone()).await {
                 Ok(()) => return Ok(()),
                 Err(e) => self.pause(&e).await?,
@@ -225,10 +233,24 @@ impl Running {
         }
     }
 
-    async fn pause(&self, trouble: &(dyn std::fmt::Display + Sync)) -> Result<(), End> {
-        tracing::error!(error = %trouble, "cannot keep a handshake");
-        let clock = &self.engine.clock;
-        let mut time = clock.sleep_until(clock.now() + TROUBLE_PAUSE);
+    /// Another node has ended it, or taken it up: nothing is left to be done here.
+    fn unless_settled(&self) -> Result<(), End> {
+        match self.said.settled.load(Acquire) {
+            true => Err(End::Left),
+            false => Ok(()),
+        }
+    }
+
+    async fn pause(&self, trouble: &postrider_store::Error) -> Result<(), End> {
+        let (clock, pause) = match trouble {
+            // What another node has changed is in force here in a moment.
+            postrider_store::Error::Conflict(_) => (&self.engine.wall, CONFLICT_PAUSE),
+            other => {
+                tracing::error!(error = %other, "cannot keep a handshake");
+                (&self.engine.clock, TROUBLE_PAUSE)
+            }
+        };
+        let mut time = clock.sleep_until(clock.now() + pause);
         self.engine.handshakes.busy.fetch_sub(1, AcqRel);
         let stopped = tokio::select! {
             biased;
@@ -274,11 +296,13 @@ impl Running {
                 subscription.id = known.id;
                 subscription.created = known.created;
             }
-            let putting = self.engine.put_subscription_and(subscription, vec![done.clone()]);
+            let putting = self
+                .engine
+                .put_subscription_and(subscription, vec![done.clone()], None);
             match putting.await {
                 Ok(_) => break,
-                Err(e @ Error::Store(_)) => self.pause(&e).await?,
-                Err(Error::Stopping) => return Err(End::Left),
+                Err(Error::Store(e)) => self.pause(&e).await?,
+                Err(Error::Stopping | Error::HandshakeOver) => return Err(End::Left),
                 Err(gone) => {
                     let reason = format!("The endpoint was validated, but {gone}");
                     return Box::pin(self.fail(reason)).await;
@@ -292,6 +316,7 @@ impl Running {
     }
 
     async fn cancel(&mut self) -> Result<(), End> {
+        self.unless_settled()?;
         let gone = Change::DeleteHandshake(self.handshake.operation.clone());
         self.commit(vec![gone]).await?;
         self.over(Ended::Cancelled);

@@ -125,7 +125,35 @@ export const query = (members) => {
 // ---- our own API
 
 const OURS = "/postrider/v1/";
-export const get = async (path, members = {}, signal) => readJson(await request("GET", `${OURS}${path}${query(members)}`, { signal }));
+export async function get(path, members = {}, signal) {
+  const answer = await readJson(await request("GET", `${OURS}${path}${query(members)}`, { signal }));
+  if (!signal?.aborted) noteMissing(path, answer?.missing);
+  return answer;
+}
+
+// Nodes of a cluster that did not answer, by what was asked: what only they know is not in what is shown.
+const missing = new Map();
+const onIncomplete = new Set();
+export const whenIncomplete = (listener) => onIncomplete.add(listener);
+
+function noteMissing(path, names) {
+  if (Array.isArray(names) && names.length) missing.set(path, names.map(String));
+  else if (!missing.delete(path)) return;
+  sayIncomplete();
+}
+
+function sayIncomplete() {
+  const all = [...new Set([...missing.values()].flat())].sort();
+  for (const listener of onIncomplete) listener(all);
+}
+
+/** Another page is shown: what the one before lacked does not matter any more. */
+export function forgetMissing() {
+  if (!missing.size) return;
+  missing.clear();
+  sayIncomplete();
+}
+
 export const post = async (path, body, signal) => readJson(await request("POST", `${OURS}${path}`, { body, signal }));
 
 let serverInfo = null;

@@ -1,7 +1,7 @@
 // Starts the portal: the frame around every page, and the way from one to the next.
 
 import { fill, h } from "./dom.js";
-import { announce, button, failure, loading, mark, select } from "./ui.js";
+import { announce, button, failure, loading, mark, notice, select, text } from "./ui.js";
 import * as api from "./api.js";
 import signInPage from "./pages/sign-in.js";
 import overviewPage from "./pages/overview.js";
@@ -22,6 +22,7 @@ import labPage from "./pages/lab.js";
 import endpointsPage from "./pages/endpoints.js";
 import handshakesPage from "./pages/handshakes.js";
 import handshakePage from "./pages/handshake.js";
+import clusterPage from "./pages/cluster.js";
 import aboutPage from "./pages/about.js";
 
 /** Each with its place in the menu. `:x` takes one segment. */
@@ -47,6 +48,7 @@ const ROUTES = [
   ["endpoints", endpointsPage, "#/endpoints"],
   ["handshakes", handshakesPage, "#/handshakes"],
   ["handshakes/:id", handshakePage, "#/handshakes"],
+  ["cluster", clusterPage, "#/cluster"],
   ["about", aboutPage, "#/about"],
 ];
 
@@ -54,7 +56,7 @@ const MENU = [
   ["Watch", [["Overview", "#/"], ["Events", "#/events"], ["Live stream", "#/live"], ["Dead letters", "#/deadletters"], ["Endpoints", "#/endpoints"]]],
   ["Manage", [["Topics", "#/topics"], ["Subscriptions", "#/subscriptions"], ["Handshakes", "#/handshakes"]]],
   ["Try", [["Send an event", "#/send"], ["Filter lab", "#/lab"]]],
-  ["Server", [["Documentation", "/docs"], ["About", "#/about"]]],
+  ["Server", [["Cluster", "#/cluster"], ["Documentation", "/docs"], ["About", "#/about"]]],
 ];
 
 const app = document.getElementById("app");
@@ -62,6 +64,16 @@ let main = null;
 let menu = null;
 let leave = new AbortController();
 let first = true;
+/** Stands above every page, and is empty while all nodes answer. */
+const incomplete = h("div");
+
+function sayIncomplete(names) {
+  const said = names.join(", ");
+  // Pages ask again and again: what is said already is not said anew.
+  if (incomplete.dataset.said === said) return;
+  incomplete.dataset.said = said;
+  fill(incomplete, said && notice("warn", h("strong", {}, "Not the whole answer. "), names.length > 1 ? "These nodes do not answer: " : "This node does not answer: ", text(said), ". What is known only there is not shown. See ", h("a", { href: "#/cluster" }, "Cluster"), "."));
+}
 
 function frame() {
   const links = MENU.map(([title, items], at) =>
@@ -194,6 +206,7 @@ function route() {
   }
   if (segments[0] === "sign-in") return location.replace("#/");
   if (!main) frame();
+  api.forgetMissing();
   const found = match(segments);
   for (const link of menu.querySelectorAll("a")) {
     if (link.getAttribute("href") === found?.place) link.setAttribute("aria-current", "page");
@@ -205,6 +218,7 @@ function route() {
     ctx.title = "Not found";
     fill(main, h("h1", { tabindex: "-1", id: "page-heading" }, "There is no such page"), h("p", {}, h("a", { href: "#/" }, "To the overview")));
   }
+  main.prepend(incomplete);
   settle(ctx);
 }
 
@@ -255,6 +269,7 @@ async function start() {
     if (!location.hash.startsWith("#/sign-in")) location.replace(signInLink());
     else route();
   });
+  api.whenIncomplete(sayIncomplete);
   window.addEventListener("hashchange", route);
   route();
 }

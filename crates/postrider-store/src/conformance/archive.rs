@@ -26,6 +26,7 @@ pub async fn archive(subject: &dyn ArchiveSubject) {
     a_clock_that_was_set_back_hides_nothing(subject).await;
     letters_that_are_not_purged_are_counted(subject).await;
     numbers_are_never_given_out_twice(subject).await;
+    numbers_that_are_skipped_are_not_given_out(subject).await;
     replays_are_kept_together_with_their_marks(subject).await;
     for seed in 1..=4 {
         any_sequence_of_blobs_follows_the_model(subject, seed).await;
@@ -297,6 +298,18 @@ pub async fn numbers_are_never_given_out_twice(subject: &dyn ArchiveSubject) {
         }
         archive = subject.reopen(archive).await;
     }
+}
+
+pub async fn numbers_that_are_skipped_are_not_given_out(subject: &dyn ArchiveSubject) {
+    let mut archive = subject.open().await;
+    assert_eq!(archive.add(blob(1, 1, vec![])).await.unwrap(), BlobId(1));
+    archive.skip_numbers(BlobId(6), 3).await.unwrap();
+    assert_eq!(archive.add(blob(1, 1, vec![])).await.unwrap(), BlobId(7));
+    archive.skip_numbers(BlobId(2), 9).await.unwrap();
+    archive = subject.reopen(archive).await;
+    assert_eq!(archive.add(blob(1, 1, vec![])).await.unwrap(), BlobId(8));
+    assert_eq!(archive.next_job().await.unwrap(), 10);
+    assert_eq!(ids(&*archive, &BlobFilter::default()).await, [1, 7, 8]);
 }
 
 pub async fn replays_are_kept_together_with_their_marks(subject: &dyn ArchiveSubject) {

@@ -161,6 +161,15 @@ async fn start(bench: &Bench<'_>, dir: &Path, log: &str) -> Result<(Ready, f64)>
     Ok((ready, began.elapsed().as_secs_f64() * 1000.0))
 }
 
+/// Makes so many topics with so many subscriptions each.
+pub async fn make(to: SocketAddr, topics: u64, subscriptions: u64) -> Result<()> {
+    let size = Size {
+        topics,
+        subscriptions,
+    };
+    make_all(to, size).await.map(|_| ())
+}
+
 /// Makes everything over several connections. Resources per second, in all and in the slowest tenth.
 async fn make_all(to: SocketAddr, size: Size) -> Result<(f64, f64)> {
     let began = Instant::now();

@@ -59,6 +59,19 @@ impl Running {
         Ok(Running { child })
     }
 
+    /// Starts another program, set up by whoever asks.
+    pub fn other(mut command: Command) -> Result<Running> {
+        let child = command.spawn()?;
+        Ok(Running { child })
+    }
+
+    /// `kill -9`, and nobody is left.
+    pub fn kill(&mut self) -> Result<()> {
+        self.child.kill()?;
+        self.child.wait()?;
+        Ok(())
+    }
+
     /// The address that the part announces once it listens.
     pub async fn address(&mut self) -> Result<SocketAddr> {
         let stdout = self.child.stdout.take().expect("parts have a piped stdout");

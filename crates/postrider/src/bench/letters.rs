@@ -205,6 +205,7 @@ async fn start(data: &Path, root: &Path) -> Result<(Arc<Engine>, Arc<AheadClock>
         dead_letters: DeadLetters::new(Arc::new(stores(root)?), Arc::new(archive), None),
         handshake: handshake::Rules::default(),
         recorder: Arc::new(postrider_engine::recorder::Nothing),
+        node: postrider_engine::node::Node::alone(),
     })
     .await?;
     Ok((engine, clock))

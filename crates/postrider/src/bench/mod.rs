@@ -6,16 +6,20 @@
 
 mod catalogue;
 mod child;
+mod cluster;
 mod http;
 mod letters;
 mod mark;
+mod nats;
 mod procfs;
 mod publisher;
+mod raw;
 mod relay;
 mod report;
 mod sink;
 
 pub use publisher::{PublishArgs, run as run_publish};
+pub use raw::{RawArgs, run as run_raw};
 pub use relay::{RelayArgs, run as run_relay};
 pub use sink::{SinkArgs, run as run_sink};
 
@@ -40,7 +44,7 @@ use publisher::Published;
 use report::{Report, Run, Usage};
 use sink::{Control, Percentiles};
 
-const READY_WITHIN: Duration = Duration::from_secs(15);
+const READY_WITHIN: Duration = Duration::from_secs(60);
 const READY_EVERY: Duration = Duration::from_millis(20);
 /// Longest a backlog may take to be accepted.
 const BACKLOG_SECS_MAX: f64 = 600.0;
@@ -84,6 +88,8 @@ pub struct BenchArgs {
     /// and publish beside them.
     #[arg(long, value_name = "TOPICSxSUBSCRIPTIONS", value_parser = catalogue::parse_size, conflicts_with = "dead_letters")]
     catalogue: Option<catalogue::Size>,
+    #[command(flatten)]
+    cluster: cluster::ClusterArgs,
     /// Print only the line of JSON.
     #[arg(long)]
     json: bool,
@@ -185,6 +191,15 @@ pub fn run(args: BenchArgs) -> Result<()> {
     }
     if let Some(size) = args.catalogue {
         let measured = single_threaded()?.block_on(unless_interrupted(catalogue::measure(&args, size)))?;
+        let mut out = std::io::stdout().lock();
+        if !args.json {
+            writeln!(out, "{}\n", measured.text())?;
+        }
+        writeln!(out, "{}", serde_json::to_string(&measured)?)?;
+        return Ok(());
+    }
+    if args.cluster.is_wanted() {
+        let measured = single_threaded()?.block_on(unless_interrupted(cluster::measure(&args)))?;
         let mut out = std::io::stdout().lock();
         if !args.json {
             writeln!(out, "{}\n", measured.text())?;
@@ -341,14 +356,28 @@ impl<'a> Bench<'a> {
         rate: Option<f64>,
         ready: &Ready,
     ) -> Result<Run> {
-        let mut warm_up = self.publish_args(load, ready, rate);
-        warm_up.secs = (self.args.secs / 4.0).min(1.0);
-        self.publish(warm_up, ready).await?;
+        self.measure_nodes(load, server, rate, std::slice::from_ref(ready), &[])
+            .await
+    }
 
-        let measured = self.publish_args(load, ready, rate);
-        let before = Counters::read(&ready.process, &self.sink);
-        let published = self.publish(measured, ready).await?;
-        let usage = Counters::read(&ready.process, &self.sink).since(&before);
+    /// One run on servers that are ready and share the load; `stores` are the processes that keep their log.
+    async fn measure_nodes(
+        &mut self,
+        load: Load,
+        server: Server,
+        rate: Option<f64>,
+        nodes: &[Ready],
+        stores: &[u32],
+    ) -> Result<Run> {
+        let mut measured = self.publish_args(load, &nodes[0], rate);
+        measured.to = nodes.iter().map(|node| node.address).collect();
+        let mut warm_up = measured.clone();
+        warm_up.secs = (self.args.secs / 4.0).min(1.0);
+        self.publish(warm_up, &nodes[0]).await?;
+
+        let before = Counters::read(nodes, stores, &self.sink);
+        let published = self.publish(measured, &nodes[0]).await?;
+        let usage = Counters::read(nodes, stores, &self.sink).since(&before);
         let arrived = self.control.stats().await?;
         Ok(Run::new(load, server, rate, published, arrived, usage))
     }
@@ -435,7 +464,7 @@ impl<'a> Bench<'a> {
 
     fn publish_args(&self, load: Load, ready: &Ready, rate: Option<f64>) -> PublishArgs {
         PublishArgs {
-            to: ready.address,
+            to: vec![ready.address],
             path: "/topics/bench/api/events?api-version=2018-01-01".to_owned(),
             key: self.key.clone(),
             sink: self.sink_address,
@@ -510,6 +539,7 @@ impl Ready {
 struct Counters {
     at: Instant,
     server_cpu_s: Option<f64>,
+    store_cpu_s: Option<f64>,
     server_rss_peak_mib: Option<f64>,
     sink_cpu_s: Option<f64>,
     own_cpu_s: Option<f64>,
@@ -517,11 +547,14 @@ struct Counters {
 }
 
 impl Counters {
-    fn read(server: &Running, sink: &Running) -> Counters {
+    fn read(servers: &[Ready], stores: &[u32], sink: &Running) -> Counters {
+        let pids = || servers.iter().map(|server| server.process.pid());
+        let stores = stores.iter().map(|pid| procfs::cpu_seconds(*pid));
         Counters {
             at: Instant::now(),
-            server_cpu_s: procfs::cpu_seconds(server.pid()),
-            server_rss_peak_mib: procfs::rss_peak_mib(server.pid()),
+            server_cpu_s: pids().map(procfs::cpu_seconds).sum(),
+            store_cpu_s: stores.sum(),
+            server_rss_peak_mib: pids().map(procfs::rss_peak_mib).sum(),
             sink_cpu_s: procfs::cpu_seconds(sink.pid()),
             own_cpu_s: procfs::cpu_seconds(std::process::id()),
             machine_busy_s: procfs::machine_busy_seconds(),
@@ -537,9 +570,11 @@ impl Counters {
         let machine_busy_s = used(self.machine_busy_s, before.machine_busy_s);
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let available_s = (self.at - before.at).as_secs_f64() * cores as f64;
-        let others = || Some(machine_busy_s? - server_cpu_s? - sink_cpu_s? - own_cpu_s?);
+        let store_cpu_s = used(self.store_cpu_s, before.store_cpu_s);
+        let others = || Some(machine_busy_s? - server_cpu_s? - store_cpu_s? - sink_cpu_s? - own_cpu_s?);
         Usage {
             server_cpu_s,
+            store_cpu_s: store_cpu_s.filter(|used| *used > 0.0),
             server_rss_peak_mib: self.server_rss_peak_mib,
             cpu_share_others: others().map(|others| others.max(0.0) / available_s),
         }

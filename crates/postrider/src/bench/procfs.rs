@@ -30,6 +30,12 @@ pub fn machine_busy_seconds() -> Option<f64> {
     Some(busy_ticks(&stat)? as f64 / ticks_per_second())
 }
 
+/// The machine's load average of the last minute.
+pub fn load_average() -> Option<f64> {
+    let averages = fs::read_to_string("/proc/loadavg").ok()?;
+    averages.split_ascii_whitespace().next()?.parse().ok()
+}
+
 /// The machine that made the numbers.
 #[derive(Clone, Debug, Serialize)]
 pub struct Machine {

@@ -31,9 +31,9 @@ const DRAIN_MAX: Duration = Duration::from_secs(60);
 
 #[derive(clap::Args, Clone, Debug)]
 pub struct PublishArgs {
-    /// Address of the server.
-    #[arg(long)]
-    pub to: SocketAddr,
+    /// Addresses of the servers; the connections are shared out among them.
+    #[arg(long, required = true, num_args = 1.., value_delimiter = ',')]
+    pub to: Vec<SocketAddr>,
     /// Path and query to publish to.
     #[arg(long)]
     pub path: String,
@@ -96,8 +96,9 @@ impl PublishArgs {
             outstanding,
             ..
         } = self;
+        let to: Vec<String> = to.iter().map(SocketAddr::to_string).collect();
         let mut options = vec![
-            format!("--to={to}"),
+            format!("--to={}", to.join(",")),
             format!("--path={path}"),
             format!("--key={key}"),
             format!("--sink={sink}"),
@@ -195,7 +196,8 @@ async fn drain(sink: &mut Control, expected: u64) -> Result<()> {
 /// What the connections share.
 struct Publisher {
     args: PublishArgs,
-    head: String,
+    /// One for each server.
+    heads: Vec<String>,
     padding: Vec<u8>,
     started: Instant,
     started_nanos: u64,
@@ -209,13 +211,15 @@ struct Publisher {
 
 impl Publisher {
     fn new(args: PublishArgs, delivered: watch::Receiver<u64>) -> Publisher {
-        let head = format!(
-            "POST {} HTTP/1.1\r\nhost: {}\r\naeg-sas-key: {}\r\n\
-             content-type: application/json; charset=utf-8\r\ncontent-length: ",
-            args.path, args.to, args.key
-        );
+        let head = |to: &SocketAddr| {
+            format!(
+                "POST {} HTTP/1.1\r\nhost: {to}\r\naeg-sas-key: {}\r\n\
+                 content-type: application/json; charset=utf-8\r\ncontent-length: ",
+                args.path, args.key
+            )
+        };
         Publisher {
-            head,
+            heads: args.to.iter().map(head).collect(),
             padding: padding(args.size),
             started: Instant::now(),
             started_nanos: now_nanos(),
@@ -233,6 +237,8 @@ impl Publisher {
     async fn publish(self: Rc<Self>, index: u32) {
         let mut delivered = self.delivered.clone();
         let mut connection = None;
+        let server = index as usize % self.args.to.len();
+        let (to, head) = (self.args.to[server], &self.heads[server]);
         let (mut body, mut out) = (Vec::new(), Vec::new());
         for turn in 0.. {
             let Some(published) = self.turn(index, turn, &mut delivered).await else {
@@ -251,11 +257,11 @@ impl Publisher {
             });
             self.write_body(marks, &mut body);
             out.clear();
-            write!(out, "{}{}\r\n\r\n", self.head, body.len()).expect("writing to a Vec");
+            write!(out, "{head}{}\r\n\r\n", body.len()).expect("writing to a Vec");
             out.extend_from_slice(&body);
 
             let sent = Instant::now();
-            match send(&mut connection, self.args.to, &out).await {
+            match send(&mut connection, to, &out).await {
                 Ok(()) => {
                     self.acked.set(self.acked.get() + (end - first));
                     let micros = sent.elapsed().as_micros() as u64;
@@ -350,7 +356,7 @@ fn write_event(mark: Mark, subject: &str, size: usize, padding: &[u8], out: &mut
 }
 
 /// Text without pattern, long enough for events of `size` bytes.
-fn padding(size: usize) -> Vec<u8> {
+pub(super) fn padding(size: usize) -> Vec<u8> {
     const ALPHABET: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
     let mut state = 0x9E37_79B9_7F4A_7C15_u64;
     let mut letter = || {

@@ -33,6 +33,9 @@ pub struct Run {
     pub ack_ms: Percentiles,
     pub end_to_end_ms: Percentiles,
     pub cpu_us_per_delivery: Option<f64>,
+    /// Of the servers that keep the log, where they are processes of their own.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub store_cpu_us_per_delivery: Option<f64>,
     pub rss_peak_mib: Option<f64>,
     pub published: u64,
     pub publish_failed: u64,
@@ -51,6 +54,8 @@ pub struct Run {
 #[derive(Clone, Copy, Debug)]
 pub struct Usage {
     pub server_cpu_s: Option<f64>,
+    /// Of the servers that keep the log, where they are processes of their own.
+    pub store_cpu_s: Option<f64>,
     pub server_rss_peak_mib: Option<f64>,
     pub cpu_share_others: Option<f64>,
 }
@@ -99,6 +104,7 @@ impl Run {
             ack_ms: published.ack_ms,
             end_to_end_ms: arrived.latency_ms,
             cpu_us_per_delivery: usage.server_cpu_s.and_then(per_delivery).map(tenths),
+            store_cpu_us_per_delivery: usage.store_cpu_s.and_then(per_delivery).map(tenths),
             rss_peak_mib: usage.server_rss_peak_mib.map(tenths),
             published: published.events,
             publish_failed: published.failed,
@@ -111,6 +117,31 @@ impl Run {
             cpu_share_others: usage.cpu_share_others.map(hundredths),
             error_first: published.error_first,
         }
+    }
+
+    /// A run of ten seconds at this rate, at 10 µs a delivery.
+    #[cfg(test)]
+    pub(super) fn example(load: Load, deliveries_per_s: f64, store_cpu_us: Option<f64>) -> Run {
+        let delivered = (deliveries_per_s * 10.0) as u64;
+        let published = Published {
+            events: delivered / load.fan_out(),
+            failed: 0,
+            error_first: None,
+            secs: 10.0,
+            delivered_meanwhile: delivered,
+            ack_ms: Percentiles::default(),
+        };
+        let arrived = Stats {
+            delivered,
+            ..Stats::default()
+        };
+        let usage = Usage {
+            server_cpu_s: Some(delivered as f64 * 10e-6),
+            store_cpu_s: store_cpu_us.map(|us| delivered as f64 * us * 1e-6),
+            server_rss_peak_mib: None,
+            cpu_share_others: None,
+        };
+        Run::new(load, Server::Postrider, None, published, arrived, usage)
     }
 
     fn ratio_to(&self, relay: &Run) -> Ratio {
@@ -269,31 +300,38 @@ impl Report {
         table
     }
 
-    /// What a reader must know before believing the numbers.
     fn remarks(&self) -> Vec<String> {
-        const OTHERS_MAX: f64 = 0.05;
-        let mut remarks = Vec::new();
-        for run in self.runs.iter().filter(|run| run.publish_failed > 0) {
-            let name = named(run.load, run.offered_per_s.is_some());
-            let (server, failed) = (run.server, run.publish_failed);
-            let error = run.error_first.as_deref().unwrap_or("unknown");
-            remarks.push(format!(
-                "{name}, {server}: {failed} events were not accepted; the first error: {error}"
-            ));
-        }
-        let others = self.runs.iter().filter_map(|run| run.cpu_share_others);
-        let share = others.fold(0.0, f64::max);
-        if share > OTHERS_MAX {
-            remarks.push(format!(
-                "other programs used up to {:.0} % of the CPU meanwhile: repeat this on a quiet machine",
-                share * 100.0
-            ));
-        }
-        remarks
+        let name = |run: &Run| format!("{}, {}", named(run.load, run.offered_per_s.is_some()), run.server);
+        let runs: Vec<(String, &Run)> = self.runs.iter().map(|run| (name(run), run)).collect();
+        remarks(runs.iter().map(|(name, run)| (name.as_str(), *run)))
     }
 }
 
-fn table(columns: &[&str]) -> Table {
+/// What a reader must know before believing the numbers.
+pub(super) fn remarks<'a>(runs: impl Iterator<Item = (&'a str, &'a Run)>) -> Vec<String> {
+    const OTHERS_MAX: f64 = 0.05;
+    let mut remarks = Vec::new();
+    let mut share: f64 = 0.0;
+    for (name, run) in runs {
+        share = share.max(run.cpu_share_others.unwrap_or(0.0));
+        if run.publish_failed > 0 {
+            let failed = run.publish_failed;
+            let error = run.error_first.as_deref().unwrap_or("unknown");
+            remarks.push(format!(
+                "{name}: {failed} events were not accepted; the first error: {error}"
+            ));
+        }
+    }
+    if share > OTHERS_MAX {
+        remarks.push(format!(
+            "other programs used up to {:.0} % of the CPU meanwhile: repeat this on a quiet machine",
+            share * 100.0
+        ));
+    }
+    remarks
+}
+
+pub(super) fn table(columns: &[&str]) -> Table {
     let mut table = Table::new();
     table
         .load_preset(presets::UTF8_FULL_CONDENSED)
@@ -304,12 +342,12 @@ fn table(columns: &[&str]) -> Table {
     table
 }
 
-fn named(load: Load, at_half_rate: bool) -> String {
+pub(super) fn named(load: Load, at_half_rate: bool) -> String {
     let suffix = if at_half_rate { " at half rate" } else { "" };
     format!("{load}{suffix}")
 }
 
-fn millis(value: f64) -> String {
+pub(super) fn millis(value: f64) -> String {
     if value < 10.0 {
         format!("{value:.2}")
     } else {
@@ -317,19 +355,19 @@ fn millis(value: f64) -> String {
     }
 }
 
-fn or_dash(value: Option<f64>, show: impl Fn(f64) -> String) -> String {
+pub(super) fn or_dash(value: Option<f64>, show: impl Fn(f64) -> String) -> String {
     value.map_or_else(|| "–".to_owned(), show)
 }
 
-fn quotient(a: f64, b: f64) -> Option<f64> {
+pub(super) fn quotient(a: f64, b: f64) -> Option<f64> {
     (b > 0.0).then(|| a / b)
 }
 
-fn tenths(value: f64) -> f64 {
+pub(super) fn tenths(value: f64) -> f64 {
     (value * 10.0).round() / 10.0
 }
 
-fn hundredths(value: f64) -> f64 {
+pub(super) fn hundredths(value: f64) -> f64 {
     (value * 100.0).round() / 100.0
 }
 
@@ -359,6 +397,7 @@ mod tests {
         };
         let usage = Usage {
             server_cpu_s: Some(0.05),
+            store_cpu_s: None,
             server_rss_peak_mib: Some(8.0 * factor as f64),
             cpu_share_others: Some(0.01),
         };

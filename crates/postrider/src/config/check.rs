@@ -1,8 +1,8 @@
 //! What a type alone cannot refuse.
 
 use super::edge::EdgeConfig;
-use super::model::{Config, EgressPolicy, StoreKind};
-use super::{ConfigError, custom, destination, duration, storage, traces};
+use super::model::{Config, EgressPolicy};
+use super::{ConfigError, custom, destination, duration, jetstream, storage, traces};
 use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
@@ -30,6 +30,7 @@ pub fn check(config: &Config, edge: &EdgeConfig) -> Vec<ConfigError> {
         check_retry(config),
         check_recorder(config),
         traces::check(config),
+        jetstream::check(config),
         check_others(config),
     ];
     checked.into_iter().filter_map(Result::err).collect()
@@ -40,12 +41,6 @@ fn check_others(config: &Config) -> Checked {
         return refuse(
             "dead_letter.delay",
             "\"never\" would keep every dead letter from being written",
-        );
-    }
-    if config.store.kind == StoreKind::Jetstream {
-        return refuse(
-            "store.kind",
-            "\"jetstream\" is not available yet; use \"embedded\"",
         );
     }
     if tracing_subscriber::EnvFilter::try_new(&config.log.level).is_err() {

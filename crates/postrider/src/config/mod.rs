@@ -9,6 +9,7 @@ mod declared;
 mod destination;
 mod duration;
 mod edge;
+mod jetstream;
 mod layers;
 mod model;
 mod print;
@@ -20,7 +21,7 @@ pub use custom::{EDGE_SUCCESS_STRICT, OrOff, ProbationCustom, ProfileCustom, Tim
 pub use declared::{DeclaredDomain, DeclaredSubscription, DeclaredSystemTopic, DeclaredTopic};
 pub use duration::{NEVER, print_hours};
 pub use edge::{EdgeConfig, MetricsReporter, TlsPolicy};
-pub use model::{Azure, Client, Config, EgressPolicy, LogFormat, Role};
+pub use model::{Azure, Client, Config, EgressPolicy, LogFormat, Role, StoreKind};
 pub use print::{default_config_text, print_config};
 pub use secret::Secret;
 pub use storage::{AccountKind, StorageAccount};

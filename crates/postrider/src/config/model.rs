@@ -4,6 +4,7 @@ use super::custom::ProfileCustom;
 use super::declared::{self, DeclaredDomain, DeclaredSubscription, DeclaredSystemTopic, DeclaredTopic};
 use super::destination::RegisteredDestination;
 use super::duration;
+use super::jetstream::JetStream;
 use super::nearest;
 use super::secret::Secret;
 use super::storage::StorageAccount;
@@ -358,6 +359,7 @@ pub struct Edge {
 #[serde(default, deny_unknown_fields)]
 pub struct Store {
     pub kind: StoreKind,
+    pub jetstream: JetStream,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

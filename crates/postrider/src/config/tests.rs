@@ -252,8 +252,25 @@ fn what_the_file_gets_wrong_is_named() {
         "egress.policy: \"custom\" needs egress.allow or egress.deny (in postrider.toml)",
     );
     check(
-        "[store]\nkind = \"jetstream\"",
-        "store.kind: \"jetstream\" is not available yet; use \"embedded\" (in postrider.toml)",
+        "[store]\nkind = \"jetstream\"\n[store.jetstream]\nreplicas = 2",
+        "store.jetstream.replicas: must be 1, 3 or 5 (in postrider.toml)",
+    );
+    check(
+        "[store]\nkind = \"jetstream\"\n[store.jetstream]\nurls = [\"nats://a:b@host\"]",
+        "store.jetstream.urls: must not hold a user name or password; user, password and token are keys of their own \
+         (in postrider.toml)",
+    );
+    check(
+        "[store]\nkind = \"jetstream\"\n[store.jetstream]\nuser = \"a\"",
+        "store.jetstream.password: is required with store.jetstream.user (in postrider.toml)",
+    );
+    check(
+        "[store]\nkind = \"jetstream\"\n[store.jetstream]\ntoken = \"a\"\nnkey = \"b\"",
+        "store.jetstream.nkey: cannot be given beside store.jetstream.token (in postrider.toml)",
+    );
+    check(
+        "[store]\nkind = \"jetstream\"\n[store.jetstream]\nlease = \"100ms\"",
+        "store.jetstream.lease: must be 1 second to 5 minutes (in postrider.toml)",
     );
     check(
         "[store]\nkind = \"embeded\"",

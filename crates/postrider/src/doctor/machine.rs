@@ -23,6 +23,8 @@ pub struct Times {
     pub written: Option<Timestamp>,
     /// What the running server says the time is.
     pub server: Option<Timestamp>,
+    /// How far a NATS server's clock was from ours when it was asked.
+    pub nats: Option<Duration>,
     /// Whether the machine keeps its clock by others; none if it does not say.
     pub synchronized: Option<bool>,
 }
@@ -52,6 +54,15 @@ pub fn clock(now: Timestamp, times: &Times) -> Vec<Finding> {
             let todo = "is it another machine's? Then set its clock or this one's";
             found.push(Finding::warning(about, what, todo).command(keep));
         }
+    }
+    if let Some(apart) = times.nats.filter(|apart| *apart > SKEW_MAX) {
+        let what = format!(
+            "it differs from the NATS server's by {}",
+            duration::print(whole(apart))
+        );
+        let todo =
+            "keep the clocks of all nodes and servers: retries become due by the clock of whoever owns them";
+        found.push(Finding::warning(about, what, todo).command(keep));
     }
     if times.synchronized == Some(false) {
         let what = "nothing keeps it right: the machine says that it is not synchronized";
@@ -164,18 +175,21 @@ mod tests {
         let near = Times {
             written: Some(NOW + second),
             server: Some(NOW - second),
+            nats: Some(second),
             synchronized: Some(true),
         };
         assert_eq!(levels(NOW, &near), [Level::Ok]);
         let off = Times {
             written: Some(NOW + 3600 * second),
             server: Some(NOW - 60 * second),
+            nats: Some(120 * second),
             synchronized: Some(false),
         };
         let found = clock(NOW, &off);
-        assert_eq!(levels(NOW, &off), [Level::Warning; 3]);
+        assert_eq!(levels(NOW, &off), [Level::Warning; 4]);
         assert!(found[0].what.contains("1h from now"), "{}", found[0].what);
         assert!(found[1].what.contains("by 1m"), "{}", found[1].what);
+        assert!(found[2].what.contains("NATS server's by 2m"), "{}", found[2].what);
     }
 
     #[test]

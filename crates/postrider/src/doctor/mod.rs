@@ -2,11 +2,12 @@
 
 mod disk;
 mod finding;
+mod jetstream;
 mod machine;
 mod network;
 mod tls;
 
-use crate::config::{self, Loaded, ServeFlags};
+use crate::config::{self, Loaded, ServeFlags, StoreKind};
 use crate::serve::runtime;
 use crate::{terminal, test_clock};
 use anyhow::Result;
@@ -135,7 +136,9 @@ async fn installation(args: &DoctorArgs, loaded: &Loaded, now: Timestamp, times:
             server = running.url;
         }
         Use::Free { .. } | Use::Absent => {
-            if let Use::Free { .. } = used {
+            // A node of a cluster keeps nothing of that here.
+            let clustered = config.store.kind == StoreKind::Jetstream;
+            if let (Use::Free { .. }, false) = (&used, clustered) {
                 found.extend(untouched_by_tests(args, &data_dir, now));
                 let path = data_dir.clone();
                 found.extend(blocking(move || disk::log(&path)).await);
@@ -151,6 +154,11 @@ async fn installation(args: &DoctorArgs, loaded: &Loaded, now: Timestamp, times:
     }
     // Others may start a server from here on.
     drop(used);
+    if let Some(settings) = crate::cluster::settings(config) {
+        let (told, ahead) = jetstream::examine(&settings).await;
+        found.extend(told);
+        times.nats = ahead;
+    }
     found.extend(
         blocking({
             let config = config.clone();

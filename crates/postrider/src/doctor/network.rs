@@ -201,6 +201,10 @@ fn judge_health(health: &Value) -> Vec<Finding> {
     for (code, detail) in notices("reasons") {
         let todo = match code.as_str() {
             "stopping" => "start it again",
+            "nodeReplaced" => "give every node a data directory of its own, and restart this one",
+            "jetstreamAway" | "leaseLost" | "noPartitionServed" => {
+                "see what is said of jetstream; the server goes on by itself once JetStream does"
+            }
             _ => "make room on the disk, or look at it; the server goes on by itself once it can write",
         };
         found.push(Finding::problem(
@@ -214,6 +218,14 @@ fn judge_health(health: &Value) -> Vec<Finding> {
             "deadLetters" => "make the storage account reachable and let its container exist",
             "certificate" => "see what is said of tls",
             "recorder" => "look at data_dir/recorder; only the stories of events suffer",
+            "nodeMissing" => "start the node again; it is forgotten after an hour if it owns nothing",
+            "partitionsUnserved" => {
+                "wait a moment: a live node takes them; if none does, look at the nodes' logs"
+            }
+            "draining" => "\"postrider cluster undrain\" lets it take part again",
+            "jetstream" | "jetstreamSoon" | "replicaBehind" | "replicasFewer" | "sync" => {
+                "see what is said of jetstream"
+            }
             _ => "look at the server's log and at the disk",
         };
         found.push(Finding::warning(about, detail, todo));

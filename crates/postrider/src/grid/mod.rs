@@ -18,6 +18,7 @@ mod file;
 mod plan;
 mod apply;
 mod import;
+mod cluster;
 
 use crate::client::{Client, ClientFlags};
 use crate::terminal::{can_ask, confirmed, print};
@@ -51,6 +52,8 @@ pub enum Command {
     Apply(apply::ApplyArgs),
     /// Turn the configuration of another emulator into a grid file
     Import(import::ImportArgs),
+    /// Show the nodes of a cluster and what each owns; drain one
+    Cluster(cluster::ClusterArgs),
 }
 
 /// Which server, and where in it.
@@ -141,6 +144,7 @@ pub fn run(command: Command) -> ExitCode {
                 Command::Listen(args) => listen::listen(&args).await,
                 Command::Apply(args) => apply::apply(&args).await,
                 Command::Import(args) => import::import(&args).await,
+                Command::Cluster(args) => cluster::cluster(&args).await,
             }
         })
     });

@@ -12,13 +12,13 @@ use std::process::{Command, Output, Stdio};
 const TRUSTING: &str = "[validation]\nenabled = false\n";
 
 /// Someone at a shell.
-struct Shell<'a> {
+pub struct Shell<'a> {
     server: &'a Server,
     home: tempfile::TempDir,
 }
 
 impl Shell<'_> {
-    fn of(server: &Server) -> Shell<'_> {
+    pub fn of(server: &Server) -> Shell<'_> {
         Shell {
             server,
             home: tempfile::tempdir().expect("a temporary directory"),
@@ -58,7 +58,7 @@ impl Shell<'_> {
 
     /// What a command that goes well prints.
     #[track_caller]
-    fn ok(&self, arguments: &[&str]) -> String {
+    pub fn ok(&self, arguments: &[&str]) -> String {
         let told = self.run(arguments);
         assert_eq!(told.code, 0, "{arguments:?}: {}{}", told.out, told.err);
         told.out
@@ -66,7 +66,7 @@ impl Shell<'_> {
 
     /// The same as JSON.
     #[track_caller]
-    fn json(&self, arguments: &[&str]) -> Value {
+    pub fn json(&self, arguments: &[&str]) -> Value {
         let mut all = arguments.to_vec();
         all.extend(["--output", "json"]);
         let out = self.ok(&all);
@@ -75,7 +75,7 @@ impl Shell<'_> {
 
     /// What a command that goes badly says.
     #[track_caller]
-    fn refused(&self, code: i32, arguments: &[&str]) -> String {
+    pub fn refused(&self, code: i32, arguments: &[&str]) -> String {
         let told = self.run(arguments);
         assert_eq!(told.code, code, "{arguments:?}: {}{}", told.out, told.err);
         assert!(told.err.contains("error: "), "{}", told.err);

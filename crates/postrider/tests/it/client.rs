@@ -8,6 +8,7 @@ use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use crate::wait::PATIENCE;
 
@@ -60,7 +61,12 @@ pub struct Connection {
 
 impl Connection {
     pub fn open(address: SocketAddr) -> io::Result<Connection> {
-        Ok(Connection::over(Box::new(dial(address)?), address))
+        Connection::open_within(address, PATIENCE)
+    }
+
+    /// Gives up on an answer after this long.
+    pub fn open_within(address: SocketAddr, patience: Duration) -> io::Result<Connection> {
+        Ok(Connection::over(Box::new(dial(address, patience)?), address))
     }
 
     /// Trusts the CA in `ca` and nobody else.
@@ -80,7 +86,7 @@ impl Connection {
         let name = ServerName::try_from(name.to_owned()).map_err(io::Error::other)?;
         let tls = ClientConnection::new(Arc::new(config), name).map_err(io::Error::other)?;
         Ok(Connection::over(
-            Box::new(StreamOwned::new(tls, dial(address)?)),
+            Box::new(StreamOwned::new(tls, dial(address, PATIENCE)?)),
             address,
         ))
     }
@@ -139,11 +145,11 @@ impl Connection {
     }
 }
 
-fn dial(address: SocketAddr) -> io::Result<TcpStream> {
-    let stream = TcpStream::connect(address)?;
+fn dial(address: SocketAddr, patience: Duration) -> io::Result<TcpStream> {
+    let stream = TcpStream::connect_timeout(&address, patience)?;
     stream.set_nodelay(true)?;
-    stream.set_read_timeout(Some(PATIENCE))?;
-    stream.set_write_timeout(Some(PATIENCE))?;
+    stream.set_read_timeout(Some(patience))?;
+    stream.set_write_timeout(Some(patience))?;
     Ok(stream)
 }
 

@@ -2,6 +2,7 @@
 
 use crate::receiver::{Receiver, Reply};
 use crate::server::{JSON, Server, Setup, event};
+use crate::wait;
 use serde_json::{Value, json};
 use std::time::Duration;
 
@@ -38,12 +39,13 @@ fn metadata_addresses_are_never_dialled() {
         "attempt failed",
         "the egress policy forbids 169.254.169.254 (link-local)",
     ]);
-    let forbidden = server
-        .log()
-        .iter()
-        .filter(|line| line.contains("the egress policy forbids"))
-        .count();
-    assert!(forbidden >= 4, "{:#?}", server.log());
+    wait::until("each of them is told of", || {
+        let log = server.log();
+        let forbidden = log
+            .iter()
+            .filter(|line| line.contains("the egress policy forbids"));
+        (forbidden.count() >= 4).then_some(())
+    });
     assert_eq!(server.health()["deliveries"]["delivered"], 0);
 }
 

@@ -47,7 +47,7 @@ fn subscriptions(server: &Server) -> Vec<String> {
 type Lines = Arc<Mutex<Vec<String>>>;
 
 /// Somebody who listens. The program is killed when this is dropped.
-struct Listener {
+pub struct Listener {
     child: Child,
     out: Lines,
     err: Lines,
@@ -57,7 +57,7 @@ struct Listener {
 impl Listener {
     /// Returns when it listens.
     #[track_caller]
-    fn start(server: &Server, arguments: &[&str]) -> Listener {
+    pub fn start(server: &Server, arguments: &[&str]) -> Listener {
         let listener = Listener::begin(server, arguments);
         listener.says("listening to");
         listener
@@ -110,7 +110,7 @@ impl Listener {
 
     /// Waits for this many lines of output.
     #[track_caller]
-    fn prints(&self, count: usize) -> Vec<String> {
+    pub fn prints(&self, count: usize) -> Vec<String> {
         let printed = wait::is_true_in_time(|| self.out().len() >= count);
         assert!(printed, "not {count} lines: {:?} {}", self.out(), self.err());
         self.out()

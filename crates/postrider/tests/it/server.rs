@@ -106,6 +106,7 @@ impl Setup {
             https: SocketAddr::from(([127, 0, 0, 1], 0)),
             running: None,
             log: Arc::default(),
+            log_from: 0,
         };
         server.start();
         server
@@ -149,6 +150,8 @@ pub struct Server {
     pub https: SocketAddr,
     running: Option<(Child, JoinHandle<()>)>,
     log: Arc<Mutex<Vec<String>>>,
+    /// Which line of the log is the first of the process that runs.
+    log_from: usize,
 }
 
 impl Server {
@@ -158,7 +161,19 @@ impl Server {
     }
 
     /// Starts it, after a stop in the same place and on the same ports. Returns when it is ready.
+    #[track_caller]
     pub fn start(&mut self) {
+        self.launch();
+        wait::until("the server is ready", || {
+            if let Some(status) = self.status() {
+                panic!("ended with {status}: {:#?}", &self.log()[self.log_from..]);
+            }
+            self.is_ready().then_some(())
+        });
+    }
+
+    /// Starts it without waiting for anything.
+    pub fn launch(&mut self) {
         assert!(self.running.is_none(), "it is running already");
         let (http, https) = (self.http.to_string(), self.https.to_string());
         let mut child = self
@@ -167,30 +182,42 @@ impl Server {
             .spawn()
             .expect("the program can be started");
         let lines = BufReader::new(child.stderr.take().expect("stderr is piped")).lines();
-        let from = self.log().len();
+        self.log_from = self.log().len();
         let log = self.log.clone();
         let reading = std::thread::spawn(move || {
             for line in lines.map_while(Result::ok) {
                 log.lock().expect("no panic holds it").push(line);
             }
         });
-        let log = self.log.clone();
-        let ready = wait::until("the server is ready", || {
-            let log = log.lock().expect("no panic holds it");
-            if let Some(status) = child.try_wait().expect("a child can be waited for") {
-                panic!("ended with {status}: {:#?}", &log[from..]);
-            }
-            let is_ready = |line: &String| line.contains(" ready ") || line.contains("\"ready\"");
-            log[from..].iter().any(is_ready).then(|| log[from..].to_vec())
-        });
+        self.running = Some((child, reading));
+    }
+
+    /// Whether it has said that it is ready. From then on it is known where it listens.
+    pub fn is_ready(&mut self) -> bool {
+        let log = self.log.lock().expect("no panic holds it");
+        let log = &log[self.log_from..];
+        let is_ready = |line: &String| line.contains(" ready ") || line.contains("\"ready\"");
+        if !log.iter().any(is_ready) {
+            return false;
+        }
         let listening = |scheme: &str| {
             let mark = format!("listening on {scheme}://");
-            let found = ready.iter().find_map(|line| line.split_once(&mark))?;
+            let found = log.iter().find_map(|line| line.split_once(&mark))?;
             found.1.split('"').next()?.trim().parse().ok()
         };
         self.http = listening("http").unwrap_or(self.http);
         self.https = listening("https").unwrap_or(self.https);
-        self.running = Some((child, reading));
+        true
+    }
+
+    /// With what it ended, if it has ended by itself and nobody has taken notice yet.
+    pub fn status(&mut self) -> Option<ExitStatus> {
+        let (child, _) = self.running.as_mut()?;
+        child.try_wait().expect("a child can be waited for")
+    }
+
+    pub fn is_running(&self) -> bool {
+        self.running.is_some()
     }
 
     /// Another one on the same data directory, expected to end by itself.
@@ -212,6 +239,10 @@ impl Server {
     /// Changes its configuration file, for the next start.
     pub fn configure(&mut self, config: String) {
         self.setup.config = config;
+    }
+
+    pub fn config(&self) -> &str {
+        &self.setup.config
     }
 
     pub fn data_dir(&self) -> PathBuf {
@@ -256,6 +287,15 @@ impl Server {
     /// As the keyboard does it.
     pub fn interrupt(&self) {
         self.signal("-INT");
+    }
+
+    /// It does nothing from now on, as if the machine had no time for it.
+    pub fn hold(&self) {
+        self.signal("-STOP");
+    }
+
+    pub fn go_on(&self) {
+        self.signal("-CONT");
     }
 
     fn signal(&self, signal: &str) {

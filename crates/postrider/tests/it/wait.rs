@@ -28,8 +28,13 @@ pub fn until<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
 }
 
 /// Looks until it is so; false if it did not become so.
-pub fn is_true_in_time(mut look: impl FnMut() -> bool) -> bool {
-    let deadline = now() + PATIENCE;
+pub fn is_true_in_time(look: impl FnMut() -> bool) -> bool {
+    is_true_within(PATIENCE, look)
+}
+
+/// The same with a patience of its own.
+pub fn is_true_within(patience: Duration, mut look: impl FnMut() -> bool) -> bool {
+    let deadline = now() + patience;
     loop {
         if look() {
             return true;

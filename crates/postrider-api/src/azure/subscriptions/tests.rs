@@ -1,3 +1,4 @@
+mod conflict;
 mod fuzz;
 pub(crate) mod lab;
 mod model;

@@ -42,6 +42,7 @@ function one(ctx, story) {
       ["Schema", text(story.schema)],
       ["Accepted", when(story.acceptedAt, { precise: true, relative: true })],
       ["Published by", text(story.publisher)],
+      ["Accepted by", story.acceptedBy ? text(story.acceptedBy) : null],
       ["Size", f.bytes(story.bytes)],
       ["Position", mono(story.position)],
       ["Trace", story.trace ? mono(story.trace) : null],
@@ -179,7 +180,7 @@ function attemptStep(sub, one, offset) {
   const d = one.decision ?? {};
   const why = d.reason ? f.words(d.reason) : d.why && (REASONS[d.why] ?? f.words(d.why));
   return step(outcomeTone(one.outcome), when(one.at, { precise: true }), offset(one.at),
-    h("p", {}, h("strong", {}, `Attempt ${f.count(one.number)} `), outcomeBadge(one.outcome, one.status), one.batch > 1 && h("span", { class: "muted" }, ` with ${f.plural(one.batch - 1, "other event")}`)),
+    h("p", {}, h("strong", {}, `Attempt ${f.count(one.number)} `), outcomeBadge(one.outcome, one.status), one.batch > 1 && h("span", { class: "muted" }, ` with ${f.plural(one.batch - 1, "other event")}`), one.node && h("span", { class: "muted" }, " by ", text(one.node))),
     h("p", {}, mono(one.endpoint)),
     timings.length > 0 && h("p", { class: "timings" }, timings.map(([name, ms]) => h("span", {}, h("span", { class: "muted" }, `${name} `), f.millis(ms)))),
     d.kind && d.kind !== "done" && h("p", {}, DECISIONS[d.kind] ?? f.words(d.kind), d.at && [" at ", when(d.at, { precise: true })], why && [": ", text(why)]),

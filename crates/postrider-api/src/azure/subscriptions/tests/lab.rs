@@ -16,6 +16,7 @@ use postrider_engine::clock::SystemClock;
 use postrider_engine::dead_letters::DeadLetters;
 use postrider_engine::deliver::{Answer, Reply, Request, Transport};
 use postrider_engine::{Engine, Parts, dispatch, handshake};
+use postrider_store::Catalog;
 use postrider_store::memory::{MemoryArchive, MemoryCatalog, MemoryLog};
 use postrider_wire::resources::{self, Road};
 use postrider_wire::token::SigningKey;
@@ -153,10 +154,14 @@ impl Lab {
     }
 
     pub async fn with(asking: bool, change: impl FnOnce(&mut Server)) -> Lab {
+        Lab::on(Arc::new(MemoryCatalog::default()), asking, change).await
+    }
+
+    pub async fn on(catalog: Arc<dyn Catalog>, asking: bool, change: impl FnOnce(&mut Server)) -> Lab {
         let archive = Arc::new(MemoryArchive::default());
         let engine = Engine::start(Parts {
             log: Arc::new(MemoryLog::new(7)),
-            catalog: Arc::new(MemoryCatalog::default()),
+            catalog,
             transport: Arc::new(Hooks),
             clock: Arc::new(Still),
             wall: Arc::new(SystemClock),
@@ -169,6 +174,7 @@ impl Lab {
                 ..handshake::Rules::default()
             },
             recorder: Arc::new(postrider_engine::recorder::Nothing),
+            node: postrider_engine::node::Node::alone(),
         })
         .await
         .unwrap();

@@ -1,0 +1,639 @@
+//! `/postrider/v1/cluster`: the nodes, what each owns, and how the store behind them is doing. A server by itself is a
+//! cluster of one.
+
+#[cfg(test)]
+mod tests;
+
+use crate::Server;
+use crate::http::{Answer, Call, json as json_answer};
+use crate::ours::{Problem, body, nothing_here, read_object};
+use async_trait::async_trait;
+use hyper::{Method, StatusCode};
+use postrider_core::time::Timestamp;
+use serde_json::{Map, Value, json};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// How long a page waits for a fresh look at JetStream before it shows the last one.
+const LOOK_PATIENCE: Duration = Duration::from_secs(2);
+/// What the embedded store promises.
+const EMBEDDED_GUARANTEE: &str = "an acknowledged event survives a crash of the server and a power cut, but not the \
+                                  loss of the machine's disk";
+
+/// The cluster that this server is a node of.
+#[async_trait]
+pub trait ClusterView: Send + Sync {
+    /// What is known now, from memory. Waits for nothing.
+    fn now(&self) -> Cluster;
+    /// The same with a fresh look at JetStream, or with the last one if that takes longer than `patience`.
+    async fn look(&self, patience: Duration) -> Cluster;
+    /// Lets the node with this id give its partitions to the others, or take part again. `Err` says why it does not.
+    async fn drain(&self, id: &str, draining: bool) -> Result<(), String>;
+}
+
+/// A cluster as one of its nodes knows it.
+#[derive(Clone, Debug, Default)]
+pub struct Cluster {
+    /// The id of the node that is asked.
+    pub node: String,
+    pub nodes: Vec<Node>,
+    /// In the order of their numbers.
+    pub partitions: Vec<Partition>,
+    /// None until there was a first look.
+    pub jetstream: Option<JetStream>,
+    /// Of all nodes together.
+    pub counts: Counts,
+    pub own: Own,
+}
+
+/// What only the node itself knows.
+#[derive(Clone, Debug, Default)]
+pub struct Own {
+    pub connected: bool,
+    /// For how long the node may act for its partitions, unless it is heard again.
+    pub lease_left: Duration,
+    /// Why the node can go on no more.
+    pub failed: Option<String>,
+    pub tallies: Tallies,
+}
+
+/// What a node counts since its process began, for `/metrics`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Tallies {
+    pub takeovers: u64,
+    /// Partitions that another node took while this one held them.
+    pub lost: u64,
+    pub fenced: u64,
+    pub redelivered: u64,
+    pub forwarded: u64,
+    /// How often it had to be looked up what became of messages.
+    pub recoveries: u64,
+    pub snapshots: u64,
+    pub journal_messages: u64,
+    pub journal_bytes: u64,
+    /// Messages that were read back to be delivered.
+    pub read_back: u64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Standing {
+    Live,
+    /// Gives its partitions away, or has.
+    Draining,
+    /// Its heartbeats have stopped.
+    Dead,
+    Left,
+}
+
+impl Standing {
+    pub const ALL: [Standing; 4] = [Standing::Live, Standing::Draining, Standing::Dead, Standing::Left];
+
+    pub fn name(self) -> &'static str {
+        match self {
+            Standing::Live => "live",
+            Standing::Draining => "draining",
+            Standing::Dead => "dead",
+            Standing::Left => "left",
+        }
+    }
+
+    fn is_there(self) -> bool {
+        matches!(self, Standing::Live | Standing::Draining)
+    }
+}
+
+#[derive(Clone, Debug)]
+pub struct Node {
+    pub id: String,
+    pub name: String,
+    pub url: String,
+    pub version: String,
+    pub started: Timestamp,
+    pub standing: Standing,
+    pub heard_ago: Duration,
+    /// Those that it serves.
+    pub partitions: Vec<u8>,
+    pub counts: Counts,
+    /// What it says of itself: rates per second.
+    pub rates: BTreeMap<String, f64>,
+}
+
+#[derive(Clone, Debug, Default)]
+pub struct Partition {
+    pub number: u8,
+    pub owner: Option<String>,
+    pub epoch: u64,
+    /// What waits in it; none while nobody serves it.
+    pub waiting: Option<Waiting>,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Waiting {
+    pub waiting: u64,
+    pub retrying: u64,
+    pub letters: u64,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    pub takeovers: u64,
+    pub fenced: u64,
+    pub redelivered: u64,
+    pub forwarded: u64,
+}
+
+/// How JetStream is doing.
+#[derive(Clone, Debug, Default)]
+pub struct JetStream {
+    pub looked_ago: Duration,
+    /// Of the server that this node is connected to.
+    pub version: Option<String>,
+    pub servers: Vec<NatsServer>,
+    /// How many copies there are of the stream with the fewest.
+    pub replicas: usize,
+    /// How many are asked for.
+    pub replicas_wanted: usize,
+    pub sync: String,
+    pub guarantee: String,
+    /// What keeps things from being stored.
+    pub trouble: Vec<String>,
+    /// What will keep things from being stored some day.
+    pub soon: Vec<String>,
+    /// Those of the partitions in the order of their numbers.
+    pub partitions: Vec<Stream>,
+    /// The others: catalogue, archive, nodes.
+    pub streams: Vec<Stream>,
+}
+
+#[derive(Clone, Debug)]
+pub struct NatsServer {
+    pub name: String,
+    pub version: String,
+    pub sync: String,
+}
+
+#[derive(Clone, Debug, Default)]
+pub struct Stream {
+    pub name: String,
+    pub leader: Option<String>,
+    pub replicas: Vec<Replica>,
+    pub messages: u64,
+    pub bytes: u64,
+    pub trouble: Option<String>,
+}
+
+/// A copy of a stream that is not its leader's.
+#[derive(Clone, Debug)]
+pub struct Replica {
+    pub server: String,
+    pub current: bool,
+    pub offline: bool,
+    pub lag: u64,
+}
+
+impl Cluster {
+    pub fn me(&self) -> Option<&Node> {
+        self.nodes.iter().find(|node| node.id == self.node)
+    }
+
+    /// Whether a node that drains has nothing left to give.
+    fn is_drained(&self, node: &Node) -> bool {
+        let owns = |one: &Partition| one.owner.as_deref() == Some(&node.id);
+        node.standing == Standing::Draining && node.partitions.is_empty() && !self.partitions.iter().any(owns)
+    }
+
+    fn standing(&self, node: &Node) -> &'static str {
+        match self.is_drained(node) {
+            true => "drained",
+            false => node.standing.name(),
+        }
+    }
+
+    /// How many partitions somebody serves.
+    pub fn served(&self) -> usize {
+        self.partitions.iter().filter(|one| one.waiting.is_some()).count()
+    }
+
+    /// The copy of a stream that is furthest behind.
+    pub fn lag(&self) -> u64 {
+        let streams = self.jetstream.iter().flat_map(JetStream::all);
+        let lags = streams.flat_map(|stream| stream.replicas.iter().map(|copy| copy.lag));
+        lags.max().unwrap_or(0)
+    }
+
+    fn shown_node(&self, node: &Node) -> Value {
+        let serves = |one: &&Partition| node.partitions.contains(&one.number);
+        let mut sum = Waiting::default();
+        for waiting in self
+            .partitions
+            .iter()
+            .filter(serves)
+            .filter_map(|one| one.waiting)
+        {
+            sum.waiting += waiting.waiting;
+            sum.retrying += waiting.retrying;
+            sum.letters += waiting.letters;
+        }
+        json!({
+            "id": node.id,
+            "name": node.name,
+            "url": node.url,
+            "version": node.version,
+            "started": node.started.to_string(),
+            "standing": self.standing(node),
+            "heardAgoMs": millis(node.heard_ago),
+            "partitions": node.partitions,
+            "steward": node.partitions.contains(&0),
+            "waiting": sum.waiting,
+            "retrying": sum.retrying,
+            "letters": sum.letters,
+            "rates": node.rates,
+            "counts": node.counts.shown(),
+        })
+    }
+
+    fn shown_partition(&self, one: &Partition) -> Value {
+        let waiting = one.waiting.unwrap_or_default();
+        let mut shown = json!({
+            "number": one.number,
+            "owner": one.owner,
+            "epoch": one.epoch,
+            "serving": one.waiting.is_some(),
+            "waiting": waiting.waiting,
+            "retrying": waiting.retrying,
+            "letters": waiting.letters,
+        });
+        let jetstream = self.jetstream.as_ref();
+        if let Some(stream) = jetstream.and_then(|js| js.partitions.get(usize::from(one.number))) {
+            shown["stream"] = stream.shown();
+        }
+        shown
+    }
+
+    pub(crate) fn shown(&self) -> Value {
+        let nodes: Vec<Value> = self.nodes.iter().map(|node| self.shown_node(node)).collect();
+        let partitions: Vec<Value> = self
+            .partitions
+            .iter()
+            .map(|one| self.shown_partition(one))
+            .collect();
+        let mut shown = json!({
+            "kind": "jetstream",
+            "node": self.node,
+            "nodes": nodes,
+            "partitions": partitions,
+            "counts": self.counts.shown(),
+        });
+        if let Some(jetstream) = &self.jetstream {
+            shown["jetstream"] = jetstream.shown();
+        }
+        shown
+    }
+}
+
+impl Counts {
+    fn shown(&self) -> Value {
+        json!({
+            "takeovers": self.takeovers,
+            "fenced": self.fenced,
+            "redelivered": self.redelivered,
+            "forwarded": self.forwarded,
+        })
+    }
+}
+
+impl JetStream {
+    pub fn all(&self) -> impl Iterator<Item = &Stream> {
+        self.partitions.iter().chain(&self.streams)
+    }
+
+    pub(crate) fn shown_servers(&self) -> Value {
+        let servers = self.servers.iter();
+        servers
+            .map(|one| json!({"name": one.name, "version": one.version, "sync": one.sync}))
+            .collect()
+    }
+
+    fn shown(&self) -> Value {
+        json!({
+            "lookedAgoMs": millis(self.looked_ago),
+            "version": self.version,
+            "servers": self.shown_servers(),
+            "replicas": self.replicas,
+            "replicasWanted": self.replicas_wanted,
+            "sync": self.sync,
+            "guarantee": self.guarantee,
+            "trouble": self.trouble,
+            "streams": self.streams.iter().map(Stream::shown).collect::<Vec<_>>(),
+        })
+    }
+}
+
+impl Stream {
+    fn shown(&self) -> Value {
+        let replicas = self.replicas.iter().map(|copy| {
+            json!({
+                "server": copy.server,
+                "current": copy.current,
+                "offline": copy.offline,
+                "lag": copy.lag,
+            })
+        });
+        let mut shown = json!({
+            "name": self.name,
+            "leader": self.leader,
+            "replicas": replicas.collect::<Vec<_>>(),
+            "messages": self.messages,
+            "bytes": self.bytes,
+        });
+        if let Some(trouble) = &self.trouble {
+            shown["trouble"] = json!(trouble);
+        }
+        shown
+    }
+
+    /// Copies that would not be there if the leader were lost now.
+    fn behind(&self) -> impl Iterator<Item = &Replica> {
+        self.replicas.iter().filter(|copy| copy.offline || !copy.current)
+    }
+}
+
+fn millis(of: Duration) -> u64 {
+    u64::try_from(of.as_millis()).unwrap_or(u64::MAX)
+}
+
+/// What the cluster has to say in `/healthz`: a word for programs and a sentence for people.
+pub(crate) type Said = (&'static str, String);
+
+/// Why this node would refuse what is published to it.
+pub(crate) fn reasons_against(cluster: &Cluster) -> Vec<Said> {
+    let mut reasons = Vec::new();
+    let own = &cluster.own;
+    if let Some(why) = &own.failed {
+        reasons.push(("nodeReplaced", why.clone()));
+    } else if !own.connected {
+        let why = "there is no connection to a NATS server".to_owned();
+        reasons.push(("jetstreamAway", why));
+    } else if own.lease_left.is_zero() {
+        let why = "this node's lease has run out: its heartbeats are not stored".to_owned();
+        reasons.push(("leaseLost", why));
+    }
+    if reasons.is_empty() && cluster.served() == 0 {
+        let why = "no node serves a partition now".to_owned();
+        reasons.push(("noPartitionServed", why));
+    }
+    reasons
+}
+
+/// What does not keep anything from being published here, but should not stay as it is.
+pub(crate) fn warnings(cluster: &Cluster) -> Vec<Said> {
+    let mut warnings = Vec::new();
+    let unserved = cluster.partitions.len() - cluster.served();
+    if unserved > 0 {
+        let count = cluster.partitions.len();
+        let detail = format!("{unserved} of {count} partitions are served by no node: what is in them waits");
+        warnings.push(("partitionsUnserved", detail));
+    }
+    for node in &cluster.nodes {
+        let name = &node.name;
+        match node.standing {
+            Standing::Dead => {
+                let ago = node.heard_ago.as_secs();
+                let detail = format!("node {name} was last heard of {ago} seconds ago");
+                warnings.push(("nodeMissing", detail));
+            }
+            Standing::Draining if node.id == cluster.node => {
+                let detail = format!("this node, {name}, is {}", cluster.standing(node));
+                warnings.push(("draining", detail));
+            }
+            Standing::Live | Standing::Draining | Standing::Left => {}
+        }
+    }
+    warnings.extend(cluster.jetstream.iter().flat_map(of_jetstream));
+    warnings
+}
+
+fn of_jetstream(jetstream: &JetStream) -> Vec<Said> {
+    let mut warnings: Vec<Said> = jetstream
+        .trouble
+        .iter()
+        .map(|why| ("jetstream", why.clone()))
+        .collect();
+    warnings.extend(jetstream.soon.iter().map(|why| ("jetstreamSoon", why.clone())));
+    if jetstream.replicas < jetstream.replicas_wanted {
+        let (has, wanted) = (jetstream.replicas, jetstream.replicas_wanted);
+        let detail = format!(
+            "streams are kept by {has} servers though store.jetstream.replicas is {wanted}; \"nats stream edit\" changes that"
+        );
+        warnings.push(("replicasFewer", detail));
+    }
+    // By server: it is one server that is away, not each of its copies.
+    let mut behind: BTreeMap<&str, usize> = BTreeMap::new();
+    for copy in jetstream.all().flat_map(Stream::behind) {
+        *behind.entry(&copy.server).or_default() += 1;
+    }
+    for (server, streams) in behind {
+        let detail = format!("the copies of {streams} streams on NATS server {server} are away or behind");
+        warnings.push(("replicaBehind", detail));
+    }
+    if jetstream.replicas == 1 && jetstream.sync != "always" && jetstream.version.is_some() {
+        warnings.push(("sync", jetstream.guarantee.clone()));
+    }
+    warnings
+}
+
+/// A look at the cluster, if this server is a node of one.
+pub(crate) async fn look(server: &Server, patience: Duration) -> Option<Cluster> {
+    match &server.cluster {
+        Some(view) => Some(view.look(patience).await),
+        None => None,
+    }
+}
+
+/// A server that keeps everything itself, shown as a cluster of one.
+fn alone(server: &Server) -> Value {
+    let engine = &server.engine;
+    let log = engine.log();
+    let id = format!("{:016x}", log.identity());
+    let mut waiting = Waiting::default();
+    for subscription in engine.directory.all_subscriptions() {
+        let backlog = log.backlog(subscription.id);
+        waiting.waiting += backlog.waiting + backlog.claimed;
+        waiting.retrying += backlog.retrying;
+    }
+    waiting.letters = log.letters_waiting().iter().map(|letters| letters.count).sum();
+    let health = log.health();
+    let rates = rates(server);
+    json!({
+        "kind": "embedded",
+        "node": id,
+        "nodes": [{
+            "id": id,
+            "name": "this server",
+            "url": server.config.public_url.as_deref().unwrap_or(""),
+            "version": server.config.version,
+            "started": server.started.to_string(),
+            "standing": Standing::Live.name(),
+            "heardAgoMs": 0,
+            "partitions": [0],
+            "steward": true,
+            "waiting": waiting.waiting,
+            "retrying": waiting.retrying,
+            "letters": waiting.letters,
+            "rates": rates,
+            "counts": Counts::default().shown(),
+        }],
+        "partitions": [{
+            "number": 0,
+            "owner": id,
+            "epoch": 0,
+            "serving": true,
+            "waiting": waiting.waiting,
+            "retrying": waiting.retrying,
+            "letters": waiting.letters,
+        }],
+        "embedded": {
+            "sync": "always",
+            "guarantee": EMBEDDED_GUARANTEE,
+            "bytes": health.bytes,
+            "segments": health.segments,
+        },
+        "counts": Counts { redelivered: health.redelivered, ..Counts::default() }.shown(),
+    })
+}
+
+/// What this node has to do, for the others to show: per second, over the last minute.
+pub fn rates(server: &Server) -> BTreeMap<String, f64> {
+    let engine = &server.engine;
+    let rates = engine.dispatcher.meter.rates(engine.clock.now());
+    let rounded = |number: f64| (number * 1000.0).round() / 1000.0;
+    [
+        ("publishedPerSec", rates.published),
+        ("deliveredPerSec", rates.delivered),
+        ("failedPerSec", rates.failed),
+    ]
+    .map(|(name, value)| (name.to_owned(), rounded(value)))
+    .into()
+}
+
+pub(crate) async fn answer(server: &Arc<Server>, call: &mut Call, path: &[&str]) -> Result<Answer, Problem> {
+    match (path, &call.method) {
+        ([], &Method::GET | &Method::HEAD) => {
+            let shown = match look(server, LOOK_PATIENCE).await {
+                Some(cluster) => cluster.shown(),
+                None => alone(server),
+            };
+            Ok(body(call, shown))
+        }
+        ([], _) => Err(Problem::method("GET")),
+        ([what @ ("drain" | "undrain")], &Method::POST) => drain(server, call, *what == "drain").await,
+        (["drain" | "undrain"], _) => Err(Problem::method("POST")),
+        _ => Err(nothing_here(call)),
+    }
+}
+
+async fn drain(server: &Server, call: &mut Call, draining: bool) -> Result<Answer, Problem> {
+    let asked = Asked::read(&read_object(call).await?, draining)?;
+    let Some(view) = &server.cluster else {
+        let detail = "this server keeps its events itself: there is no other node that could take them";
+        return Err(Problem::new(409, detail));
+    };
+    let cluster = view.now();
+    let node = find(&cluster, asked.node.as_deref())?;
+    if draining && !asked.force {
+        let stays = |other: &&Node| other.id != node.id && other.standing == Standing::Live;
+        if !cluster.nodes.iter().any(|other| stays(&other)) {
+            let name = &node.name;
+            let detail = format!(
+                "node: no other node is live to take the partitions of {name}: nothing would be delivered, and \
+                 publishes would be refused; \"force\": true drains it all the same"
+            );
+            return Err(refused(409, detail));
+        }
+    }
+    if let Err(why) = view.drain(&node.id, draining).await {
+        let name = &node.name;
+        return Err(Problem::new(503, format!("node {name} was not told: {why}")));
+    }
+    let told = json!({
+        "node": {"id": node.id, "name": node.name},
+        "state": if draining { "draining" } else { "live" },
+    });
+    Ok(json_answer(StatusCode::ACCEPTED, told.to_string(), &call.id))
+}
+
+fn refused(status: u16, detail: String) -> Problem {
+    Problem {
+        field: Some("node"),
+        ..Problem::new(status, detail)
+    }
+}
+
+/// Which node is to be drained, and whether it is meant.
+#[derive(Debug, PartialEq, Eq)]
+struct Asked {
+    node: Option<String>,
+    force: bool,
+}
+
+impl Asked {
+    fn read(members: &Map<String, Value>, draining: bool) -> Result<Asked, Problem> {
+        let mut asked = Asked {
+            node: None,
+            force: false,
+        };
+        for (name, value) in members {
+            match (name.as_str(), value) {
+                ("node", Value::Null) => {}
+                ("node", Value::String(node)) => asked.node = Some(node.clone()),
+                ("node", _) => return Err(Problem::field("node", "must be the name or the id of a node")),
+                ("force", Value::Bool(force)) if draining => asked.force = *force,
+                ("force", _) if draining => return Err(Problem::field("force", "must be true or false")),
+                (other, _) => {
+                    let known = if draining {
+                        "known are node and force"
+                    } else {
+                        "known is node"
+                    };
+                    return Err(Problem::new(400, format!("{other}: is not known; {known}")));
+                }
+            }
+        }
+        Ok(asked)
+    }
+}
+
+/// The node that is meant by a name or an id: the one that is asked, if nothing is said.
+fn find<'c>(cluster: &'c Cluster, asked: Option<&str>) -> Result<&'c Node, Problem> {
+    let asked = asked.unwrap_or(&cluster.node);
+    let mut found: Vec<&Node> = cluster.nodes.iter().filter(|node| node.id == asked).collect();
+    if found.is_empty() {
+        let there = |node: &&Node| node.name == asked && node.standing.is_there();
+        found = cluster.nodes.iter().filter(there).collect();
+    }
+    if found.is_empty() {
+        found = cluster.nodes.iter().filter(|node| node.name == asked).collect();
+    }
+    match found[..] {
+        [] => {
+            let names: Vec<&str> = cluster.nodes.iter().map(|node| node.name.as_str()).collect();
+            let detail = format!("node: {asked:?} is not known; known are {}", names.join(", "));
+            Err(refused(404, detail))
+        }
+        [node] if node.standing.is_there() => Ok(node),
+        [node] => {
+            let standing = node.standing.name();
+            let detail = format!("node: {asked:?} is {standing}: it has nothing to give and cannot be told");
+            Err(refused(409, detail))
+        }
+        [..] => {
+            let ids: Vec<&str> = found.iter().map(|node| node.id.as_str()).collect();
+            let detail = format!(
+                "node: {asked:?} is the name of several: say which, by {}",
+                ids.join(" or ")
+            );
+            Err(refused(409, detail))
+        }
+    }
+}

@@ -1,0 +1,153 @@
+//! One answer from all nodes of a cluster. Each node knows only what it has done itself: what became of the events that
+//! it accepted or attempted, what it counts, what waits in its partitions. Whoever is asked asks the others and puts
+//! everything together. Without other nodes none of this is used.
+
+pub(crate) mod stories;
+pub(crate) mod search;
+pub(crate) mod numbers;
+pub(crate) mod live;
+
+use crate::Server;
+use crate::{behind, control, dead_letters, filters, listen, ours};
+use async_trait::async_trait;
+use bytes::Bytes;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use serde_json::{Value, json};
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::mpsc;
+
+/// The other nodes, and this one among them.
+#[async_trait]
+pub trait Peers: Send + Sync {
+    /// What people call this node.
+    fn name(&self) -> &str;
+    /// This node's number, as a word.
+    fn id(&self) -> &str;
+    /// Whether the node with this number is there, as far as this one knows.
+    fn is_present(&self, id: &str) -> bool;
+    /// Asks every node, this one included, and waits for a second at most. `question` is a word.
+    async fn ask(&self, question: &str, body: Bytes) -> Gathered;
+    /// Asks one node, by its number. `Err` says why there is no answer. Dropping this gives it up.
+    async fn ask_one(&self, id: &str, question: &str, body: Bytes, within: Duration)
+    -> Result<Bytes, String>;
+    /// Says something to those who hear it now.
+    async fn tell(&self, what: &str, body: Bytes);
+    /// What the other nodes tell from now on; none if that cannot be heard.
+    async fn hear(&self, what: &str) -> Option<mpsc::Receiver<Bytes>>;
+}
+
+/// What came of a question.
+#[derive(Clone, Debug, Default)]
+pub struct Gathered {
+    /// By the names of the nodes.
+    pub answers: Vec<(String, Result<Bytes, String>)>,
+    /// The names of those that did not answer.
+    pub missing: Vec<String>,
+}
+
+/// The answers of all nodes, read.
+pub(crate) struct Heard<T> {
+    pub answers: Vec<(String, T)>,
+    pub missing: Vec<String>,
+}
+
+/// Asks all nodes. One whose answer cannot be understood has not answered.
+pub(crate) async fn gather<T: DeserializeOwned>(
+    peers: &dyn Peers,
+    question: &str,
+    asked: &impl Serialize,
+) -> Heard<T> {
+    let body = serde_json::to_vec(asked).expect("names are strings");
+    read(question, peers.ask(question, body.into()).await)
+}
+
+pub(crate) fn read<T: DeserializeOwned>(question: &str, gathered: Gathered) -> Heard<T> {
+    let mut heard = Heard {
+        answers: Vec::with_capacity(gathered.answers.len()),
+        missing: gathered.missing,
+    };
+    for (node, answer) in gathered.answers {
+        let read = answer.and_then(|bytes| serde_json::from_slice(&bytes).map_err(|e| e.to_string()));
+        match read {
+            Ok(answer) => heard.answers.push((node, answer)),
+            Err(why) => {
+                tracing::debug!(node, question, why, "a node did not answer");
+                heard.missing.push(node);
+            }
+        }
+    }
+    heard
+}
+
+/// Names those that did not answer, where something is to be shown.
+pub(crate) fn note_missing(shown: &mut Value, mut missing: Vec<String>) {
+    if !missing.is_empty() {
+        missing.sort();
+        missing.dedup();
+        shown["missing"] = json!(missing);
+    }
+}
+
+/// Answers the question of a node. `Err` says why there is no answer.
+pub async fn answer(server: &Arc<Server>, question: &str, body: Bytes) -> Result<Bytes, String> {
+    match question {
+        behind::CATCH_UP => behind::answer_catch_up(server).await,
+        "trace" => written(&stories::answer_trace(server, asked(&body)?).await?),
+        "happened" => written(&stories::answer_happened(server, asked(&body)?).await?),
+        "search" => written(&search::answer(server, asked(&body)?).await?),
+        "events-at" => written(&live::answer_events_at(server, asked(&body)?).await?),
+        "watch" => {
+            server.live.watched(server);
+            Ok(Bytes::from_static(b"{}"))
+        }
+        "numbers" => written(&numbers::own(server, asked(&body)?)),
+        "details" => written(&numbers::own_details(server, asked(&body)?)),
+        "series" => written(&numbers::own_series(server, asked(&body)?)),
+        "endpoints" => written(&ours::own_endpoints(server)),
+        "admit" => written(&ours::own_admit(server, asked(&body)?)),
+        "probe" => written(&control::own_probe(server, asked(&body)?)),
+        "letters" => written(&dead_letters::own_letters(server, asked(&body)?).await?),
+        "letter" => written(&dead_letters::own_letter(server, asked(&body)?).await?),
+        "letters-waiting" => written(&dead_letters::own_waiting(&server.engine)),
+        "filter-test" => written(&filters::own_test(server, &body).await?),
+        "listen-deliver" => listen::elsewhere::answer_delivery(server, body).await,
+        "listen-answer" => listen::elsewhere::answer_answer(server, body).await,
+        other => Err(format!("{other:?} is not a question that this version knows")),
+    }
+}
+
+fn asked<T: DeserializeOwned>(body: &[u8]) -> Result<T, String> {
+    serde_json::from_slice(body).map_err(|e| format!("the question cannot be understood: {e}"))
+}
+
+fn written(answer: &impl Serialize) -> Result<Bytes, String> {
+    let text = serde_json::to_vec(answer);
+    text.map(Bytes::from).map_err(|e| e.to_string())
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+
+    #[test]
+    fn who_does_not_answer_well_is_missing() {
+        let gathered = Gathered {
+            answers: vec![
+                ("a".into(), Ok(Bytes::from_static(b"[1,2]"))),
+                ("b".into(), Err("no".into())),
+                ("c".into(), Ok(Bytes::from_static(b"{}"))),
+            ],
+            missing: vec!["d".into()],
+        };
+        let heard: Heard<Vec<u64>> = read("what", gathered);
+        assert_eq!(heard.answers, [("a".to_owned(), vec![1, 2])]);
+        let mut shown = json!({});
+        note_missing(&mut shown, heard.missing);
+        assert_eq!(shown, json!({"missing": ["b", "c", "d"]}));
+        let mut whole = json!({});
+        note_missing(&mut whole, Vec::new());
+        assert_eq!(whole, json!({}));
+    }
+}

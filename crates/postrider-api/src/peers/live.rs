@@ -1,0 +1,469 @@
+//! What happens to events at any node, as it happens.
+//!
+//! While someone watches at a node, that node says so every few seconds, and those that have heard it tell what happens
+//! at them. A node that has attempted an event which another one has accepted asks that one what the event is called.
+
+use super::{Heard, Peers, gather};
+use crate::Server;
+use crate::events;
+use crate::stream;
+use bytes::{Bytes, BytesMut};
+use postrider_core::ids::{SubscriptionId, TopicId};
+use postrider_core::time::Timestamp;
+use postrider_engine::recorder::{Line, Place};
+use serde::{Deserialize, Serialize};
+use std::collections::{HashMap, VecDeque};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
+use std::time::Duration;
+use tokio::sync::broadcast::error::{RecvError, TryRecvError};
+use tokio::sync::{broadcast, oneshot};
+
+/// Who watches says so this often …
+const SAY: Duration = Duration::from_secs(4);
+/// … and is taken to watch for this long.
+const BELIEVE: Duration = Duration::from_secs(12);
+/// Lines that wait for a slow watcher.
+const LINES_MAX: usize = 4096;
+/// Lines that are told at once.
+const LINES_PER_PIECE: usize = 128;
+/// Events of other nodes whose names are remembered.
+const KNOWN_MAX: usize = 16 << 10;
+/// What nodes tell each other of.
+const WHAT: &str = "live";
+
+/// A line as a watcher reads it, and whom it concerns.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Told {
+    pub topic: TopicId,
+    pub subscription: Option<SubscriptionId>,
+    pub text: Bytes,
+}
+
+/// The watching of all nodes at once.
+pub(crate) struct Live {
+    /// Made when someone watches: a server without other nodes has no use for it.
+    lines: OnceLock<broadcast::Sender<Arc<Told>>>,
+    state: Mutex<State>,
+}
+
+struct State {
+    /// Until when other nodes watch.
+    watched_until: Timestamp,
+    telling: bool,
+    hearing: bool,
+}
+
+impl Default for Live {
+    fn default() -> Live {
+        Live {
+            lines: OnceLock::new(),
+            state: Mutex::new(State {
+                watched_until: Timestamp::MIN,
+                telling: false,
+                hearing: false,
+            }),
+        }
+    }
+}
+
+impl Live {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().expect("no panic holds it")
+    }
+
+    fn lines(&self) -> &broadcast::Sender<Arc<Told>> {
+        self.lines.get_or_init(|| broadcast::channel(LINES_MAX).0)
+    }
+
+    /// Whether someone watches at this node.
+    fn is_read(&self) -> bool {
+        self.lines.get().is_some_and(|lines| lines.receiver_count() > 0)
+    }
+
+    /// Someone at another node watches.
+    pub fn watched(&self, server: &Arc<Server>) {
+        let until = server.wall.now() + BELIEVE;
+        self.state().watched_until = until;
+        self.begin_telling(server);
+    }
+
+    /// What happens at any node from now on. Returns when all that answer know that someone watches.
+    pub async fn watch(&self, server: &Arc<Server>) -> broadcast::Receiver<Arc<Told>> {
+        let lines = self.lines().subscribe();
+        self.begin_telling(server);
+        let begins = !std::mem::replace(&mut self.state().hearing, true);
+        if begins && let Some(peers) = server.peers.clone() {
+            let (told, knows) = oneshot::channel();
+            server.streams.tasks.spawn(hear(server.clone(), peers, told));
+            // It ends with an error when the server is shutting down: nothing comes then.
+            let _ = knows.await;
+        }
+        lines
+    }
+
+    fn begin_telling(&self, server: &Arc<Server>) {
+        let begins = !std::mem::replace(&mut self.state().telling, true);
+        if begins && let Some(peers) = server.peers.clone() {
+            // At once: nothing that happens from now on is missed.
+            let lines = server.recordings.subscribe();
+            server.streams.tasks.spawn(tell(server.clone(), peers, lines));
+        }
+    }
+
+    /// Whether nobody at any node watches any more; whoever tells ends then.
+    fn ends_telling(&self, now: Timestamp) -> bool {
+        let mut state = self.state();
+        let over = !self.is_read() && state.watched_until <= now;
+        state.telling &= !over;
+        over
+    }
+
+    fn ends_hearing(&self) -> bool {
+        let mut state = self.state();
+        let over = !self.is_read();
+        state.hearing &= !over;
+        over
+    }
+}
+
+/// A line as nodes tell each other of it.
+#[derive(Debug, Serialize, Deserialize)]
+struct Passed {
+    topic: u64,
+    subscription: Option<u64>,
+    text: String,
+}
+
+/// Hears what other nodes tell, for as long as someone watches here.
+async fn hear(server: Arc<Server>, peers: Arc<dyn Peers>, told: oneshot::Sender<()>) {
+    let (clock, stop) = (server.wall.clone(), server.streams.stop.clone());
+    let (mut heard, mut told) = (None, Some(told));
+    loop {
+        if heard.is_none() {
+            heard = peers.hear(WHAT).await;
+        }
+        // It is said again and again, so that a node which comes later hears it too.
+        let said = peers.ask("watch", Bytes::from_static(b"{}"));
+        tokio::select! {
+            biased;
+            () = stop.cancelled() => return,
+            _ = said => {}
+        }
+        if let Some(told) = told.take() {
+            // Whoever asked may have gone.
+            let _ = told.send(());
+        }
+        let mut again = clock.sleep_until(clock.now() + SAY);
+        loop {
+            let next = async {
+                match &mut heard {
+                    Some(heard) => heard.recv().await,
+                    None => std::future::pending().await,
+                }
+            };
+            tokio::select! {
+                biased;
+                () = stop.cancelled() => return,
+                () = &mut again => break,
+                piece = next => match piece {
+                    Some(piece) => pass_on(server.live.lines(), &piece),
+                    None => heard = None,
+                },
+            }
+        }
+        if server.live.ends_hearing() {
+            return;
+        }
+    }
+}
+
+fn pass_on(lines: &broadcast::Sender<Arc<Told>>, piece: &[u8]) {
+    let Ok(passed) = serde_json::from_slice::<Vec<Passed>>(piece) else {
+        return;
+    };
+    for one in passed {
+        // Nobody may read any more.
+        let _ = lines.send(Arc::new(Told {
+            topic: TopicId(one.topic),
+            subscription: one.subscription.map(SubscriptionId),
+            text: one.text.into(),
+        }));
+    }
+}
+
+/// Tells what happens here, for as long as someone watches anywhere.
+async fn tell(server: Arc<Server>, peers: Arc<dyn Peers>, mut lines: broadcast::Receiver<Arc<Line>>) {
+    let (clock, stop) = (server.wall.clone(), server.streams.stop.clone());
+    let mut known = Known::default();
+    loop {
+        let pause = clock.sleep_until(clock.now() + SAY);
+        let first = tokio::select! {
+            biased;
+            () = stop.cancelled() => return,
+            first = lines.recv() => first,
+            () = pause => Err(RecvError::Lagged(0)),
+        };
+        if let Err(RecvError::Closed) = first {
+            // Nothing is recorded: nothing is told, and nobody is to ask for it again and again.
+            return;
+        }
+        if server.live.ends_telling(clock.now()) {
+            return;
+        }
+        let piece = piece(first, &mut lines);
+        if piece.is_empty() {
+            continue;
+        }
+        let told = tokio::select! {
+            biased;
+            () = stop.cancelled() => return,
+            told = known.tell(&*peers, &piece) => told,
+        };
+        pass(&server, &*peers, told).await;
+    }
+}
+
+/// What has come so far. Who was too slow goes on with what is there.
+fn piece(first: Result<Arc<Line>, RecvError>, lines: &mut broadcast::Receiver<Arc<Line>>) -> Vec<Arc<Line>> {
+    let mut piece = Vec::new();
+    let mut received = first.ok();
+    loop {
+        piece.extend(received.take());
+        if piece.len() >= LINES_PER_PIECE {
+            return piece;
+        }
+        match lines.try_recv() {
+            Ok(line) => received = Some(line),
+            Err(TryRecvError::Lagged(_)) => {}
+            Err(TryRecvError::Empty | TryRecvError::Closed) => return piece,
+        }
+    }
+}
+
+async fn pass(server: &Server, peers: &dyn Peers, told: Vec<Told>) {
+    let others = server.live.state().watched_until > server.wall.now();
+    if others {
+        let passed = told.iter().map(|told| Passed {
+            topic: told.topic.0,
+            subscription: told.subscription.map(|id| id.0),
+            text: String::from_utf8_lossy(&told.text).into_owned(),
+        });
+        let passed: Vec<Passed> = passed.collect();
+        let body = serde_json::to_vec(&passed).expect("names are strings");
+        peers.tell(WHAT, body.into()).await;
+    }
+    if server.live.is_read() {
+        for one in told {
+            // The last one may have gone meanwhile.
+            let _ = server.live.lines().send(Arc::new(one));
+        }
+    }
+}
+
+/// What is said of an event that another node has accepted.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Event {
+    place: String,
+    id: String,
+    topic: u64,
+    topic_name: String,
+    domain_topic: Option<String>,
+    event_type: String,
+    subject: String,
+}
+
+/// The events at these places that were accepted here.
+pub async fn answer_events_at(server: &Arc<Server>, places: Vec<String>) -> Result<Vec<Event>, String> {
+    if places.len() > LINES_PER_PIECE {
+        return Err(format!(
+            "no more than {LINES_PER_PIECE} events may be asked for at once"
+        ));
+    }
+    let places: Result<Vec<Place>, ()> = places.iter().map(|place| place.parse()).collect();
+    let places = places.map_err(|()| "a place cannot be understood")?;
+    let found = events::ask(server, move |recordings| recordings.events_at(&places)).await;
+    let found = found.map_err(|problem| problem.detail)?;
+    let event = |story: postrider_engine::recorder::EventStory| {
+        Some(Event {
+            place: story.place?.to_string(),
+            id: story.id,
+            topic: story.topic.0,
+            topic_name: story.topic_name,
+            domain_topic: story.domain_topic,
+            event_type: story.event_type,
+            subject: story.subject,
+        })
+    };
+    Ok(found.into_iter().flatten().filter_map(event).collect())
+}
+
+/// Events of other nodes that were asked for.
+#[derive(Default)]
+struct Known {
+    events: HashMap<Place, Event>,
+    order: VecDeque<Place>,
+}
+
+impl Known {
+    /// Lines as they are read. What nobody knows the name of is not told.
+    async fn tell(&mut self, peers: &dyn Peers, piece: &[Arc<Line>]) -> Vec<Told> {
+        let mut unknown: Vec<Place> = piece.iter().filter_map(|line| line.elsewhere).collect();
+        unknown.retain(|place| !self.events.contains_key(place));
+        unknown.sort_unstable();
+        unknown.dedup();
+        if !unknown.is_empty() {
+            let places: Vec<String> = unknown.iter().map(Place::to_string).collect();
+            let heard: Heard<Vec<Event>> = gather(peers, "events-at", &places).await;
+            for event in heard.answers.into_iter().flat_map(|(_, events)| events) {
+                self.learn(event);
+            }
+        }
+        piece.iter().filter_map(|line| self.told(line)).collect()
+    }
+
+    fn learn(&mut self, event: Event) {
+        let Ok(place) = event.place.parse::<Place>() else {
+            return;
+        };
+        if self.events.insert(place, event).is_none() {
+            self.order.push_back(place);
+        }
+        if self.order.len() > KNOWN_MAX
+            && let Some(oldest) = self.order.pop_front()
+        {
+            self.events.remove(&oldest);
+        }
+    }
+
+    fn told(&self, line: &Line) -> Option<Told> {
+        let mut text = BytesMut::new();
+        let topic = match line.elsewhere {
+            None => {
+                stream::write(&mut text, line);
+                line.topic
+            }
+            Some(place) => {
+                let event = self.events.get(&place)?;
+                let line = Line {
+                    id: event.id.clone(),
+                    topic: TopicId(event.topic),
+                    topic_name: event.topic_name.clone(),
+                    domain_topic: event.domain_topic.clone(),
+                    event_type: event.event_type.clone(),
+                    subject: event.subject.clone(),
+                    ..line.clone()
+                };
+                stream::write(&mut text, &line);
+                line.topic
+            }
+        };
+        Some(Told {
+            topic,
+            subscription: line.subscription.as_ref().map(|(id, _)| *id),
+            text: text.freeze(),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::peers::Gathered;
+    use async_trait::async_trait;
+    use postrider_core::ids::Position;
+    use postrider_engine::recorder::Happening;
+    use tokio::sync::mpsc;
+
+    /// Knows one event.
+    struct Other(Event);
+
+    #[async_trait]
+    impl Peers for Other {
+        fn name(&self) -> &str {
+            "me"
+        }
+        fn id(&self) -> &str {
+            "1"
+        }
+        fn is_present(&self, _: &str) -> bool {
+            true
+        }
+        async fn ask(&self, question: &str, _: Bytes) -> Gathered {
+            assert_eq!(question, "events-at");
+            let known = serde_json::to_vec(&[&self.0]).unwrap();
+            Gathered {
+                answers: vec![("other".into(), Ok(known.into()))],
+                missing: vec!["gone".into()],
+            }
+        }
+        async fn ask_one(&self, _: &str, _: &str, _: Bytes, _: Duration) -> Result<Bytes, String> {
+            Err("nobody".into())
+        }
+        async fn tell(&self, _: &str, _: Bytes) {}
+        async fn hear(&self, _: &str) -> Option<mpsc::Receiver<Bytes>> {
+            None
+        }
+    }
+
+    fn line(elsewhere: Option<u64>) -> Arc<Line> {
+        Arc::new(Line {
+            what: Happening::Accepted { matched: 1 },
+            at: Timestamp::from_secs(1),
+            id: if elsewhere.is_some() { "" } else { "own" }.into(),
+            topic: TopicId(1),
+            topic_name: "mine".into(),
+            domain_topic: None,
+            event_type: "T".into(),
+            subject: "s".into(),
+            subscription: None,
+            elsewhere: elsewhere.map(|first| Place {
+                first: Position(first),
+                index: 3,
+            }),
+        })
+    }
+
+    #[tokio::test]
+    async fn events_of_other_nodes_are_told_by_their_names() {
+        let event = Event {
+            place: "7:3".into(),
+            id: "theirs".into(),
+            topic: 9,
+            topic_name: "there".into(),
+            domain_topic: None,
+            event_type: "U".into(),
+            subject: "t".into(),
+        };
+        let mut known = Known::default();
+        let told = known
+            .tell(&Other(event), &[line(None), line(Some(7)), line(Some(8))])
+            .await;
+        let texts: Vec<&str> = told
+            .iter()
+            .map(|told| std::str::from_utf8(&told.text).unwrap())
+            .collect();
+        assert_eq!(texts.len(), 2, "nobody knows the third: {texts:?}");
+        assert!(
+            texts[0].contains(r#""id":"own""#) && told[0].topic == TopicId(1),
+            "{texts:?}"
+        );
+        assert!(
+            texts[1].contains(r#""id":"theirs""#) && told[1].topic == TopicId(9),
+            "{texts:?}"
+        );
+        assert!(texts[1].contains(r#""topic":"there""#), "{texts:?}");
+    }
+
+    #[test]
+    fn what_cannot_be_understood_is_passed_over() {
+        let (lines, mut read) = broadcast::channel(4);
+        pass_on(&lines, b"nonsense");
+        pass_on(&lines, br#"[{"topic":3,"subscription":4,"text":"event: x\n\n"}]"#);
+        let told = read.try_recv().unwrap();
+        assert_eq!(
+            (told.topic, told.subscription),
+            (TopicId(3), Some(SubscriptionId(4)))
+        );
+        assert!(read.try_recv().is_err());
+    }
+}

@@ -1,0 +1,518 @@
+//! A search over what all nodes have recorded: their pages put in the order of time, with a cursor that knows how far it
+//! has come at each of them.
+
+use super::{Heard, Peers, gather, note_missing, stories};
+use crate::Server;
+use crate::events;
+use crate::ours::Problem;
+use base64::Engine as _;
+use base64::prelude::BASE64_URL_SAFE_NO_PAD;
+use postrider_core::ids::{SubscriptionId, TopicId};
+use postrider_core::time::Timestamp;
+use postrider_engine::recorder::{Cursor, EventState, Query};
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// How often the nodes are asked for one page, where many of the events that they know turn out not to be meant.
+const ROUNDS_MAX: usize = 4;
+/// Lines that each is asked for where they are to be looked through.
+const LOOKED_THROUGH: usize = 250;
+
+/// What a node is asked for. What became of events is not known to it alone, so that it is not asked for that.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct Asked {
+    id: Option<String>,
+    topic: Option<u64>,
+    subscription: Option<u64>,
+    event_type: Option<String>,
+    subject: Option<String>,
+    since: Option<i64>,
+    until: Option<i64>,
+    /// By the names of the nodes; who is not named begins with the latest.
+    cursors: BTreeMap<String, String>,
+    limit: usize,
+}
+
+/// A node's page.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Page {
+    lines: Vec<Found>,
+    /// None when there is nothing more.
+    cursor: Option<String>,
+    searched: Option<(i64, i64)>,
+}
+
+/// An event as the node that accepted it knows it.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Found {
+    line: Value,
+    accepted: i64,
+    place: Option<String>,
+    /// A page that begins here begins with it …
+    before: String,
+    /// … or behind it.
+    behind: String,
+    /// The subscriptions that it matched, with their names.
+    matched: Vec<(u64, String)>,
+}
+
+pub async fn answer(server: &Arc<Server>, asked: Asked) -> Result<Page, String> {
+    let own = server.peers.as_ref().and_then(|peers| {
+        // Of two nodes with the same name each is called by its number too.
+        let whole = format!("{} ({})", peers.name(), peers.id());
+        asked
+            .cursors
+            .get(&whole)
+            .or_else(|| asked.cursors.get(peers.name()))
+    });
+    let cursor = match own.map(String::as_str) {
+        None => None,
+        Some(ENDED) => return Ok(Page::default()),
+        Some(text) => Some(text.parse::<Cursor>().map_err(|()| "the cursor is not ours")?),
+    };
+    let query = Query {
+        id: asked.id,
+        topic: asked.topic.map(TopicId),
+        subscription: asked.subscription.map(SubscriptionId),
+        event_type: asked.event_type,
+        subject: asked.subject,
+        since: asked.since.map(Timestamp::from_nanos),
+        // Who begins only now must not come with what is later than what was shown.
+        until: asked
+            .until
+            .filter(|_| cursor.is_none())
+            .map(Timestamp::from_nanos),
+        cursor,
+        limit: asked.limit.min(events::LIMIT_MAX),
+        ..Query::default()
+    };
+    let page = events::ask(server, move |recordings| recordings.search(&query)).await;
+    let page = page.map_err(|problem| problem.detail)?;
+    let lines = page.events.iter().map(|line| Found {
+        accepted: line.accepted.nanos(),
+        place: line.place.map(|place| place.to_string()),
+        before: Cursor {
+            event: line.behind.event + 1,
+            ..line.behind
+        }
+        .to_string(),
+        behind: line.behind.to_string(),
+        matched: line
+            .subscriptions
+            .iter()
+            .map(|one| (one.id.0, one.name.clone()))
+            .collect(),
+        line: events::line(line),
+    });
+    Ok(Page {
+        lines: lines.collect(),
+        cursor: page.cursor.map(|cursor| cursor.to_string()),
+        searched: page.searched.map(|(from, to)| (from.nanos(), to.nanos())),
+    })
+}
+
+/// Nothing more comes from a node with this cursor.
+const ENDED: &str = "";
+
+/// How far a search has come.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+struct Progress {
+    #[serde(rename = "n")]
+    nodes: BTreeMap<String, String>,
+    /// The end of the time that is searched, and of what has been shown.
+    #[serde(rename = "t")]
+    until: Option<i64>,
+}
+
+impl Progress {
+    fn read(text: &str) -> Option<Progress> {
+        let bytes = BASE64_URL_SAFE_NO_PAD.decode(text).ok()?;
+        serde_json::from_slice(&bytes).ok()
+    }
+
+    fn write(&self) -> String {
+        BASE64_URL_SAFE_NO_PAD.encode(serde_json::to_vec(self).expect("names are strings"))
+    }
+
+    fn is_over(&self, asked: &[String]) -> bool {
+        asked
+            .iter()
+            .all(|node| self.nodes.get(node).is_some_and(|cursor| cursor == ENDED))
+    }
+}
+
+pub async fn search(server: &Server, peers: &dyn Peers, query: &str) -> Result<Value, Problem> {
+    let mut progress = Progress::default();
+    let reason = "is not one that an earlier answer gave";
+    let query = events::read_search_from(server, query, |_, cursor| {
+        progress = Progress::read(cursor).ok_or_else(|| Problem::field("cursor", reason))?;
+        Ok(())
+    })?;
+    let looks_through = query.state.is_some() || query.outcome.is_some();
+    let mut value: Vec<Value> = Vec::new();
+    let mut missing = Vec::new();
+    let mut searched: Option<(i64, i64)> = None;
+    let mut over = false;
+    for _ in 0..ROUNDS_MAX {
+        let wanted = query.limit - value.len();
+        let asked = Asked {
+            id: query.id.clone(),
+            topic: query.topic.map(|id| id.0),
+            subscription: query.subscription.map(|id| id.0),
+            event_type: query.event_type.clone(),
+            subject: query.subject.clone(),
+            since: query.since.map(Timestamp::nanos),
+            until: query
+                .until
+                .map(Timestamp::nanos)
+                .into_iter()
+                .chain(progress.until)
+                .min(),
+            cursors: progress.nodes.clone(),
+            limit: if looks_through {
+                LOOKED_THROUGH.max(wanted)
+            } else {
+                wanted
+            },
+        };
+        let heard: Heard<Page> = gather(peers, "search", &asked).await;
+        missing.extend(heard.missing);
+        let nodes: Vec<String> = heard.answers.iter().map(|(node, _)| node.clone()).collect();
+        let most = if looks_through {
+            stories::PLACES_MAX
+        } else {
+            wanted
+        };
+        let merged = merge(heard.answers, most);
+        if let Some((from, to)) = merged.searched {
+            searched = Some(searched.map_or((from, to), |(known, last)| (known.min(from), last.max(to))));
+        }
+        let places = merged.lines.iter().map(|(_, found)| {
+            let place = found.place.clone()?;
+            Some((place, found.accepted))
+        });
+        let (happened, more) = stories::happened(peers, places.collect(), true).await;
+        missing.extend(more);
+        let mut used = 0;
+        for ((_, found), happened) in merged.lines.iter().zip(happened) {
+            if value.len() >= query.limit {
+                break;
+            }
+            used += 1;
+            let until = progress.until.unwrap_or(i64::MAX);
+            progress.until = Some(until.min(found.accepted));
+            value.extend(shown(&query, found, happened));
+        }
+        let cursors = merged.cursors_after(used);
+        progress.nodes.extend(cursors);
+        over = progress.is_over(&nodes);
+        if over || value.len() >= query.limit || !looks_through {
+            break;
+        }
+    }
+    let mut found = json!({"value": value});
+    if !over {
+        found["cursor"] = json!(progress.write());
+    }
+    if let Some((from, to)) = searched {
+        let text = |nanos| Timestamp::from_nanos(nanos).to_string();
+        found["searched"] = json!({"from": text(from), "to": text(to)});
+    }
+    note_missing(&mut found, missing);
+    Ok(found)
+}
+
+/// The pages of several nodes as one.
+#[derive(Debug, PartialEq)]
+struct Merged {
+    /// With the node that has each. What one node has stays in its order.
+    lines: Vec<(String, Found)>,
+    /// Where each node goes on when all these lines have been shown.
+    cursors: BTreeMap<String, String>,
+    searched: Option<(i64, i64)>,
+}
+
+impl Merged {
+    /// Where each node goes on when only the first lines have been shown.
+    fn cursors_after(&self, used: usize) -> BTreeMap<String, String> {
+        let mut cursors = self.cursors.clone();
+        let unused = self.lines.get(used..).unwrap_or_default();
+        for (node, found) in unused.iter().rev() {
+            cursors.insert(node.clone(), found.before.clone());
+        }
+        cursors
+    }
+}
+
+/// Puts pages together, the latest first, up to `most` lines. A node that has not come as far back as another holds up
+/// what is older than where it is: later pages would have to show what is newer.
+fn merge(pages: Vec<(String, Page)>, most: usize) -> Merged {
+    let going_on = pages.iter().filter(|(_, page)| page.cursor.is_some());
+    let horizon = going_on
+        .filter_map(|(_, page)| page.searched)
+        .map(|(from, _)| from)
+        .max();
+    let latest = pages
+        .iter()
+        .filter_map(|(_, page)| page.searched)
+        .map(|(_, to)| to)
+        .max();
+    let oldest = pages
+        .iter()
+        .filter_map(|(_, page)| page.searched)
+        .map(|(from, _)| from)
+        .min();
+    let mut cursors = BTreeMap::new();
+    let mut heads: Vec<(String, std::vec::IntoIter<Found>)> = Vec::new();
+    for (node, page) in pages {
+        cursors.insert(node.clone(), page.cursor.unwrap_or_else(|| ENDED.to_owned()));
+        heads.push((node, page.lines.into_iter()));
+    }
+    let mut lines = Vec::new();
+    while lines.len() < most {
+        let first = |(at, (_, rest)): (usize, &(String, std::vec::IntoIter<Found>))| {
+            let accepted = rest.as_slice().first()?.accepted;
+            Some((accepted, std::cmp::Reverse(at)))
+        };
+        let Some((accepted, std::cmp::Reverse(at))) = heads.iter().enumerate().filter_map(first).max() else {
+            break;
+        };
+        if horizon.is_some_and(|horizon| accepted < horizon) {
+            break;
+        }
+        let (node, rest) = &mut heads[at];
+        lines.extend(rest.next().map(|found| (node.clone(), found)));
+    }
+    for (node, rest) in &heads {
+        if let Some(first) = rest.as_slice().first() {
+            cursors.insert(node.clone(), first.before.clone());
+        }
+    }
+    Merged {
+        lines,
+        cursors,
+        searched: horizon
+            .or(oldest)
+            .zip(latest)
+            .map(|(from, to)| (from.min(to), to)),
+    }
+}
+
+/// A line with what has become of its event, if that is what was looked for.
+fn shown(query: &Query, found: &Found, happened: Vec<Value>) -> Option<Value> {
+    let mut told = stories::by_number(happened);
+    let mut deliveries = Vec::with_capacity(found.matched.len());
+    for (number, name) in &found.matched {
+        let delivery = stories::joined(told.remove(number).unwrap_or_default());
+        deliveries.push((*number, name, delivery));
+    }
+    let state = |delivery: &Value| delivery["state"].as_str().unwrap_or_default().to_owned();
+    let states: Vec<String> = deliveries.iter().map(|(.., delivery)| state(delivery)).collect();
+    let of_all = stories::state_of_all(&states).to_owned();
+    let looked_at = deliveries.iter().filter(|(number, ..)| {
+        let wanted = query.subscription;
+        wanted.is_none_or(|wanted| wanted.0 == *number)
+    });
+    let fits = |wanted: EventState| {
+        looked_at
+            .clone()
+            .any(|(.., delivery)| state(delivery) == wanted.name())
+            || (query.subscription.is_none() && of_all == wanted.name())
+    };
+    let came_to = |wanted: &str| {
+        let mut attempts = looked_at
+            .clone()
+            .flat_map(|(.., delivery)| delivery["attempts"].as_array().into_iter().flatten());
+        attempts.any(|attempt| attempt["outcome"] == wanted)
+    };
+    let meant = query.state.is_none_or(fits) && query.outcome.is_none_or(|outcome| came_to(outcome.name()));
+    if !meant {
+        return None;
+    }
+    let mut line = found.line.clone();
+    let attempts = |delivery: &Value| delivery["attempts"].as_array().map_or(0, Vec::len);
+    line["state"] = json!(of_all);
+    line["attempts"] = json!(
+        deliveries
+            .iter()
+            .map(|(.., delivery)| attempts(delivery))
+            .sum::<usize>()
+    );
+    let subscriptions = deliveries
+        .iter()
+        .take(events::NAMED_MAX)
+        .map(|(_, name, delivery)| {
+            let mut shown = json!({"name": name, "state": delivery["state"]});
+            let last = delivery["attempts"].as_array().and_then(|all| all.last());
+            if let Some(last) = last {
+                shown["lastOutcome"] = last["outcome"].clone();
+            }
+            shown
+        });
+    line["subscriptions"] = subscriptions.collect();
+    Some(line)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use postrider_core::outcome::Outcome;
+    use postrider_engine::recorder::DeliveryState;
+
+    fn found(accepted: i64) -> Found {
+        Found {
+            line: json!({"id": accepted.to_string()}),
+            accepted,
+            before: format!("before {accepted}"),
+            behind: format!("behind {accepted}"),
+            ..Found::default()
+        }
+    }
+
+    fn page(accepted: &[i64], cursor: bool) -> Page {
+        let from = accepted.iter().min().copied();
+        let to = accepted.iter().max().copied();
+        Page {
+            lines: accepted.iter().map(|at| found(*at)).collect(),
+            cursor: cursor.then(|| format!("behind {}", from.unwrap_or(0))),
+            searched: from.zip(to),
+        }
+    }
+
+    fn times(merged: &Merged) -> Vec<i64> {
+        merged.lines.iter().map(|(_, found)| found.accepted).collect()
+    }
+
+    #[test]
+    fn pages_become_one_in_the_order_of_time() {
+        let pages = || {
+            vec![
+                ("a".to_owned(), page(&[9, 6, 3], false)),
+                ("b".to_owned(), page(&[8, 7, 1], false)),
+            ]
+        };
+        let merged = merge(pages(), 10);
+        assert_eq!(times(&merged), [9, 8, 7, 6, 3, 1]);
+        assert!(merged.cursors.values().all(|cursor| cursor == ENDED));
+        assert_eq!(merged.searched, Some((1, 9)));
+        let merged = merge(pages(), 4);
+        assert_eq!(times(&merged), [9, 8, 7, 6]);
+        assert_eq!(merged.cursors["a"], "before 3");
+        assert_eq!(merged.cursors["b"], "before 1");
+        // As though only the first had been shown.
+        assert_eq!(merged.cursors_after(1)["a"], "before 6");
+        assert_eq!(merged.cursors_after(1)["b"], "before 8");
+        assert_eq!(merged.cursors_after(4), merged.cursors);
+    }
+
+    #[test]
+    fn nothing_is_shown_that_a_later_page_would_have_to_go_back_behind() {
+        // The first has come back to 5 only: what the other has before that is kept for later.
+        let pages = vec![
+            ("a".to_owned(), page(&[9, 5], true)),
+            ("b".to_owned(), page(&[8, 4, 2], false)),
+        ];
+        let merged = merge(pages, 10);
+        assert_eq!(times(&merged), [9, 8, 5]);
+        assert_eq!(merged.cursors["a"], "behind 5");
+        assert_eq!(merged.cursors["b"], "before 4");
+        assert_eq!(merged.searched, Some((5, 9)));
+    }
+
+    // Whatever the pages are cut into, every event is shown once, the latest first.
+    #[test]
+    fn turning_pages_shows_everything_once() {
+        let nodes: [(&str, Vec<i64>); 3] = [
+            ("a", vec![90, 80, 70, 60, 50, 40]),
+            ("b", vec![85, 84, 83, 82]),
+            ("c", vec![99, 1]),
+        ];
+        for limit in 1..8 {
+            let mut cursors: BTreeMap<String, String> = BTreeMap::new();
+            let mut seen = Vec::new();
+            for _ in 0..40 {
+                let pages = nodes.iter().map(|(name, all)| {
+                    let from = match cursors.get(*name).map(String::as_str) {
+                        None => 0,
+                        Some(ENDED) => all.len(),
+                        Some(cursor) => {
+                            let (word, at) = cursor.split_once(' ').unwrap();
+                            let at = all.iter().position(|one| one.to_string() == at).unwrap();
+                            at + usize::from(word == "behind")
+                        }
+                    };
+                    let some: Vec<i64> = all[from..].iter().take(limit).copied().collect();
+                    let more = from + some.len() < all.len();
+                    ((*name).to_owned(), page(&some, more))
+                });
+                let merged = merge(pages.collect(), limit);
+                seen.extend(times(&merged));
+                cursors = merged.cursors;
+                if cursors.values().all(|cursor| cursor == ENDED) {
+                    break;
+                }
+            }
+            let mut expected: Vec<i64> = nodes.iter().flat_map(|(_, all)| all.clone()).collect();
+            expected.sort_by_key(|at| std::cmp::Reverse(*at));
+            assert_eq!(seen, expected, "limit {limit}");
+        }
+    }
+
+    #[test]
+    fn progress_is_read_as_it_was_written() {
+        let progress = Progress {
+            nodes: BTreeMap::from([("a".into(), "1-2-3".into()), ("b".into(), String::new())]),
+            until: Some(5),
+        };
+        assert_eq!(Progress::read(&progress.write()), Some(progress.clone()));
+        assert!(!progress.is_over(&["a".into(), "b".into()]) && progress.is_over(&["b".into()]));
+        assert!(!progress.is_over(&["new".into()]));
+        for bad in ["", "1-2-3", "bm90IGpzb24"] {
+            assert_eq!(Progress::read(bad), None, "{bad}");
+        }
+    }
+
+    #[test]
+    fn a_line_is_judged_by_what_all_nodes_know() {
+        let found = Found {
+            matched: vec![(1, "one".into()), (2, "two".into())],
+            ..found(10)
+        };
+        let attempt = |outcome: &str, kind: &str| json!({"at": "1", "number": 1, "outcome": outcome, "decision": {"kind": kind}});
+        let happened = vec![
+            json!({"number": 1, "attempts": [attempt("Success", "done")], "ended": {"at": "2", "disposition": "delivered"}}),
+            json!({"number": 2, "attempts": [attempt("Busy", "retry")]}),
+        ];
+        let look = |query: Query| shown(&query, &found, happened.clone());
+        let line = look(Query::default()).unwrap();
+        assert_eq!((&line["state"], &line["attempts"]), (&json!("mixed"), &json!(2)));
+        assert_eq!(
+            line["subscriptions"],
+            json!([
+                {"name": "one", "state": "delivered", "lastOutcome": "Success"},
+                {"name": "two", "state": "retrying", "lastOutcome": "Busy"},
+            ])
+        );
+        let state = |state, subscription: Option<u64>| Query {
+            state: Some(state),
+            subscription: subscription.map(SubscriptionId),
+            ..Query::default()
+        };
+        assert!(look(state(EventState::Mixed, None)).is_some());
+        let delivered = EventState::All(DeliveryState::Delivered);
+        assert!(look(state(delivered, None)).is_some());
+        assert!(look(state(delivered, Some(1))).is_some());
+        assert!(look(state(delivered, Some(2))).is_none());
+        assert!(look(state(EventState::All(DeliveryState::Pending), None)).is_none());
+        let outcome = |outcome, subscription: Option<u64>| Query {
+            outcome: Some(outcome),
+            subscription: subscription.map(SubscriptionId),
+            ..Query::default()
+        };
+        assert!(look(outcome(Outcome::Busy, None)).is_some());
+        assert!(look(outcome(Outcome::Busy, Some(1))).is_none());
+        assert!(look(outcome(Outcome::NotFound, None)).is_none());
+    }
+}

@@ -1,0 +1,152 @@
+//! Changes that other nodes have made: durable already, to be visible here and acted upon.
+//!
+//! They take the same turns as changes of this node, so that what is seen last is what was stored last: whoever has a
+//! turn here while another node's change waits for it is refused by the catalogue, and decides anew.
+
+use crate::Engine;
+use crate::turns::Key;
+use async_trait::async_trait;
+use postrider_core::ids::{SubscriptionId, TopicId};
+use postrider_core::retry::Reason;
+use postrider_core::subscription::Subscription;
+use postrider_store::{Change, Follower};
+use rustc_hash::FxHashSet;
+use std::sync::{Arc, Weak};
+
+/// Puts in force what other nodes change, until the engine stops.
+pub(crate) async fn run(engine: Arc<Engine>) {
+    let (catalog, stop) = (engine.catalog.clone(), engine.dispatcher.stop.clone());
+    let following = Arc::new(Following(Arc::downgrade(&engine)));
+    drop(engine);
+    tokio::select! {
+        biased;
+        () = stop.cancelled() => {}
+        () = catalog.follow(following) => {}
+    }
+}
+
+struct Following(Weak<Engine>);
+
+#[async_trait]
+impl Follower for Following {
+    async fn changed(&self, changes: Vec<Change>, sequence: u64) {
+        if let Some(engine) = self.0.upgrade() {
+            tracing::debug!(
+                sequence,
+                changes = changes.len(),
+                "another node has changed the catalogue"
+            );
+            engine.show(changes).await;
+        }
+    }
+}
+
+impl Engine {
+    async fn show(self: &Arc<Self>, changes: Vec<Change>) {
+        let topics_gone: FxHashSet<TopicId> = changes
+            .iter()
+            .filter_map(|change| match change {
+                Change::DeleteTopic(id) => Some(*id),
+                _ => None,
+            })
+            .collect();
+        // Ended well is a handshake whose subscription is put in the same commit.
+        let puts_any = changes
+            .iter()
+            .any(|change| matches!(change, Change::PutSubscription(_)));
+        for change in changes {
+            match change {
+                Change::PutTopic(topic) => {
+                    let _turn = self.turns.alone(Key::Topic(topic.id)).await;
+                    self.show_topic(topic).await;
+                }
+                Change::DeleteTopic(id) => self.show_topic_gone(id).await,
+                Change::PutDomainTopic(topic) => {
+                    let _turn = self.turns.together(Key::Topic(topic.domain)).await;
+                    let _alone = self.domain_topic_alone(topic.domain, &topic.name).await;
+                    self.directory.put_domain_topic(topic);
+                }
+                Change::DeleteDomainTopic(domain, name) => {
+                    let _turn = self.turns.together(Key::Topic(domain)).await;
+                    let _alone = self.domain_topic_alone(domain, &name).await;
+                    self.directory.delete_domain_topic(domain, &name);
+                }
+                Change::PutSubscription(subscription) => self.show_put(subscription).await,
+                Change::DeleteSubscription(id) => {
+                    let known = self.directory.subscription_by_id(id);
+                    // A topic takes its subscriptions with it, all at once.
+                    if let Some(known) = known.filter(|known| !topics_gone.contains(&known.topic)) {
+                        self.show_gone(&known).await;
+                    }
+                }
+                Change::PutEndpointDelay(delay) => self.dispatcher.delay_elsewhere(delay),
+                Change::DeleteEndpointDelay(endpoint) => self.dispatcher.recovered_elsewhere(&endpoint),
+                Change::PutHandshake(handshake) => {
+                    let _turn = self.name_turn(&handshake.subscription).await;
+                    self.handshakes.put_elsewhere(handshake);
+                }
+                Change::DeleteHandshake(operation) => {
+                    let Some((topic, trial)) = self.handshakes.topic_of(&operation) else {
+                        // One that had failed.
+                        self.handshakes.deleted_elsewhere(&operation, false);
+                        continue;
+                    };
+                    // Nobody here may be about to grant it.
+                    let _turn = self.turns.alone(Key::Topic(topic)).await;
+                    self.handshakes.deleted_elsewhere(&operation, puts_any || trial);
+                }
+            }
+        }
+    }
+
+    async fn show_topic_gone(self: &Arc<Self>, id: TopicId) {
+        let subscriptions = {
+            let _turn = self.turns.alone(Key::Topic(id)).await;
+            let subscriptions = self.directory.subscriptions(id);
+            self.directory.delete_topic(id);
+            subscriptions
+        };
+        // There may be very many, and what waits for them is of no use to anyone.
+        let engine = self.clone();
+        self.dispatcher.tasks.spawn(async move {
+            if let Err(e) = engine.retire_all(&subscriptions).await {
+                tracing::error!(error = %e, "cannot drop what waits for subscriptions that are gone");
+            }
+        });
+    }
+
+    async fn show_put(&self, subscription: Subscription) {
+        let topic = subscription.topic;
+        let _topic_turn = self.turns.together(Key::Topic(topic)).await;
+        let _turn = self.turns.alone(Key::Subscription(subscription.id)).await;
+        let _name_turn = self.name_turn(&subscription).await;
+        let Some(entry) = self.directory.topic_by_id(topic) else {
+            return;
+        };
+        // Without it nothing is kept for the subscription; the log says so when events come.
+        if let Err(e) = self.log.open_subscription(subscription.id).await {
+            tracing::error!(error = %e, subscription = %subscription.name, "the log does not take a subscription");
+        }
+        self.show_subscription(Arc::new(subscription), &entry);
+    }
+
+    async fn show_gone(self: &Arc<Self>, known: &Subscription) {
+        let id: SubscriptionId = known.id;
+        {
+            let _topic_turn = self.turns.together(Key::Topic(known.topic)).await;
+            let _turn = self.turns.alone(Key::Subscription(id)).await;
+            self.directory.delete_subscription(id);
+        }
+        let over = known.expires.is_some_and(|at| at <= self.clock.now());
+        let reason = match over {
+            true => Reason::SubscriptionExpired,
+            false => Reason::SubscriptionGone,
+        };
+        let engine = self.clone();
+        self.dispatcher.tasks.spawn(async move {
+            if let Err(e) = engine.retire(id, reason).await {
+                tracing::error!(error = %e, "cannot drop what waits for a subscription that is gone");
+            }
+        });
+    }
+}

@@ -1,0 +1,115 @@
+use super::*;
+use postrider_store::conformance::{self, ArchiveSubject};
+use std::sync::Mutex;
+
+/// The state alone, without a stream: what is put comes back from a snapshot.
+#[derive(Default)]
+struct Alone(Mutex<Index>);
+
+impl Alone {
+    fn apply(&self, entry: Entry) -> u64 {
+        // Through its record: what is applied is what is stored.
+        let entry = Entry::decode(&entry.encode()).unwrap();
+        self.0.lock().unwrap().apply(entry).unwrap_or_default()
+    }
+}
+
+#[async_trait]
+impl Archive for Alone {
+    async fn add(&self, blob: BlobRecord) -> Result<BlobId, Error> {
+        Ok(BlobId(self.apply(Entry::Add(blob))))
+    }
+    async fn get(&self, id: BlobId) -> Result<Option<BlobRecord>, Error> {
+        Ok(self.0.lock().unwrap().get(id))
+    }
+    async fn list(
+        &self,
+        filter: &BlobFilter,
+        after: Option<BlobId>,
+        max: usize,
+    ) -> Result<Vec<BlobRecord>, Error> {
+        Ok(self.0.lock().unwrap().list(filter, after, max))
+    }
+    async fn last(&self) -> Result<Option<BlobId>, Error> {
+        Ok(self
+            .0
+            .lock()
+            .unwrap()
+            .blobs
+            .keys()
+            .next_back()
+            .map(|id| BlobId(*id)))
+    }
+    async fn counts(&self) -> Result<Vec<(SubscriptionId, Reason, u64)>, Error> {
+        let index = self.0.lock().unwrap();
+        let counts = index.counts.iter();
+        Ok(counts
+            .map(|((of, reason), n)| (SubscriptionId(*of), Reason::from_code(*reason), *n))
+            .collect())
+    }
+    async fn mark(&self, id: BlobId, marks: Vec<Mark>) -> Result<(), Error> {
+        self.apply(Entry::mark(id, None, &marks));
+        Ok(())
+    }
+    async fn remove(&self, id: BlobId) -> Result<(), Error> {
+        self.apply(Entry::Remove(id.0));
+        Ok(())
+    }
+    async fn put_job(&self, job: ReplayJob, marks: Option<(BlobId, Vec<Mark>)>) -> Result<(), Error> {
+        self.apply(Entry::PutJob(job));
+        if let Some((id, marks)) = marks {
+            self.apply(Entry::mark(id, None, &marks));
+        }
+        Ok(())
+    }
+    async fn jobs(&self) -> Result<Vec<ReplayJob>, Error> {
+        Ok(self.0.lock().unwrap().jobs.values().cloned().collect())
+    }
+    async fn remove_job(&self, id: u64) -> Result<(), Error> {
+        self.apply(Entry::RemoveJob(id));
+        Ok(())
+    }
+    async fn next_job(&self) -> Result<u64, Error> {
+        Ok(self.apply(Entry::NextJob))
+    }
+    async fn skip_numbers(&self, blobs: BlobId, jobs: u64) -> Result<(), Error> {
+        let blobs = blobs.0;
+        self.apply(Entry::SkipNumbers { blobs, jobs });
+        Ok(())
+    }
+}
+
+#[derive(Default)]
+struct Subject(Mutex<Option<Arc<Alone>>>);
+
+#[async_trait]
+impl ArchiveSubject for Subject {
+    async fn open(&self) -> Arc<dyn Archive> {
+        let alone = Arc::new(Alone::default());
+        *self.0.lock().unwrap() = Some(alone.clone());
+        alone
+    }
+
+    async fn reopen(&self, _: Arc<dyn Archive>) -> Arc<dyn Archive> {
+        let before = self.0.lock().unwrap().take().unwrap();
+        let shared = Shared {
+            index: std::mem::take(&mut before.0.lock().unwrap()),
+            jobs_changed: Arc::default(),
+        };
+        let mut snapshot = Vec::new();
+        shared.snapshot(&mut snapshot);
+        let mut fresh = Shared {
+            index: Index::default(),
+            jobs_changed: Arc::default(),
+        };
+        fresh.restore(&snapshot, 1).unwrap();
+        let alone = Arc::new(Alone(Mutex::new(fresh.index)));
+        *self.0.lock().unwrap() = Some(alone.clone());
+        alone
+    }
+}
+
+#[tokio::test]
+async fn the_index_keeps_the_archives_promise_across_snapshots() {
+    conformance::archive::archive(&Subject::default()).await;
+}

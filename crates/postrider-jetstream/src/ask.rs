@@ -1,0 +1,360 @@
+//! Questions to all nodes of a cluster, and their answers.
+
+use crate::connect::Connection;
+use crate::members::{Handle, NodeId};
+use crate::parts::{self, Assembly};
+use async_nats::{HeaderMap, Message, StatusCode, Subscriber};
+use async_trait::async_trait;
+use bytes::Bytes;
+use futures_util::{Stream, StreamExt};
+use postrider_store::Error;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+use tokio::sync::Semaphore;
+use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
+
+/// Who asked, or who answers.
+const NODE: &str = "Pr-Node";
+/// An answer that says why there is none.
+const ERROR: &str = "Pr-Error";
+/// Questions that are answered at once; those beyond are told so. Those to one node alone may take long: they have room
+/// of their own.
+const ANSWERING_MAX: usize = 64;
+const ANSWERING_ALONE_MAX: usize = 1024;
+/// Questions of which only some parts have come.
+const INCOMPLETE_MAX: usize = 64;
+
+/// Answers the questions of other nodes.
+#[async_trait]
+pub trait Answers: Send + Sync {
+    /// `Err` says why there is no answer.
+    async fn answer(&self, question: &str, body: Bytes) -> Result<Bytes, String>;
+}
+
+/// What came of a question.
+#[derive(Clone, Debug, Default)]
+pub struct Asked {
+    /// The answers, in the order of the nodes.
+    pub answers: Vec<(NodeId, Result<Bytes, String>)>,
+    /// The nodes that are there and did not answer in time.
+    pub missing: Vec<NodeId>,
+}
+
+/// Asks the other nodes, and answers them.
+pub struct Asker {
+    connection: Connection,
+    handle: Handle,
+    answers: OnceLock<Arc<dyn Answers>>,
+    numbers: AtomicU64,
+}
+
+/// Questions as they come: those to all, and those to this node alone.
+pub struct Questions {
+    all: Subscriber,
+    alone: Subscriber,
+}
+
+impl Asker {
+    pub fn new(connection: Connection, handle: Handle) -> Arc<Asker> {
+        // Numbers of different nodes should not meet.
+        let numbers = AtomicU64::new(handle.node().process);
+        Arc::new(Asker {
+            connection,
+            handle,
+            answers: OnceLock::new(),
+            numbers,
+        })
+    }
+
+    /// Who answers from now on. There is one.
+    pub fn answer_with(&self, answers: Arc<dyn Answers>) {
+        let _ = self.answers.set(answers);
+    }
+
+    fn subject(&self, question: &str) -> String {
+        format!("{}.ask.{question}", self.connection.names.prefix())
+    }
+
+    fn subject_alone(&self, node: NodeId, question: &str) -> String {
+        format!("{}.ask-one.{node}.{question}", self.connection.names.prefix())
+    }
+
+    /// Who is there: those that are asked.
+    pub fn handle(&self) -> &Handle {
+        &self.handle
+    }
+
+    async fn own(&self, question: &str, body: Bytes) -> Result<Bytes, String> {
+        match self.answers.get() {
+            Some(answers) => answers.answer(question, body).await,
+            None => Err("the node has not started yet".into()),
+        }
+    }
+
+    /// Asks every node, this one included. `question` is a word of a subject: letters, digits, `-`, `_`. Returns when
+    /// all nodes that are there have answered, or after `within`.
+    pub async fn ask(&self, question: &str, body: Bytes, within: Duration) -> Asked {
+        let me = self.handle.node().id;
+        let others: BTreeSet<NodeId> = self
+            .handle
+            .membership()
+            .present()
+            .map(|member| member.id)
+            .filter(|id| *id != me)
+            .collect();
+        let mut answers = BTreeMap::new();
+        let mut missing = others.clone();
+        let gather = async {
+            if let Err(e) = self
+                .gather(question, body.clone(), &mut missing, &mut answers)
+                .await
+            {
+                tracing::debug!(question, error = %e, "other nodes cannot be asked");
+            }
+        };
+        let gather = async {
+            if !others.is_empty() {
+                let _ = tokio::time::timeout(within, gather).await;
+            }
+        };
+        let own = async { tokio::time::timeout(within, self.own(question, body.clone())).await };
+        let ((), own) = tokio::join!(gather, own);
+        match own {
+            Ok(own) => {
+                answers.insert(me, own);
+            }
+            Err(_) => {
+                missing.insert(me);
+            }
+        }
+        Asked {
+            answers: answers.into_iter().collect(),
+            missing: missing.into_iter().collect(),
+        }
+    }
+
+    /// Asks one node. However large the question is; dropping this gives the answer up.
+    pub async fn ask_one(
+        &self,
+        node: NodeId,
+        question: &str,
+        body: Bytes,
+        within: Duration,
+    ) -> Result<Bytes, String> {
+        let asked = async {
+            if node == self.handle.node().id {
+                return self.own(question, body).await;
+            }
+            let mut missing = BTreeSet::from([node]);
+            let mut answers = BTreeMap::new();
+            let client = &self.connection.client;
+            let inbox = client.new_inbox();
+            let mut replies = client.subscribe(inbox.clone()).await.map_err(|e| e.to_string())?;
+            let number = self.numbers.fetch_add(1, Relaxed);
+            for (part, said) in parts::cut(body, self.connection.message_max(), number) {
+                let mut headers = HeaderMap::new();
+                headers.insert(NODE, self.handle.node().id.to_string().as_str());
+                headers.insert(parts::PART, said.as_str());
+                client
+                    .publish_with_reply_and_headers(
+                        self.subject_alone(node, question),
+                        inbox.clone(),
+                        headers,
+                        part,
+                    )
+                    .await
+                    .map_err(|e| e.to_string())?;
+            }
+            hear(&mut replies, &mut missing, &mut answers).await;
+            answers.remove(&node).unwrap_or(Err("the node is away".into()))
+        };
+        match tokio::time::timeout(within, asked).await {
+            Ok(answer) => answer,
+            Err(_) => Err("the node did not answer in time".into()),
+        }
+    }
+
+    /// Says something to whoever hears it.
+    pub async fn tell(&self, what: &str, body: Bytes) -> Result<(), Error> {
+        let mut headers = HeaderMap::new();
+        headers.insert(NODE, self.handle.node().id.to_string().as_str());
+        let subject = format!("{}.tell.{what}", self.connection.names.prefix());
+        let told = self
+            .connection
+            .client
+            .publish_with_headers(subject, headers, body)
+            .await;
+        told.map_err(|e| Error::Unavailable(e.to_string()))
+    }
+
+    /// What the other nodes tell from now on.
+    pub async fn hear(&self, what: &str) -> Result<impl Stream<Item = Bytes> + Send + use<>, Error> {
+        let subject = format!("{}.tell.{what}", self.connection.names.prefix());
+        let told = self.connection.client.subscribe(subject).await;
+        let told = told.map_err(|e| Error::Unavailable(e.to_string()))?;
+        let me = self.handle.node().id.to_string();
+        Ok(told.filter_map(move |message| {
+            let from = message.headers.as_ref().and_then(|headers| headers.get(NODE));
+            let other = from.is_some_and(|from| from.as_str() != me);
+            std::future::ready(other.then_some(message.payload))
+        }))
+    }
+
+    async fn gather(
+        &self,
+        question: &str,
+        body: Bytes,
+        missing: &mut BTreeSet<NodeId>,
+        answers: &mut BTreeMap<NodeId, Result<Bytes, String>>,
+    ) -> Result<(), Error> {
+        let away = |e: &dyn std::fmt::Display| Error::Unavailable(e.to_string());
+        let client = &self.connection.client;
+        let inbox = client.new_inbox();
+        let mut replies = client.subscribe(inbox.clone()).await.map_err(|e| away(&e))?;
+        let mut headers = HeaderMap::new();
+        headers.insert(NODE, self.handle.node().id.to_string().as_str());
+        client
+            .publish_with_reply_and_headers(self.subject(question), inbox, headers, body)
+            .await
+            .map_err(|e| away(&e))?;
+        hear(&mut replies, missing, answers).await;
+        let _ = replies.unsubscribe().await;
+        Ok(())
+    }
+
+    /// Hears questions, from now on.
+    pub async fn listen(&self) -> Result<Questions, Error> {
+        let client = &self.connection.client;
+        let away = |e: async_nats::SubscribeError| Error::Unavailable(e.to_string());
+        let me = self.handle.node().id;
+        Ok(Questions {
+            all: client.subscribe(self.subject("*")).await.map_err(away)?,
+            alone: client
+                .subscribe(self.subject_alone(me, "*"))
+                .await
+                .map_err(away)?,
+        })
+    }
+
+    /// Answers others until stopped.
+    pub async fn run(self: Arc<Self>, mut questions: Questions, stop: CancellationToken) {
+        let room = Arc::new(Semaphore::new(ANSWERING_MAX));
+        let room_alone = Arc::new(Semaphore::new(ANSWERING_ALONE_MAX));
+        let mut answering = JoinSet::new();
+        let mut incomplete: BTreeMap<u64, Assembly> = BTreeMap::new();
+        let me = self.handle.node().id.to_string();
+        loop {
+            let (question, turn) = tokio::select! {
+                biased;
+                () = stop.cancelled() => break,
+                Some(ended) = answering.join_next(), if !answering.is_empty() => {
+                    ended.expect("answering does not panic");
+                    continue;
+                }
+                question = questions.all.next() => {
+                    let Some(question) = question else { break };
+                    let from = question.headers.as_ref().and_then(|headers| headers.get(NODE));
+                    if from.is_none_or(|from| from.as_str() == me) {
+                        continue;
+                    }
+                    (question, room.clone().try_acquire_owned())
+                }
+                question = questions.alone.next() => {
+                    let Some(question) = question else { break };
+                    let Some(question) = whole(&mut incomplete, question) else { continue };
+                    (question, room_alone.clone().try_acquire_owned())
+                }
+            };
+            let asker = self.clone();
+            answering.spawn(async move {
+                let answer = match turn {
+                    Ok(_turn) => asker.answer(&question).await,
+                    Err(_) => Err("too many questions at once".into()),
+                };
+                asker.reply(question, answer).await;
+            });
+        }
+    }
+
+    async fn answer(&self, question: &Message) -> Result<Bytes, String> {
+        let word = question.subject.rsplit('.').next().unwrap_or_default();
+        self.own(word, question.payload.clone()).await
+    }
+
+    async fn reply(&self, question: Message, answer: Result<Bytes, String>) {
+        let Some(to) = question.reply else { return };
+        let client = &self.connection.client;
+        let mut headers = HeaderMap::new();
+        headers.insert(NODE, self.handle.node().id.to_string().as_str());
+        let sent = match answer {
+            Err(why) => {
+                headers.insert(ERROR, parts::header_text(&why).as_str());
+                client.publish_with_headers(to, headers, Bytes::new()).await
+            }
+            Ok(whole) => {
+                let mut sent = Ok(());
+                for (part, more) in parts::cut(whole, self.connection.message_max(), 0) {
+                    let mut headers = headers.clone();
+                    headers.insert(parts::PART, more.as_str());
+                    sent = sent.and(client.publish_with_headers(to.clone(), headers, part).await);
+                }
+                sent
+            }
+        };
+        if let Err(e) = sent {
+            tracing::debug!(error = %e, "an answer could not be sent");
+        }
+    }
+}
+
+/// Waits for the answers of all that are missing; in vain if nobody listens.
+async fn hear(
+    replies: &mut Subscriber,
+    missing: &mut BTreeSet<NodeId>,
+    answers: &mut BTreeMap<NodeId, Result<Bytes, String>>,
+) {
+    let mut parts: BTreeMap<NodeId, Assembly> = BTreeMap::new();
+    while !missing.is_empty() {
+        let Some(reply) = replies.next().await else { break };
+        // Nobody listens at all.
+        if reply.status == Some(StatusCode::NO_RESPONDERS) {
+            break;
+        }
+        let Some(headers) = &reply.headers else {
+            continue;
+        };
+        let node = headers.get(NODE).and_then(|node| NodeId::parse(node.as_str()));
+        let Some(node) = node.filter(|node| missing.contains(node)) else {
+            continue;
+        };
+        if let Some(error) = headers.get(ERROR) {
+            answers.insert(node, Err(error.as_str().into()));
+        } else if let Some(whole) = parts.entry(node).or_default().add(headers, reply.payload.clone()) {
+            answers.insert(node, Ok(whole));
+        } else {
+            continue;
+        }
+        missing.remove(&node);
+    }
+}
+
+/// The question, once its last part is there. One whose parts do not all come is forgotten for later ones.
+fn whole(incomplete: &mut BTreeMap<u64, Assembly>, mut question: Message) -> Option<Message> {
+    let headers = question.headers.as_ref()?;
+    let (of, number, count) = parts::part_of(headers)?;
+    if !incomplete.contains_key(&of) && incomplete.len() >= INCOMPLETE_MAX {
+        incomplete.pop_first();
+    }
+    let put = incomplete
+        .entry(of)
+        .or_default()
+        .add(headers, question.payload.clone());
+    if put.is_some() || number + 1 == count {
+        incomplete.remove(&of);
+    }
+    question.payload = put?;
+    Some(question)
+}

@@ -1,0 +1,216 @@
+//! The bucket in which the nodes of a cluster find each other: keys that change only as whoever changes them says.
+
+use crate::connect::{Connection, chain};
+use async_nats::jetstream::ErrorCode;
+use async_nats::jetstream::context::{CreateKeyValueErrorKind, GetStreamErrorKind, PublishErrorKind};
+use async_nats::jetstream::kv::{self, Operation};
+use async_nats::jetstream::message::PublishMessage;
+use async_nats::jetstream::stream::LastRawMessageErrorKind;
+use bytes::Bytes;
+use futures_util::{Stream, StreamExt};
+use postrider_store::Error;
+use std::time::Duration;
+
+/// How long a change of which nothing is known is looked after at a time.
+const LOOK_AGAIN: Duration = Duration::from_millis(100);
+/// How long a bucket that was just made has to find its leader.
+const OPEN_TRIES: u32 = 50;
+
+/// What a key holds.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Found {
+    pub key: String,
+    /// None: it was deleted.
+    pub value: Option<Bytes>,
+    pub revision: u64,
+}
+
+/// What became of a change.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Swapped {
+    Stored(u64),
+    /// Something else is there.
+    Refused(Option<Found>),
+}
+
+#[derive(Clone)]
+pub struct Bucket {
+    connection: Connection,
+    store: kv::Store,
+}
+
+impl Bucket {
+    /// The bucket of the cluster, made if it is not there.
+    pub async fn open(connection: &Connection) -> Result<Bucket, Error> {
+        let name = format!("{}-nodes", connection.names.prefix());
+        let mut tries = 0;
+        let store = loop {
+            if let Ok(store) = connection.asking.get_key_value(&name).await {
+                break store;
+            }
+            let config = kv::Config {
+                bucket: name.clone(),
+                description: "The nodes of a Postrider cluster and what they share".into(),
+                history: 1,
+                num_replicas: connection.replicas,
+                ..kv::Config::default()
+            };
+            match connection.js.create_key_value(config).await {
+                Ok(_) => {}
+                // Nodes that start together make it together; and it takes a moment until it has a leader.
+                Err(e) if tries == OPEN_TRIES || e.kind() == CreateKeyValueErrorKind::InvalidStoreName => {
+                    let reason = chain(&e);
+                    return Err(Error::Unavailable(format!(
+                        "bucket {name} cannot be made: {reason}"
+                    )));
+                }
+                Err(_) => crate::chain::nap(LOOK_AGAIN).await,
+            }
+            tries += 1;
+        };
+        let bucket = Bucket {
+            connection: connection.clone(),
+            store,
+        };
+        Ok(bucket)
+    }
+
+    /// Whether there is such a bucket.
+    pub async fn exists(connection: &Connection) -> Result<bool, Error> {
+        let name = format!("KV_{}-nodes", connection.names.prefix());
+        match connection.asking.get_stream(&name).await {
+            Ok(_) => Ok(true),
+            Err(e) => match e.kind() {
+                GetStreamErrorKind::JetStream(e) if e.error_code() == ErrorCode::STREAM_NOT_FOUND => {
+                    Ok(false)
+                }
+                _ => Err(Error::Unavailable(format!(
+                    "the bucket cannot be looked for: {}",
+                    chain(&e)
+                ))),
+            },
+        }
+    }
+
+    fn subject(&self, key: &str) -> String {
+        format!("{}{key}", self.store.prefix)
+    }
+
+    /// What a key holds now, said by the leader.
+    pub async fn read(&self, key: &str) -> Result<Option<Found>, Error> {
+        match self
+            .store
+            .stream
+            .get_last_raw_message_by_subject(&self.subject(key))
+            .await
+        {
+            Ok(message) => {
+                let deleted = message.headers.get("KV-Operation").is_some();
+                Ok(Some(Found {
+                    key: key.into(),
+                    value: (!deleted).then_some(message.payload),
+                    revision: message.sequence,
+                }))
+            }
+            Err(e) if e.kind() == LastRawMessageErrorKind::NoMessageFound => Ok(None),
+            Err(e) => Err(Error::Unavailable(format!(
+                "key {key} cannot be read: {}",
+                chain(&e)
+            ))),
+        }
+    }
+
+    /// Changes a key, whatever is there. `Err` means that it is not known whether it was stored, or will be.
+    pub async fn put(&self, key: &str, value: Bytes) -> Result<u64, Error> {
+        let message = PublishMessage::build().payload(value);
+        self.publish(key, message)
+            .await
+            .map_err(|(_, reason)| Error::Unavailable(reason))
+    }
+
+    /// Marks a key as deleted, whatever is there.
+    pub async fn delete(&self, key: &str) -> Result<u64, Error> {
+        let message = PublishMessage::build().header("KV-Operation", "DEL");
+        self.publish(key, message)
+            .await
+            .map_err(|(_, reason)| Error::Unavailable(reason))
+    }
+
+    /// Marks a key as deleted if it still has this revision.
+    pub async fn delete_if(&self, key: &str, revision: u64) -> Result<u64, Error> {
+        let message = PublishMessage::build()
+            .header("KV-Operation", "DEL")
+            .expected_last_subject_sequence(revision);
+        self.publish(key, message)
+            .await
+            .map_err(|(_, reason)| Error::Unavailable(reason))
+    }
+
+    /// Changes a key if it has the revision `expected`; zero: if it was never there. The value must differ from
+    /// every other that was ever offered for this key, for that is how it is known again when the answer was lost.
+    /// `Err` means that nothing can be found out now: it may be stored later all the same.
+    pub async fn swap(&self, key: &str, value: Bytes, expected: u64) -> Result<Swapped, Error> {
+        let message = PublishMessage::build()
+            .payload(value.clone())
+            .expected_last_subject_sequence(expected);
+        match self.publish(key, message).await {
+            Ok(revision) => return Ok(Swapped::Stored(revision)),
+            Err((kind, reason)) => tracing::debug!(key, %kind, reason, "a change was not acknowledged"),
+        }
+        // A loser is told in more than one way, and a winner may be told nothing: only what is stored counts.
+        Ok(match self.read(key).await? {
+            Some(found) if found.value.as_ref() == Some(&value) => Swapped::Stored(found.revision),
+            found => Swapped::Refused(found),
+        })
+    }
+
+    async fn publish(&self, key: &str, message: PublishMessage) -> Result<u64, (PublishErrorKind, String)> {
+        let js = &self.connection.js;
+        let tell = |e: async_nats::jetstream::context::PublishError| {
+            (e.kind(), format!("key {key} was not acknowledged: {}", chain(&e)))
+        };
+        let acknowledged = js.send_publish(self.subject(key), message).await.map_err(tell)?;
+        Ok(acknowledged.await.map_err(tell)?.sequence)
+    }
+
+    /// What all keys hold that are not deleted.
+    pub async fn all(&self) -> Result<Vec<Found>, Error> {
+        let unread = |e: &(dyn std::error::Error + 'static)| {
+            Error::Unavailable(format!("the bucket cannot be read: {}", chain(e)))
+        };
+        let mut keys = self.store.keys().await.map_err(|e| unread(&e))?;
+        let mut all = Vec::new();
+        while let Some(key) = keys.next().await {
+            let key = key.map_err(|e| unread(&e))?;
+            all.extend(self.read(&key).await?.filter(|found| found.value.is_some()));
+        }
+        Ok(all)
+    }
+
+    /// What all keys hold, and then every change in the order in which they are stored. After a reconnect things may
+    /// come again, and of several changes of one key only the last: revisions tell.
+    pub async fn watch(&self) -> Result<impl Stream<Item = Found> + Unpin + Send + use<>, Error> {
+        let watch = self.store.watch_with_history(">").await;
+        let watch =
+            watch.map_err(|e| Error::Unavailable(format!("the bucket cannot be watched: {}", chain(&e))))?;
+        Ok(Box::pin(watch.filter_map(|entry| async {
+            match entry {
+                Ok(entry) => Some(Found {
+                    value: (entry.operation == Operation::Put).then_some(entry.value),
+                    key: entry.key,
+                    revision: entry.revision,
+                }),
+                // It makes itself anew.
+                Err(e) => {
+                    tracing::debug!(reason = chain(&e), "watching the bucket");
+                    None
+                }
+            }
+        })))
+    }
+
+    /// How the stream under the bucket is doing.
+    pub fn stream_name(&self) -> &str {
+        &self.store.stream_name
+    }
+}

@@ -1,0 +1,314 @@
+//! The catalogue in a stream, the same on every node.
+
+use crate::connect::Connection;
+use crate::replicated::{Commit, Machine, Place, Replicated, Rest, put_bytes};
+use async_trait::async_trait;
+use postrider_core::ids::{SubscriptionId, TopicId};
+use postrider_core::probation::EndpointDelay;
+use postrider_core::subscription::{DomainTopic, Subscription, Topic};
+use postrider_store::record::Record;
+use postrider_store::record::batch::put;
+use postrider_store::replica::{Replica, Resources};
+use postrider_store::{Catalog, Change, Error, Follower, Handshake, Loaded};
+use std::sync::Arc;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::Duration;
+use tokio::sync::watch;
+
+/// Ids are reserved in blocks, so that giving one out rarely costs a commit.
+const ID_BLOCK: u64 = 1024;
+/// What other nodes have stored is put in force within this time.
+const CATCH_UP_PATIENCE: Duration = Duration::from_secs(2);
+
+/// The catalogue of a cluster. Each node has all of it in memory.
+pub struct JetStreamCatalog {
+    replicated: Replicated<Shared>,
+    /// The next number to be given out, and the first that is not this node's.
+    ids: Mutex<(u64, u64)>,
+    reserving: tokio::sync::Mutex<()>,
+    /// How often somebody began to see to it that nothing is missing here.
+    looks: AtomicU64,
+    /// The last time that it was so.
+    caught_up: tokio::sync::Mutex<u64>,
+    /// Everything that others have changed up to there is in force here.
+    applied: watch::Sender<u64>,
+}
+
+impl JetStreamCatalog {
+    /// `me` is a number that nobody else has, nor an earlier life of this node.
+    pub async fn open(connection: &Connection, me: u64) -> Result<JetStreamCatalog, Error> {
+        JetStreamCatalog::open_at(Place::new(connection, "catalog"), me).await
+    }
+
+    /// The same, with snapshots that are written when the log is so long.
+    pub async fn open_with(
+        connection: &Connection,
+        me: u64,
+        snapshot_bytes: u64,
+    ) -> Result<JetStreamCatalog, Error> {
+        let place = Place {
+            snapshot_bytes,
+            ..Place::new(connection, "catalog")
+        };
+        JetStreamCatalog::open_at(place, me).await
+    }
+
+    async fn open_at(place: Place, me: u64) -> Result<JetStreamCatalog, Error> {
+        Ok(JetStreamCatalog {
+            replicated: Replicated::open(place, Shared::default(), me).await?,
+            ids: Mutex::default(),
+            reserving: tokio::sync::Mutex::default(),
+            looks: AtomicU64::new(0),
+            caught_up: tokio::sync::Mutex::default(),
+            applied: watch::Sender::new(0),
+        })
+    }
+
+    /// The sequence of the last commit that this node knows of. What it decides is decided by what was there up to
+    /// this one, or by less.
+    pub fn sequence(&self) -> u64 {
+        self.replicated.read_at(|_, last| last)
+    }
+
+    /// The sequence of the last change that was stored, by whomever, as the stream's leader says.
+    pub async fn head(&self) -> Result<u64, Error> {
+        self.replicated.head().await
+    }
+
+    /// Waits until everything that other nodes have changed up to a sequence is in force here.
+    pub async fn applied(&self, sequence: u64) {
+        let mut last = self.replicated.last();
+        let mut applied = self.applied.subscribe();
+        loop {
+            last.mark_unchanged();
+            applied.mark_unchanged();
+            let reached = self.replicated.read_at(|shared, last| {
+                let untold = shared.replica.oldest_untold();
+                untold.map_or(last, |untold| untold - 1)
+            });
+            if reached >= sequence {
+                return;
+            }
+            let moved = tokio::select! {
+                moved = last.changed() => moved,
+                moved = applied.changed() => moved,
+            };
+            if moved.is_err() {
+                return;
+            }
+        }
+    }
+
+    /// Ends. Commits that wait are not made.
+    pub async fn close(&self) {
+        self.replicated.close().await;
+    }
+
+    fn reserved(&self) -> Option<u64> {
+        let mut ids = self.ids.lock().expect("no panic holds it");
+        let (next, end) = *ids;
+        (next < end).then(|| {
+            ids.0 += 1;
+            next
+        })
+    }
+}
+
+#[async_trait]
+impl Catalog for JetStreamCatalog {
+    async fn load(&self) -> Result<Loaded, Error> {
+        match self.replicated.broken() {
+            Some(broken) => Err(broken),
+            None => Ok(self.replicated.local(|shared| shared.replica.load())),
+        }
+    }
+
+    async fn commit(&self, changes: Vec<Change>) -> Result<(), Error> {
+        let records: Vec<Vec<u8>> = changes.iter().map(encode).collect();
+        self.replicated.commit(&records, changes).await?;
+        Ok(())
+    }
+
+    async fn next_id(&self) -> Result<u64, Error> {
+        loop {
+            if let Some(id) = self.reserved() {
+                return Ok(id);
+            }
+            let _one_at_a_time = self.reserving.lock().await;
+            if let Some(id) = self.reserved() {
+                return Ok(id);
+            }
+            let mut reserve = vec![RESERVE_IDS];
+            put(&mut reserve, ID_BLOCK);
+            let first = self.replicated.commit(&[reserve], Vec::new()).await?;
+            *self.ids.lock().expect("no panic holds it") = (first, first + ID_BLOCK);
+        }
+    }
+
+    async fn catch_up(&self) -> Result<(), Error> {
+        let asked = self.looks.load(Relaxed);
+        let mut caught_up = self.caught_up.lock().await;
+        // Somebody who waited before us has begun to look after we asked: that does for all.
+        if *caught_up > asked {
+            return Ok(());
+        }
+        let look = self.looks.fetch_add(1, Relaxed) + 1;
+        let head = self.replicated.catch_up().await?;
+        let behind = "the catalogue: other nodes' changes are not in force here yet";
+        tokio::time::timeout(CATCH_UP_PATIENCE, self.applied(head))
+            .await
+            .map_err(|_| Error::Unavailable(behind.into()))?;
+        *caught_up = look;
+        Ok(())
+    }
+
+    async fn follow(&self, follower: Arc<dyn Follower>) {
+        self.replicated.local(|shared| shared.replica.follow());
+        let mut last = self.replicated.last();
+        loop {
+            last.mark_unchanged();
+            let next = self.replicated.read(|shared| shared.replica.next());
+            if let Some((changes, sequence)) = next {
+                follower.changed(changes, sequence).await;
+                self.replicated.local(|shared| shared.replica.done());
+                self.applied.send_replace(sequence);
+            } else if last.changed().await.is_err() {
+                return;
+            }
+        }
+    }
+}
+
+#[derive(Default)]
+struct Shared {
+    replica: Replica,
+}
+
+impl Machine for Shared {
+    type Draft = Vec<Change>;
+    /// The first of the numbers that were reserved.
+    type Output = u64;
+    const WHAT: &'static str = "catalogue";
+
+    fn check(&self, draft: &Vec<Change>, me: u64) -> Result<(), Error> {
+        self.replica.check(draft, me)
+    }
+
+    fn apply(&mut self, commit: Commit<'_>) -> Result<u64, String> {
+        let mut changes = Vec::with_capacity(commit.records.len());
+        let mut first = 0;
+        for record in commit.records {
+            match decode(record)? {
+                Stored::Change(change) => changes.push(*change),
+                Stored::ReserveIds(count) => first = self.replica.resources.give_ids(count),
+            }
+        }
+        self.replica
+            .apply(changes, commit.by, commit.known_here, commit.sequence);
+        Ok(first)
+    }
+
+    fn snapshot(&self, out: &mut Vec<u8>) {
+        put(out, self.replica.resources.ids_given());
+        for change in self.replica.resources.all() {
+            put_bytes(out, &encode(&change));
+        }
+    }
+
+    fn restore(&mut self, bytes: &[u8], sequence: u64) -> Result<(), String> {
+        let mut rest = Rest(bytes);
+        let cut_short = || "it is cut short".to_owned();
+        let mut resources = Resources::default();
+        resources.skip_ids(rest.number().ok_or_else(cut_short)?);
+        while !rest.0.is_empty() {
+            if let Stored::Change(change) = decode(rest.bytes().ok_or_else(cut_short)?)? {
+                // Nobody knows any more who it was.
+                resources.apply(*change, 0);
+            }
+        }
+        self.replica.replace(resources, sequence);
+        Ok(())
+    }
+}
+
+const PUT_TOPIC: u8 = 1;
+const DELETE_TOPIC: u8 = 2;
+const PUT_DOMAIN_TOPIC: u8 = 3;
+const DELETE_DOMAIN_TOPIC: u8 = 4;
+const PUT_SUBSCRIPTION: u8 = 5;
+const DELETE_SUBSCRIPTION: u8 = 6;
+const PUT_ENDPOINT_DELAY: u8 = 7;
+const DELETE_ENDPOINT_DELAY: u8 = 8;
+const PUT_HANDSHAKE: u8 = 9;
+const DELETE_HANDSHAKE: u8 = 10;
+const RESERVE_IDS: u8 = 11;
+
+/// What a record says.
+enum Stored {
+    Change(Box<Change>),
+    /// So many ids are given out.
+    ReserveIds(u64),
+}
+
+fn encode(change: &Change) -> Vec<u8> {
+    fn whole(kind: u8, record: &impl Record) -> Vec<u8> {
+        let mut out = vec![kind];
+        out.extend(record.encode());
+        out
+    }
+    fn number(kind: u8, number: u64) -> Vec<u8> {
+        let mut out = vec![kind];
+        put(&mut out, number);
+        out
+    }
+    fn text(mut out: Vec<u8>, text: &str) -> Vec<u8> {
+        out.extend_from_slice(text.as_bytes());
+        out
+    }
+    match change {
+        Change::PutTopic(one) => whole(PUT_TOPIC, one),
+        Change::DeleteTopic(id) => number(DELETE_TOPIC, id.0),
+        Change::PutDomainTopic(one) => whole(PUT_DOMAIN_TOPIC, one),
+        Change::DeleteDomainTopic(domain, name) => text(number(DELETE_DOMAIN_TOPIC, domain.0), name),
+        Change::PutSubscription(one) => whole(PUT_SUBSCRIPTION, one),
+        Change::DeleteSubscription(id) => number(DELETE_SUBSCRIPTION, id.0),
+        Change::PutEndpointDelay(one) => whole(PUT_ENDPOINT_DELAY, one),
+        Change::DeleteEndpointDelay(endpoint) => text(vec![DELETE_ENDPOINT_DELAY], endpoint),
+        Change::PutHandshake(one) => whole(PUT_HANDSHAKE, one),
+        Change::DeleteHandshake(operation) => text(vec![DELETE_HANDSHAKE], operation),
+    }
+}
+
+/// The error says what is wrong with it, without anything of what is in it.
+fn decode(record: &[u8]) -> Result<Stored, String> {
+    fn whole<T: Record>(bytes: &[u8]) -> Result<T, String> {
+        T::decode(bytes).map_err(|e| e.to_string())
+    }
+    let text = |bytes: &[u8]| match std::str::from_utf8(bytes) {
+        Ok(text) => Ok(text.to_owned()),
+        Err(_) => Err("a name is no text".to_owned()),
+    };
+    let mut rest = Rest(record);
+    let kind = rest.byte().ok_or("a record is empty")?;
+    let bytes = rest.0;
+    let mut number = || rest.number().ok_or_else(|| "a number is missing".to_owned());
+    let change = match kind {
+        PUT_TOPIC => Change::PutTopic(whole::<Topic>(bytes)?),
+        DELETE_TOPIC => Change::DeleteTopic(TopicId(number()?)),
+        PUT_DOMAIN_TOPIC => Change::PutDomainTopic(whole::<DomainTopic>(bytes)?),
+        DELETE_DOMAIN_TOPIC => {
+            let domain = TopicId(number()?);
+            Change::DeleteDomainTopic(domain, text(rest.0)?)
+        }
+        PUT_SUBSCRIPTION => Change::PutSubscription(whole::<Subscription>(bytes)?),
+        DELETE_SUBSCRIPTION => Change::DeleteSubscription(SubscriptionId(number()?)),
+        PUT_ENDPOINT_DELAY => Change::PutEndpointDelay(whole::<EndpointDelay>(bytes)?),
+        DELETE_ENDPOINT_DELAY => Change::DeleteEndpointDelay(text(bytes)?),
+        PUT_HANDSHAKE => Change::PutHandshake(whole::<Handshake>(bytes)?),
+        DELETE_HANDSHAKE => Change::DeleteHandshake(text(bytes)?),
+        RESERVE_IDS => return Ok(Stored::ReserveIds(number()?)),
+        other => return Err(format!("a record is of the unknown kind {other}")),
+    };
+    Ok(Stored::Change(Box::new(change)))
+}

@@ -1,0 +1,243 @@
+//! One node of a cluster, put together.
+
+use crate::archive::JetStreamArchive;
+use crate::ask::Asker;
+use crate::bucket::Bucket;
+use crate::catalog::JetStreamCatalog;
+use crate::connect::{Connection, Settings};
+use crate::facts::{self, FORMAT, Facts};
+use crate::forward::{self, Forwarder};
+use crate::health::Health;
+use crate::log::JetStreamLog;
+use crate::members::decide::Rules;
+use crate::members::{Handle, Members, Node, NodeId};
+use crate::migration::Migration;
+use crate::node::NodeShared;
+use async_nats::{Request, RequestErrorKind};
+use postrider_core::ids::Secret;
+use postrider_store::Error;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
+
+/// A partition's number has six bits in a position.
+const PARTITIONS_MAX: u8 = 64;
+/// Heartbeats must come through between two of these.
+const LEASE_MIN: Duration = Duration::from_secs(1);
+const LEASE_MAX: Duration = Duration::from_secs(300);
+const PREFIX_MAX: usize = 32;
+/// How long another node has to say that it heard us.
+const DRAIN_PATIENCE: Duration = Duration::from_secs(2);
+
+/// Everything that a node keeps in JetStream, and the node's place among the others.
+pub struct Cluster {
+    pub log: Arc<JetStreamLog>,
+    pub catalog: Arc<JetStreamCatalog>,
+    pub archive: Arc<JetStreamArchive>,
+    pub members: Arc<Members>,
+    pub asker: Arc<Asker>,
+    pub health: Arc<Health>,
+    pub facts: Facts,
+    pub connection: Connection,
+    bucket: Bucket,
+    stop: CancellationToken,
+    tasks: Mutex<Option<JoinSet<()>>>,
+}
+
+impl Cluster {
+    /// Joins the cluster that the settings name; makes it if there is none. Partitions are taken from then on, as
+    /// they fall to this node.
+    pub async fn open(settings: Settings, node: Node) -> Result<Cluster, Error> {
+        Cluster::open_for(settings, node, false).await
+    }
+
+    /// The same for whoever moves the cluster: it is served by no one else.
+    pub async fn open_moving(settings: Settings, node: Node) -> Result<Cluster, Error> {
+        Cluster::open_for(settings, node, true).await
+    }
+
+    async fn open_for(settings: Settings, node: Node, moving: bool) -> Result<Cluster, Error> {
+        check(&settings).map_err(|why| Error::Corrupt(format!("store.jetstream.{why}")))?;
+        let connection = Connection::open(&settings, &node.name).await?;
+        let bucket = Bucket::open(&connection).await?;
+        match Migration::read(&bucket).await? {
+            Some(migration) if !moving => return Err(migration.refusal()),
+            _ => {}
+        }
+        let new = Facts {
+            format: FORMAT,
+            partitions: settings.partitions,
+            identity: identity(node.process),
+            created: node.started,
+        };
+        let facts = Facts::agree(&bucket, new).await?;
+        let catalog = Arc::new(JetStreamCatalog::open(&connection, node.process).await?);
+        let archive = Arc::new(JetStreamArchive::open(&connection, node.process).await?);
+        let handle = Handle::new(node);
+        let shared = NodeShared::new(handle.node().name.clone(), handle.lease());
+        let forwarder = Forwarder::new(connection.clone(), handle.clone(), catalog.clone());
+        let log = JetStreamLog::new(connection.clone(), facts.identity, shared, Arc::new(forwarder));
+        let log = Arc::new(log);
+        let asker = Asker::new(connection.clone(), handle.clone());
+        let rules = Rules {
+            lease: settings.lease,
+            partitions: facts.partitions,
+        };
+        let id = handle.node().id;
+        let members = Members::join(&connection, &bucket, rules, handle, log.clone()).await?;
+        let members = Arc::new(members);
+        let prefix = connection.names.prefix();
+        let others = vec![
+            format!("{prefix}-catalog"),
+            format!("{prefix}-archive"),
+            bucket.stream_name().to_owned(),
+        ];
+        let health = Health::new(connection.clone(), settings, facts.partitions, others);
+        let stop = CancellationToken::new();
+        let mut tasks = JoinSet::new();
+        // Not before it is known that no other process runs as this node: it would be this one that answers.
+        let requests = forward::listen(&connection, id).await?;
+        tasks.spawn(forward::serve(
+            requests,
+            connection.clone(),
+            log.clone(),
+            catalog.clone(),
+            members.clone(),
+            stop.clone(),
+        ));
+        let questions = asker.listen().await?;
+        tasks.spawn(asker.clone().run(questions, stop.clone()));
+        // An answer on the same connection: the server knows by then what this node listens to.
+        catalog.head().await?;
+        Ok(Cluster {
+            log,
+            catalog,
+            archive,
+            members,
+            asker,
+            health: Arc::new(health),
+            facts,
+            connection,
+            bucket,
+            stop,
+            tasks: Mutex::new(Some(tasks)),
+        })
+    }
+
+    /// A secret that all nodes share; what `new` makes becomes it if there is none yet. The name has letters, digits,
+    /// `-` and `_`.
+    pub async fn secret(&self, name: &str, new: impl FnOnce() -> Secret) -> Result<Secret, Error> {
+        facts::secret(&self.bucket, name, new).await
+    }
+
+    /// Lets a node, this one or another, give its partitions to the others; or take part again. Returns when the node
+    /// has begun to.
+    pub async fn drain(&self, node: NodeId, draining: bool) -> Result<(), Error> {
+        if node == self.members.node().id {
+            match draining {
+                true => self.members.drain().await,
+                false => self.members.undrain().await,
+            }
+            return Ok(());
+        }
+        let what = if draining { "drain" } else { "undrain" };
+        let request = Request::new().timeout(Some(DRAIN_PATIENCE));
+        let subject = forward::subject(&self.connection, node, what);
+        match self.connection.client.send_request(subject, request).await {
+            Ok(_) => Ok(()),
+            Err(e) if e.kind() == RequestErrorKind::NoResponders => {
+                Err(Error::Unavailable("the node is away".into()))
+            }
+            Err(e) => Err(Error::Unavailable(format!("the node does not answer: {e}"))),
+        }
+    }
+
+    /// Gives the partitions to the others, says goodbye and ends. To be called once nothing claims or publishes any
+    /// more; attempts that are still under way get ten seconds.
+    pub async fn close(&self) {
+        self.members.leave().await;
+        self.end().await;
+    }
+
+    /// Ends as a crash does: nothing is released, nobody is told.
+    pub async fn abandon(&self) {
+        self.members.abandon().await;
+        for partition in self.log.partitions().iter() {
+            self.log.remove(partition.number());
+            partition.abandon();
+        }
+        self.end().await;
+    }
+
+    async fn end(&self) {
+        self.stop.cancel();
+        let tasks = self.tasks.lock().expect("no panic holds it").take();
+        if let Some(mut tasks) = tasks {
+            while let Some(ended) = tasks.join_next().await {
+                if let Err(e) = ended
+                    && e.is_panic()
+                {
+                    std::panic::resume_unwind(e.into_panic());
+                }
+            }
+        }
+        self.catalog.close().await;
+        self.archive.close().await;
+    }
+}
+
+/// A number for the cluster out of one for a process: the same bits should not mean two things.
+fn identity(process: u64) -> u64 {
+    let mixed = (process ^ (process >> 31)).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+    mixed ^ (mixed >> 29)
+}
+
+/// Says what is wrong with the settings, beginning with the name of the one that is.
+pub fn check(settings: &Settings) -> Result<(), String> {
+    let wrong = |what: &str| Err(what.to_owned());
+    let prefix = &settings.prefix;
+    let word = prefix
+        .bytes()
+        .all(|b| b.is_ascii_alphanumeric() || b == b'-' || b == b'_');
+    if settings.urls.is_empty() {
+        return wrong("urls must name a NATS server");
+    }
+    if prefix.is_empty() || prefix.len() > PREFIX_MAX || !word {
+        return wrong("prefix must have 1 to 32 letters, digits, '-' or '_'");
+    }
+    if !(1..=PARTITIONS_MAX).contains(&settings.partitions) {
+        return wrong("partitions must be 1 to 64");
+    }
+    if ![1, 3, 5].contains(&settings.replicas) {
+        return wrong("replicas must be 1, 3 or 5");
+    }
+    if !(LEASE_MIN..=LEASE_MAX).contains(&settings.lease) {
+        return wrong("lease must be 1 second to 5 minutes");
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn settings_that_cannot_be_are_named() {
+        assert!(check(&Settings::default()).is_ok());
+        let refused = |change: &dyn Fn(&mut Settings), named: &str| {
+            let mut settings = Settings::default();
+            change(&mut settings);
+            let text = check(&settings).unwrap_err();
+            assert!(text.starts_with(named), "{text}");
+        };
+        refused(&|s| s.urls.clear(), "urls must");
+        refused(&|s| s.prefix = "a.b".into(), "prefix must");
+        refused(&|s| s.prefix = String::new(), "prefix must");
+        refused(&|s| s.prefix = "x".repeat(33), "prefix must");
+        refused(&|s| s.partitions = 0, "partitions must");
+        refused(&|s| s.partitions = 65, "partitions must");
+        refused(&|s| s.replicas = 2, "replicas must");
+        refused(&|s| s.lease = Duration::from_millis(999), "lease must");
+    }
+}

@@ -1,0 +1,193 @@
+//! What all nodes of a cluster have in common: decided once, by whoever starts first.
+
+use crate::bucket::{Bucket, Swapped};
+use bytes::Bytes;
+use postrider_core::ids::Secret;
+use postrider_core::time::Timestamp;
+use postrider_store::Error;
+use serde::{Deserialize, Serialize};
+use std::time::Duration;
+
+/// How this program writes streams and keys. Another one is refused rather than guessed at.
+pub const FORMAT: u32 = 1;
+const KEY: &str = "cluster";
+/// Tries to agree on something before the bucket is taken for away.
+const TRIES: u32 = 20;
+const TRY_AGAIN: Duration = Duration::from_millis(250);
+/// No secret is longer.
+const SECRET_BYTES_MAX: usize = 64 << 10;
+
+/// The facts of a cluster.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Facts {
+    pub format: u32,
+    pub partitions: u8,
+    /// The cluster's own number.
+    pub identity: u64,
+    pub created: Timestamp,
+}
+
+#[derive(Serialize, Deserialize)]
+struct Written {
+    format: u32,
+    #[serde(default)]
+    partitions: u8,
+    #[serde(default)]
+    identity: String,
+    #[serde(default)]
+    created: i64,
+}
+
+impl Facts {
+    fn write(&self) -> Bytes {
+        let written = Written {
+            format: self.format,
+            partitions: self.partitions,
+            identity: format!("{:016x}", self.identity),
+            created: self.created.nanos(),
+        };
+        serde_json::to_vec(&written).expect("numbers and text").into()
+    }
+
+    fn read(bytes: &[u8]) -> Result<Facts, Error> {
+        let wrong = || {
+            Error::Corrupt(format!(
+                "key {KEY} of the bucket does not say what cluster this is"
+            ))
+        };
+        let written: Written = serde_json::from_slice(bytes).map_err(|_| wrong())?;
+        if written.format != FORMAT {
+            return Err(Error::Corrupt(format!(
+                "this cluster is kept in format {}, but this program knows format {FORMAT}: run the program that \
+                 made it, or a later one",
+                written.format
+            )));
+        }
+        let identity = u64::from_str_radix(&written.identity, 16).map_err(|_| wrong())?;
+        if written.partitions == 0 {
+            return Err(wrong());
+        }
+        Ok(Facts {
+            format: written.format,
+            partitions: written.partitions,
+            identity,
+            created: Timestamp::from_nanos(written.created),
+        })
+    }
+
+    /// Whether a node that is set up with so many partitions may be part of this cluster.
+    fn check(self, partitions: u8) -> Result<Facts, Error> {
+        if self.partitions == partitions {
+            return Ok(self);
+        }
+        Err(Error::Corrupt(format!(
+            "this cluster was made with {} partitions, but this node is set up with {partitions}: the number is \
+             fixed when a cluster starts for the first time",
+            self.partitions
+        )))
+    }
+
+    /// The facts of the cluster; `new` become them if there are none yet.
+    pub async fn agree(bucket: &Bucket, new: Facts) -> Result<Facts, Error> {
+        let partitions = new.partitions;
+        let agreed = get_or_put(bucket, KEY, new.write()).await?;
+        Facts::read(&agreed)?.check(partitions)
+    }
+}
+
+/// A secret that all nodes share; what `new` makes becomes it if there is none yet.
+pub async fn secret(bucket: &Bucket, name: &str, new: impl FnOnce() -> Secret) -> Result<Secret, Error> {
+    let key = format!("secret.{name}");
+    let valid = !name.is_empty()
+        && name
+            .bytes()
+            .all(|b| b.is_ascii_alphanumeric() || b == b'-' || b == b'_');
+    if !valid {
+        return Err(Error::Corrupt(format!("{name:?} cannot name a secret")));
+    }
+    let known = match attempt(|| bucket.read(&key)).await?.and_then(|found| found.value) {
+        Some(value) => value,
+        None => {
+            let new = new();
+            if new.expose().is_empty() || new.expose().len() > SECRET_BYTES_MAX {
+                return Err(Error::Corrupt(format!(
+                    "secret {name} must have 1 to {SECRET_BYTES_MAX} bytes"
+                )));
+            }
+            get_or_put(bucket, &key, Bytes::from(new.expose().to_owned())).await?
+        }
+    };
+    String::from_utf8(known.to_vec())
+        .map(Secret::new)
+        .map_err(|_| Error::Corrupt(format!("secret {name} of the bucket is not text")))
+}
+
+/// What a key holds; `new` if it holds nothing.
+async fn get_or_put(bucket: &Bucket, key: &str, new: Bytes) -> Result<Bytes, Error> {
+    attempt(|| async {
+        let mut expected = 0;
+        loop {
+            match bucket.swap(key, new.clone(), expected).await? {
+                Swapped::Stored(_) => return Ok(new.clone()),
+                Swapped::Refused(Some(found)) => match found.value {
+                    Some(value) => return Ok(value),
+                    None => expected = found.revision,
+                },
+                Swapped::Refused(None) => {
+                    return Err(Error::Unavailable(format!("key {key} could not be made")));
+                }
+            }
+        }
+    })
+    .await
+}
+
+/// A cluster that is just being made has no leader for a moment.
+async fn attempt<T, F: Future<Output = Result<T, Error>>>(mut one: impl FnMut() -> F) -> Result<T, Error> {
+    let mut tries = 1;
+    loop {
+        match one().await {
+            Err(Error::Unavailable(_)) if tries < TRIES => tries += 1,
+            done => return done,
+        }
+        crate::chain::nap(TRY_AGAIN).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn facts() -> Facts {
+        Facts {
+            format: FORMAT,
+            partitions: 8,
+            identity: 0xfeed_0000_0000_0001,
+            created: Timestamp::from_secs(1_700_000_000),
+        }
+    }
+
+    #[test]
+    fn facts_are_read_as_written() {
+        assert_eq!(Facts::read(&facts().write()).unwrap(), facts());
+        for wrong in [
+            "",
+            "{}",
+            "{\"format\":1}",
+            "{\"format\":1,\"partitions\":0,\"identity\":\"1\"}",
+            "[]",
+        ] {
+            assert!(Facts::read(wrong.as_bytes()).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn another_cluster_is_refused_with_the_reason() {
+        let text = facts().check(16).unwrap_err().to_string();
+        assert!(text.contains("8 partitions") && text.contains("16"), "{text}");
+        let later = br#"{"format":2,"something":"else"}"#;
+        let text = Facts::read(later).unwrap_err().to_string();
+        assert!(text.contains("format 2") && text.contains("format 1"), "{text}");
+        assert_eq!(facts().check(8).unwrap(), facts());
+    }
+}

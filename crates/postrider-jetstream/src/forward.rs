@@ -1,0 +1,312 @@
+//! A node without partitions hands what is published to it to one that has some.
+
+use crate::catalog::JetStreamCatalog;
+use crate::connect::Connection;
+use crate::log::{Forward, JetStreamLog};
+use crate::members::{Handle, Members, NodeId};
+use crate::parts::{self, Assembly};
+use async_nats::{HeaderMap, Message, Request, RequestErrorKind, Subscriber};
+use async_trait::async_trait;
+use bytes::{Buf, Bytes, BytesMut};
+use futures_util::StreamExt;
+use postrider_core::event::Batch;
+use postrider_core::ids::Position;
+use postrider_store::Error;
+use postrider_store::record::batch::{decode_batch, encode_batch_head};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::time::Duration;
+use tokio::sync::Semaphore;
+use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
+
+/// How long all owners together have to take a request in.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// How long an owner waits for the catalogue that a request was routed with.
+const CATALOG_PATIENCE: Duration = Duration::from_secs(3);
+/// Requests of other nodes that are taken in at once.
+const TAKING_MAX: usize = 256;
+/// Requests of which only some parts have come.
+const INCOMPLETE_MAX: usize = 64;
+
+/// What an owner says.
+#[derive(Debug, PartialEq, Eq)]
+enum Answer {
+    Appended(Position),
+    /// It was certainly not taken in.
+    Refused(String),
+    /// It may have been.
+    Failed(String),
+}
+
+impl Answer {
+    fn write(&self) -> Bytes {
+        let (kind, rest) = match self {
+            Answer::Appended(position) => (b'a', position.0.to_be_bytes().to_vec()),
+            Answer::Refused(why) => (b'r', why.clone().into_bytes()),
+            Answer::Failed(why) => (b'f', why.clone().into_bytes()),
+        };
+        [vec![kind], rest].concat().into()
+    }
+
+    fn read(mut bytes: Bytes) -> Option<Answer> {
+        if bytes.is_empty() {
+            return None;
+        }
+        let kind = bytes.get_u8();
+        let text = || String::from_utf8_lossy(&bytes).into_owned();
+        match kind {
+            b'a' => Some(Answer::Appended(Position(u64::from_be_bytes(
+                bytes.as_ref().try_into().ok()?,
+            )))),
+            b'r' => Some(Answer::Refused(text())),
+            b'f' => Some(Answer::Failed(text())),
+            _ => None,
+        }
+    }
+}
+
+fn write(sequence: u64, batch: &Batch) -> Bytes {
+    let head = encode_batch_head(batch);
+    let mut out = BytesMut::with_capacity(8 + head.len() + batch.body.len());
+    out.extend_from_slice(&sequence.to_be_bytes());
+    out.extend_from_slice(&head);
+    out.extend_from_slice(&batch.body);
+    out.freeze()
+}
+
+fn read(mut bytes: Bytes) -> Option<(u64, Batch)> {
+    let sequence = bytes.try_get_u64().ok()?;
+    Some((sequence, decode_batch(&bytes)?))
+}
+
+/// Where a node hears what is meant for it alone.
+pub(crate) fn subject(connection: &Connection, node: NodeId, what: &str) -> String {
+    format!("{}.node.{node}.{what}", connection.names.prefix())
+}
+
+/// Hands requests to owners of partitions.
+pub struct Forwarder {
+    connection: Connection,
+    handle: Handle,
+    catalog: Arc<JetStreamCatalog>,
+    turn: AtomicUsize,
+    numbers: AtomicU64,
+}
+
+impl Forwarder {
+    pub fn new(connection: Connection, handle: Handle, catalog: Arc<JetStreamCatalog>) -> Forwarder {
+        let process = handle.node().process;
+        Forwarder {
+            connection,
+            handle,
+            catalog,
+            turn: AtomicUsize::new(0),
+            // Numbers of different nodes should not meet.
+            numbers: AtomicU64::new(process),
+        }
+    }
+
+    /// Offers the request to one owner.
+    async fn offer(&self, to: NodeId, request: &Bytes) -> Answer {
+        let number = self.numbers.fetch_add(1, Relaxed);
+        let to = subject(&self.connection, to, "append");
+        let client = &self.connection.client;
+        let mut pieces = parts::cut(request.clone(), self.connection.message_max(), number);
+        let Some((last, said)) = pieces.pop() else {
+            return Answer::Refused("there is nothing to append".into());
+        };
+        let headers = |said: &str| {
+            let mut headers = HeaderMap::new();
+            headers.insert(parts::PART, said);
+            headers
+        };
+        for (piece, said) in pieces {
+            if let Err(e) = client
+                .publish_with_headers(to.clone(), headers(&said), piece)
+                .await
+            {
+                return Answer::Refused(e.to_string());
+            }
+        }
+        let request = Request::new()
+            .payload(last)
+            .headers(headers(&said))
+            .timeout(Some(PATIENCE));
+        match client.send_request(to, request).await {
+            Ok(message) => Answer::read(message.payload)
+                .unwrap_or_else(|| Answer::Failed("the owner's answer cannot be understood".into())),
+            Err(e) if e.kind() == RequestErrorKind::NoResponders => Answer::Refused("it is away".into()),
+            Err(e) => Answer::Failed(e.to_string()),
+        }
+    }
+}
+
+#[async_trait]
+impl Forward for Forwarder {
+    /// Another owner is asked only when the one before certainly did not take the request in: at least once would
+    /// allow more, but nobody is helped by two of each event. After an `Err` the events may still turn up.
+    async fn append(&self, batch: Batch) -> Result<Position, Error> {
+        let me = self.handle.node().id;
+        let owners: Vec<NodeId> = self
+            .handle
+            .membership()
+            .owners()
+            .filter(|owner| *owner != me)
+            .collect();
+        if owners.is_empty() {
+            return Err(Error::Unavailable("no node owns a partition now".into()));
+        }
+        let request = write(self.catalog.sequence(), &batch);
+        let turn = self.turn.fetch_add(1, Relaxed);
+        let forward = async {
+            let mut refusal = String::new();
+            for n in 0..owners.len() {
+                match self.offer(owners[(turn + n) % owners.len()], &request).await {
+                    Answer::Appended(position) => {
+                        self.handle.count_forwarded();
+                        return Ok(position);
+                    }
+                    Answer::Failed(why) => return Err(Error::Unavailable(why)),
+                    Answer::Refused(why) => refusal = why,
+                }
+            }
+            Err(Error::Busy(format!(
+                "no owner of a partition takes the request: {refusal}"
+            )))
+        };
+        match tokio::time::timeout(PATIENCE, forward).await {
+            Ok(done) => done,
+            Err(_) => Err(Error::Unavailable(
+                "the owner of a partition did not answer in time".into(),
+            )),
+        }
+    }
+}
+
+/// Hears what is meant for this node alone, from now on.
+pub async fn listen(connection: &Connection, node: NodeId) -> Result<Subscriber, Error> {
+    let heard = connection.client.subscribe(subject(connection, node, "*")).await;
+    heard.map_err(|e| Error::Unavailable(e.to_string()))
+}
+
+/// Takes in what other nodes hand on, and says that this node is there. Runs until stopped.
+pub async fn serve(
+    mut requests: Subscriber,
+    connection: Connection,
+    log: Arc<JetStreamLog>,
+    catalog: Arc<JetStreamCatalog>,
+    members: Arc<Members>,
+    stop: CancellationToken,
+) {
+    let room = Arc::new(Semaphore::new(TAKING_MAX));
+    let mut taking = JoinSet::new();
+    let mut incomplete: BTreeMap<u64, Assembly> = BTreeMap::new();
+    loop {
+        let request = tokio::select! {
+            biased;
+            () = stop.cancelled() => break,
+            Some(ended) = taking.join_next(), if !taking.is_empty() => {
+                ended.expect("taking in does not panic");
+                continue;
+            }
+            request = requests.next() => request,
+        };
+        let Some(request) = request else { break };
+        let simple = match request.subject.rsplit('.').next() {
+            Some("ping") => true,
+            Some("drain") => {
+                members.drain().await;
+                true
+            }
+            Some("undrain") => {
+                members.undrain().await;
+                true
+            }
+            _ => false,
+        };
+        if simple {
+            reply(&connection, &request, Bytes::from_static(b"here")).await;
+            continue;
+        }
+        let whole = assemble(&mut incomplete, &request);
+        if request.reply.is_none() {
+            continue;
+        }
+        let (connection, log, catalog) = (connection.clone(), log.clone(), catalog.clone());
+        let turn = room.clone().try_acquire_owned();
+        taking.spawn(async move {
+            let answer = match (whole.and_then(read), turn) {
+                (None, _) => Answer::Refused("the request did not arrive whole".into()),
+                (_, Err(_)) => Answer::Refused("too many requests at once".into()),
+                (Some((sequence, batch)), Ok(_turn)) => take(&log, &catalog, sequence, batch).await,
+            };
+            reply(&connection, &request, answer.write()).await;
+        });
+    }
+}
+
+fn assemble(incomplete: &mut BTreeMap<u64, Assembly>, request: &Message) -> Option<Bytes> {
+    let headers = request.headers.as_ref()?;
+    let (of, _, _) = parts::part_of(headers)?;
+    let whole = incomplete
+        .entry(of)
+        .or_default()
+        .add(headers, request.payload.clone());
+    // The last part is the one that wants an answer.
+    if request.reply.is_some() {
+        incomplete.remove(&of);
+    } else if incomplete.len() > INCOMPLETE_MAX {
+        incomplete.pop_first();
+    }
+    whole
+}
+
+async fn take(log: &JetStreamLog, catalog: &JetStreamCatalog, sequence: u64, batch: Batch) -> Answer {
+    // It was routed by a catalogue that this node may not know yet: subscriptions that it matched would be strays.
+    if tokio::time::timeout(CATALOG_PATIENCE, catalog.applied(sequence))
+        .await
+        .is_err()
+    {
+        return Answer::Refused("this node's catalogue is behind".into());
+    }
+    let able = log.takes_in();
+    if !able {
+        return Answer::Refused("this node owns no partition".into());
+    }
+    match log.append_here(batch).await {
+        Ok(position) => Answer::Appended(position),
+        Err(e @ (Error::Busy(_) | Error::Closed)) => Answer::Refused(e.to_string()),
+        Err(e) => Answer::Failed(e.to_string()),
+    }
+}
+
+async fn reply(connection: &Connection, request: &Message, payload: Bytes) {
+    if let Some(to) = request.reply.clone()
+        && let Err(e) = connection.client.publish(to, payload).await
+    {
+        tracing::debug!(error = %e, "an answer could not be sent");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn answers_are_read_as_written() {
+        for answer in [
+            Answer::Appended(Position(u64::MAX - 1)),
+            Answer::Refused("it is away".into()),
+            Answer::Failed(String::new()),
+        ] {
+            assert_eq!(Answer::read(answer.write()), Some(answer));
+        }
+        for wrong in [&b""[..], b"a", b"a123", b"x"] {
+            assert_eq!(Answer::read(Bytes::copy_from_slice(wrong)), None);
+        }
+        assert!(read(Bytes::from_static(b"1234567")).is_none());
+        assert!(read(Bytes::from_static(b"12345678junk")).is_none());
+    }
+}

@@ -1,0 +1,674 @@
+//! The event log of one node: the partitions that it owns.
+
+use crate::connect::Connection;
+use crate::node::NodeShared;
+use crate::partition::book::Changed;
+use crate::partition::{Left, Partition, Read, Stopped, Waiting, partition_of};
+use async_trait::async_trait;
+use futures_util::future::join_all;
+use postrider_core::event::Batch;
+use postrider_core::ids::{Position, SubscriptionId};
+use postrider_core::time::Timestamp;
+use postrider_store::{
+    Backlog, Claim, Error, EventLog, Health, Letter, LetterKey, LettersWaiting, Listener, Settled, Want,
+};
+use rustc_hash::FxHashMap;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
+use std::sync::{Arc, RwLock};
+use std::time::Duration;
+
+/// Retries or letters that are looked at together.
+const PAGE: usize = 1024;
+/// Requests join others that wait until there is so much.
+const FILL_BYTES: usize = 64 << 10;
+/// After so much it is another partition's turn to be the first.
+const TURN_BYTES: usize = 1 << 20;
+/// Closed subscriptions that are remembered, to be closed in partitions that come later too.
+const CLOSED_REMEMBERED_MAX: usize = 16_384;
+
+/// Where events go that are published to a node without a partition.
+#[async_trait]
+pub trait Forward: Send + Sync {
+    async fn append(&self, batch: Batch) -> Result<Position, Error>;
+}
+
+/// Nobody else takes events.
+pub struct Nowhere;
+
+#[async_trait]
+impl Forward for Nowhere {
+    async fn append(&self, _batch: Batch) -> Result<Position, Error> {
+        Err(Error::Unavailable("this node owns no partition".into()))
+    }
+}
+
+type Partitions = Arc<[Arc<Partition>]>;
+
+/// The partitions of this node as one log. The order of publishing holds within a partition.
+pub struct JetStreamLog {
+    identity: u64,
+    connection: Connection,
+    shared: Arc<NodeShared>,
+    forward: Arc<dyn Forward>,
+    /// In the order of their numbers.
+    partitions: RwLock<Partitions>,
+    turn: AtomicUsize,
+    /// Bytes of all requests that were taken, to give every partition its turn to be the first.
+    appended: AtomicUsize,
+    first: AtomicUsize,
+    closed_subscriptions: RwLock<VecDeque<SubscriptionId>>,
+    closed: AtomicBool,
+}
+
+impl JetStreamLog {
+    /// A log without a partition. `identity` is the cluster's own number.
+    pub fn new(
+        connection: Connection,
+        identity: u64,
+        shared: Arc<NodeShared>,
+        forward: Arc<dyn Forward>,
+    ) -> JetStreamLog {
+        JetStreamLog {
+            identity,
+            connection,
+            shared,
+            forward,
+            partitions: RwLock::new(Arc::new([])),
+            turn: AtomicUsize::new(0),
+            appended: AtomicUsize::new(0),
+            first: AtomicUsize::new(0),
+            closed_subscriptions: RwLock::default(),
+            closed: AtomicBool::new(false),
+        }
+    }
+
+    pub fn shared(&self) -> &Arc<NodeShared> {
+        &self.shared
+    }
+
+    pub fn partitions(&self) -> Arc<[Arc<Partition>]> {
+        self.partitions.read().expect("no panic holds it").clone()
+    }
+
+    pub fn partition(&self, number: u8) -> Option<Arc<Partition>> {
+        let partitions = self.partitions();
+        partitions.iter().find(|one| one.number() == number).cloned()
+    }
+
+    fn edit(&self, edit: impl FnOnce(&mut Vec<Arc<Partition>>)) {
+        let mut partitions = self.partitions.write().expect("no panic holds it");
+        let mut all = partitions.to_vec();
+        edit(&mut all);
+        all.sort_by_key(|one| one.number());
+        *partitions = all.into();
+    }
+
+    /// Begins to serve a partition. Whoever listens is told what waits in it.
+    pub fn add(&self, partition: Partition) -> Arc<Partition> {
+        let partition = Arc::new(partition);
+        let closed = self
+            .closed_subscriptions
+            .read()
+            .expect("no panic holds it")
+            .clone();
+        let waiting: Vec<(SubscriptionId, usize)> = {
+            let mut book = partition.book();
+            for of in closed {
+                if book.subs.contains_key(&of) {
+                    book.close(of);
+                }
+            }
+            book.busy().collect()
+        };
+        let (due, letters) = {
+            let book = partition.book();
+            (book.next_due().is_some(), book.letters_waiting().next().is_some())
+        };
+        self.edit(|all| {
+            all.retain(|other| other.number() != partition.number());
+            all.push(partition.clone());
+        });
+        self.shared.tell(|listener| {
+            for (of, count) in waiting {
+                listener.ready(of, count);
+            }
+            if due {
+                listener.due_changed();
+            }
+            if letters {
+                listener.letters_added();
+            }
+        });
+        partition
+    }
+
+    /// Stops serving a partition, as it is. Its owner may still release it.
+    pub fn remove(&self, number: u8) -> Option<Arc<Partition>> {
+        let partition = self.partition(number)?;
+        partition.retire();
+        self.edit(|all| all.retain(|other| other.number() != number));
+        Some(partition)
+    }
+
+    /// Gives a partition up in good order: nothing more is claimed, attempts under way get a while, then everything
+    /// is written down for whoever takes it next.
+    pub async fn give_up(&self, number: u8, patience: Duration) -> Result<(), Error> {
+        let Some(partition) = self.partition(number) else {
+            return Ok(());
+        };
+        partition.retire();
+        // What is not settled by then is offered again by the next owner.
+        let _ = tokio::time::timeout(patience, partition.settled()).await;
+        self.remove(number);
+        partition.release().await
+    }
+
+    /// The subscriptions of which something is here and that do not exist.
+    pub fn strays(&self, exists: impl Fn(SubscriptionId) -> bool) -> Vec<SubscriptionId> {
+        let mut strays = BTreeSet::new();
+        for partition in self.partitions().iter() {
+            let book = partition.book();
+            strays.extend(book.subs.keys().filter(|of| !exists(**of)));
+        }
+        strays.into_iter().collect()
+    }
+
+    /// Appends to a partition of this node, never to another node's.
+    pub async fn append_here(&self, batch: Batch) -> Result<Position, Error> {
+        self.check_taking_in()?;
+        let Some(partition) = self.choose(batch.body.len()) else {
+            // It says why, if it is one that is full.
+            return match self.partitions().iter().find(|one| one.is_full()) {
+                Some(full) => full.append(batch).await,
+                None => Nowhere.append(batch).await,
+            };
+        };
+        partition.append(batch).await
+    }
+
+    /// Where a request of this size goes.
+    fn choose(&self, bytes: usize) -> Option<Arc<Partition>> {
+        let partitions = self.partitions();
+        let open: Vec<&Arc<Partition>> = partitions.iter().filter(|one| one.takes_in()).collect();
+        let waiting: Vec<Waiting> = open.iter().map(|one| one.waiting()).collect();
+        let before = self.appended.fetch_add(bytes, Relaxed);
+        let is_much = before / TURN_BYTES != before.wrapping_add(bytes) / TURN_BYTES;
+        // With nobody to go together with, they take turns.
+        let first = match is_much || waiting.iter().all(|one| one.bytes == 0) {
+            true => self.first.fetch_add(1, Relaxed).wrapping_add(1),
+            false => self.first.load(Relaxed),
+        };
+        Some(open[choose(&waiting, first)?].clone())
+    }
+
+    fn check_taking_in(&self) -> Result<(), Error> {
+        self.check_open()?;
+        let lease = &self.shared.lease;
+        // Nobody is kept waiting for servers that have been away for a while.
+        if lease.valid() || (lease.takes_in() && self.connection.is_connected()) {
+            return Ok(());
+        }
+        Err(Error::Unavailable("this node's lease has run out".into()))
+    }
+
+    /// Whether events may be taken in here.
+    pub fn takes_in(&self) -> bool {
+        self.check_taking_in().is_ok() && self.partitions().iter().any(|one| one.takes_in())
+    }
+
+    fn check(&self) -> Result<(), Error> {
+        if self.closed.load(Relaxed) {
+            return Err(Error::Closed);
+        }
+        if !self.shared.lease.valid() {
+            return Err(Error::Unavailable("this node's lease has run out".into()));
+        }
+        Ok(())
+    }
+
+    fn check_open(&self) -> Result<(), Error> {
+        match self.closed.load(Relaxed) {
+            true => Err(Error::Closed),
+            false => Ok(()),
+        }
+    }
+
+    fn tell(&self, changed: Changed) {
+        self.shared.tell(|listener| {
+            if changed.due {
+                listener.due_changed();
+            }
+            if changed.letters {
+                listener.letters_added();
+            }
+        });
+    }
+
+    /// Claims retries that are due, of all partitions in the order in which they are. False if there are more that
+    /// must not be overtaken.
+    async fn claim_due(
+        &self,
+        partitions: &[Arc<Partition>],
+        of: SubscriptionId,
+        now: Timestamp,
+        left: &mut Left,
+        claims: &mut Vec<Claim>,
+    ) -> Result<bool, Error> {
+        let mut read: FxHashMap<u8, Read> = FxHashMap::default();
+        loop {
+            let max = left.events().min(PAGE);
+            let mut due: Vec<(Timestamp, Position)> = Vec::new();
+            for partition in partitions {
+                // One is asked for even when there is no room: it must not be overtaken.
+                due.extend(partition.book().due_of(of, now, max.max(1)));
+            }
+            if due.is_empty() {
+                return Ok(true);
+            }
+            if max == 0 {
+                return Ok(false);
+            }
+            due.sort_unstable();
+            due.truncate(max);
+            let mut unread = None;
+            for key in &due {
+                let Some(partition) = owner(partitions, key.1) else {
+                    continue;
+                };
+                let read = read.entry(partition.number()).or_default();
+                match partition.claim_retry(of, *key, left, read, claims) {
+                    Stopped::Empty => {}
+                    Stopped::Full => return Ok(false),
+                    Stopped::Unread => {
+                        unread = Some(partition);
+                        break;
+                    }
+                }
+            }
+            if let Some(partition) = unread {
+                if !claims.is_empty() {
+                    return Ok(false);
+                }
+                let positions: Vec<Position> = due
+                    .iter()
+                    .map(|(_, position)| *position)
+                    .filter(|position| partition_of(*position) == partition.number())
+                    .collect();
+                partition
+                    .read(&positions, read.entry(partition.number()).or_default())
+                    .await?;
+            }
+        }
+    }
+
+    async fn claim_waiting(
+        &self,
+        partitions: &[Arc<Partition>],
+        of: SubscriptionId,
+        left: &mut Left,
+        claims: &mut Vec<Claim>,
+    ) -> Result<(), Error> {
+        let turn = self.turn.fetch_add(1, Relaxed);
+        let mut trouble = None;
+        for n in 0..partitions.len() {
+            let partition = &partitions[(turn + n) % partitions.len()];
+            let mut read = Read::default();
+            loop {
+                match partition.claim_waiting(of, left, &read, claims) {
+                    Stopped::Empty => break,
+                    Stopped::Full => return Ok(()),
+                    Stopped::Unread if !claims.is_empty() => return Ok(()),
+                    Stopped::Unread => {
+                        if let Err(e) = partition.read(&partition.waiting_of(of), &mut read).await {
+                            trouble = Some(e);
+                            break;
+                        }
+                    }
+                }
+            }
+        }
+        match trouble {
+            Some(e) if claims.is_empty() => Err(e),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// The first from `turn` on that has room, so that requests go together: a message for each would cost JetStream, and
+/// its disk, far more. If none has, the one with the least.
+fn choose(waiting: &[Waiting], turn: usize) -> Option<usize> {
+    let count = waiting.len();
+    let in_turn = || (0..count).map(|n| (turn % count + n) % count);
+    let has_room = |at: &usize| !waiting[*at].stuck && waiting[*at].bytes < FILL_BYTES;
+    let least = || in_turn().min_by_key(|at| (waiting[*at].stuck, waiting[*at].bytes));
+    in_turn().find(has_room).or_else(least)
+}
+
+fn owner(partitions: &[Arc<Partition>], position: Position) -> Option<&Arc<Partition>> {
+    let number = partition_of(position);
+    partitions.iter().find(|one| one.number() == number)
+}
+
+/// What concerns each partition, in the order of the partitions.
+fn by_partition<T>(all: Vec<T>, position: impl Fn(&T) -> Position) -> BTreeMap<u8, Vec<T>> {
+    let mut by: BTreeMap<u8, Vec<T>> = BTreeMap::new();
+    for one in all {
+        by.entry(partition_of(position(&one))).or_default().push(one);
+    }
+    by
+}
+
+#[async_trait]
+impl EventLog for JetStreamLog {
+    async fn append(&self, batch: Batch) -> Result<Position, Error> {
+        self.check_taking_in()?;
+        match self.choose(batch.body.len()) {
+            Some(partition) => partition.append(batch).await,
+            None => self.forward.append(batch).await,
+        }
+    }
+
+    async fn claim(&self, of: SubscriptionId, now: Timestamp, want: Want) -> Result<Vec<Claim>, Error> {
+        self.check()?;
+        let mut claims = Vec::new();
+        if want.events_max == 0 {
+            return Ok(claims);
+        }
+        let partitions = self.partitions();
+        let open: Vec<Arc<Partition>> = partitions.iter().filter(|one| one.is_open()).cloned().collect();
+        let mut left = Left::new(want);
+        if self.claim_due(&open, of, now, &mut left, &mut claims).await? {
+            self.claim_waiting(&open, of, &mut left, &mut claims).await?;
+        }
+        // Reading may have taken a while.
+        if !claims.is_empty() && !self.shared.lease.valid() {
+            self.release(of, claims);
+            return Err(Error::Unavailable("this node's lease has run out".into()));
+        }
+        Ok(claims)
+    }
+
+    async fn settle(&self, of: SubscriptionId, settled: Vec<Settled>) -> Result<(), Error> {
+        self.check_open()?;
+        let partitions = self.partitions();
+        let mut all = Changed::default();
+        for (number, settled) in by_partition(settled, |one| one.claim.position()) {
+            let Some(partition) = partitions.iter().find(|one| one.number() == number) else {
+                self.shared
+                    .counters
+                    .fenced
+                    .fetch_add(settled.len() as u64, Relaxed);
+                continue;
+            };
+            let changed = partition.settle(of, &settled).await;
+            all.due |= changed.due;
+            all.letters |= changed.letters;
+        }
+        self.tell(all);
+        Ok(())
+    }
+
+    async fn withdraw(
+        &self,
+        of: SubscriptionId,
+        waiting: Vec<(Timestamp, Position)>,
+    ) -> Result<Vec<Position>, Error> {
+        self.check_open()?;
+        let partitions = self.partitions();
+        let order: Vec<Position> = waiting.iter().map(|(_, position)| *position).collect();
+        let mut ended = BTreeSet::new();
+        let mut all = Changed::default();
+        for (number, waiting) in by_partition(waiting, |(_, position)| *position) {
+            if let Some(partition) = partitions.iter().find(|one| one.number() == number) {
+                let (some, changed) = partition.withdraw(of, &waiting);
+                ended.extend(some);
+                all.due |= changed.due;
+            }
+        }
+        self.tell(all);
+        // In the order in which they were named, each once.
+        Ok(order
+            .into_iter()
+            .filter(|position| ended.remove(position))
+            .collect())
+    }
+
+    async fn flush(&self) -> Result<(), Error> {
+        self.check_open()?;
+        let partitions = self.partitions();
+        let flushed = join_all(partitions.iter().map(|one| one.flush())).await;
+        flushed.into_iter().collect()
+    }
+
+    fn release(&self, of: SubscriptionId, claims: Vec<Claim>) {
+        let partitions = self.partitions();
+        for (number, claims) in by_partition(claims, Claim::position) {
+            if let Some(partition) = partitions.iter().find(|one| one.number() == number) {
+                partition.put_back(of, &claims);
+            }
+        }
+    }
+
+    fn letters_waiting(&self) -> Vec<LettersWaiting> {
+        let mut all: BTreeMap<SubscriptionId, LettersWaiting> = BTreeMap::new();
+        for partition in self.partitions().iter() {
+            for waiting in partition.book().letters_waiting() {
+                let known = all
+                    .entry(waiting.of)
+                    .or_insert(LettersWaiting { count: 0, ..waiting });
+                known.count += waiting.count;
+                known.oldest = known.oldest.min(waiting.oldest);
+            }
+        }
+        all.into_values().collect()
+    }
+
+    async fn letters(
+        &self,
+        of: SubscriptionId,
+        after: Option<LetterKey>,
+        until: Timestamp,
+        want: Want,
+    ) -> Result<Vec<Letter>, Error> {
+        self.check()?;
+        let partitions = self.partitions();
+        let mut left = Left::new(want);
+        let mut found: Vec<Letter> = Vec::new();
+        let mut read: FxHashMap<u8, Read> = FxHashMap::default();
+        let mut has_read = false;
+        loop {
+            let max = left.events().min(PAGE);
+            let after = found.last().map(Letter::key).or(after);
+            let mut page = Vec::new();
+            for partition in partitions.iter().filter(|one| one.is_open()) {
+                page.extend(partition.book().letters_of(of, after, until, max));
+            }
+            page.sort_unstable_by_key(|(key, _)| *key);
+            page.truncate(max);
+            if page.is_empty() {
+                return Ok(found);
+            }
+            let mut unread = None;
+            for (key, letter) in &page {
+                let Some(partition) = owner(&partitions, key.1) else {
+                    continue;
+                };
+                let read = read.entry(partition.number()).or_default();
+                let Some(letter) = partition.letter(*key, letter, read) else {
+                    unread = Some(partition);
+                    break;
+                };
+                if !left.fits(letter.object().len()) {
+                    return Ok(found);
+                }
+                found.push(letter);
+            }
+            let Some(partition) = unread else { continue };
+            // What was read must be used before more is.
+            if has_read && !found.is_empty() {
+                return Ok(found);
+            }
+            has_read = true;
+            let after = found.last().map(Letter::key);
+            let positions: Vec<Position> = page
+                .iter()
+                .filter(|(key, _)| Some(*key) > after && partition_of(key.1) == partition.number())
+                .map(|(key, _)| key.1)
+                .collect();
+            partition
+                .read(&positions, read.entry(partition.number()).or_default())
+                .await?;
+        }
+    }
+
+    async fn letters_done(&self, of: SubscriptionId, letters: Vec<LetterKey>) -> Result<(), Error> {
+        self.check_open()?;
+        let partitions = self.partitions();
+        let mut done = Vec::new();
+        for (number, keys) in by_partition(letters, |key| key.1) {
+            if let Some(partition) = partitions.iter().find(|one| one.number() == number) {
+                done.push(async move { partition.letters_done(of, &keys).await });
+            }
+        }
+        join_all(done).await.into_iter().collect()
+    }
+
+    fn next_due(&self) -> Option<Timestamp> {
+        let partitions = self.partitions();
+        let open = partitions.iter().filter(|one| one.is_open());
+        open.filter_map(|one| one.book().next_due()).min()
+    }
+
+    fn next_due_after(&self, after: Timestamp) -> Option<Timestamp> {
+        let partitions = self.partitions();
+        let open = partitions.iter().filter(|one| one.is_open());
+        open.filter_map(|one| one.book().next_due_after(after)).min()
+    }
+
+    fn due(&self, now: Timestamp) -> Vec<SubscriptionId> {
+        let mut due = BTreeSet::new();
+        for partition in self.partitions().iter().filter(|one| one.is_open()) {
+            due.extend(partition.book().due(now));
+        }
+        due.into_iter().collect()
+    }
+
+    /// The first event that matches a subscription begins it.
+    async fn open_subscription(&self, _of: SubscriptionId) -> Result<(), Error> {
+        self.check_open()
+    }
+
+    async fn close_subscription(&self, of: SubscriptionId) -> Result<u64, Error> {
+        self.check_open()?;
+        {
+            let mut closed = self.closed_subscriptions.write().expect("no panic holds it");
+            closed.push_back(of);
+            if closed.len() > CLOSED_REMEMBERED_MAX {
+                closed.pop_front();
+            }
+        }
+        let partitions = self.partitions();
+        let closed = join_all(partitions.iter().map(|one| one.close_subscription(of))).await;
+        let mut dropped = 0;
+        for one in closed {
+            dropped += one?;
+        }
+        Ok(dropped)
+    }
+
+    fn subscriptions(&self) -> Vec<SubscriptionId> {
+        let mut busy = BTreeSet::new();
+        for partition in self.partitions().iter() {
+            busy.extend(partition.book().busy().map(|(of, _)| of));
+        }
+        busy.into_iter().collect()
+    }
+
+    fn backlog(&self, of: SubscriptionId) -> Backlog {
+        let mut all = Backlog::default();
+        for partition in self.partitions().iter() {
+            let one = partition.book().backlog(of);
+            all.waiting += one.waiting;
+            all.claimed += one.claimed;
+            all.retrying += one.retrying;
+            all.oldest = [all.oldest, one.oldest].into_iter().flatten().min();
+        }
+        all
+    }
+
+    fn health(&self) -> Health {
+        let partitions = self.partitions();
+        let counters = &self.shared.counters;
+        let refusing = if !self.connection.is_connected() {
+            Some("there is no connection to JetStream".into())
+        } else if !self.shared.lease.valid() {
+            Some("this node's lease has run out".into())
+        } else {
+            None
+        };
+        Health {
+            refusing,
+            corrupt: self.shared.corrupt(),
+            corrupt_records: counters.corrupt_records.load(Relaxed),
+            corrupt_deliveries: counters.corrupt_deliveries.load(Relaxed),
+            redelivered: counters.redelivered.load(Relaxed),
+            segments: partitions
+                .iter()
+                .map(|one| one.book().chunks.0.len() as u64)
+                .sum(),
+            bytes: partitions.iter().map(|one| one.book().event_bytes()).sum(),
+        }
+    }
+
+    fn identity(&self) -> u64 {
+        self.identity
+    }
+
+    fn listen(&self, listener: Arc<dyn Listener>) {
+        // There is one; a second one is ignored.
+        let _ = self.shared.listener.set(listener);
+    }
+
+    fn moving(&self) -> Option<&dyn postrider_store::moving::Moving> {
+        Some(self)
+    }
+
+    async fn close(&self) -> Result<(), Error> {
+        self.closed.store(true, Relaxed);
+        let partitions = self.partitions();
+        let released = join_all(partitions.iter().map(|one| one.release())).await;
+        self.edit(Vec::clear);
+        released.into_iter().collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn requests_go_together_where_there_is_room() {
+        let waiting = |all: &[(usize, bool)]| -> Vec<Waiting> {
+            all.iter()
+                .map(|(bytes, stuck)| Waiting {
+                    bytes: *bytes,
+                    stuck: *stuck,
+                })
+                .collect()
+        };
+        let check = |all: &[(usize, bool)], turn, expected| {
+            assert_eq!(choose(&waiting(all), turn), expected, "{all:?}")
+        };
+        let full = FILL_BYTES;
+        check(&[], 0, None);
+        check(&[(0, false), (0, false), (0, false)], 0, Some(0));
+        check(&[(0, false), (0, false), (0, false)], 5, Some(2));
+        check(&[(full - 1, false), (0, false)], 0, Some(0));
+        check(&[(full, false), (9, false), (0, false)], 0, Some(1));
+        // One that does not move gets no more than those that do.
+        check(&[(1, true), (9, false), (0, false)], 0, Some(1));
+        check(&[(full + 2, false), (full + 1, false), (1, true)], 0, Some(1));
+        check(&[(3, true), (1, true), (2, true)], 0, Some(1));
+    }
+}

@@ -1,0 +1,816 @@
+//! Who is there, who owns which partition, and what this node does about it.
+//!
+//! Nothing here reads a clock or a network: what was heard comes in with the time at which it was heard, what is to
+//! be done goes out. All times are this node's own monotonic clock; no two nodes' clocks are ever compared.
+//!
+//! Why no two nodes ever act for one partition at once. A node acts only while its lease is valid: until one lease
+//! after it *began* to send the last heartbeat that was stored. Everything is heard in the order in which it was
+//! stored, so that a node which hears its own heartbeat again has heard everything that was stored before it. Another
+//! node is dead when a whole lease and a half, measured between this node's own heartbeats, brought nothing of it:
+//! then the other's lease has run out, and whatever it stores later is stored too late to continue it. A lease that
+//! was not continued in time is *broken*: its holder must first confirm each of its partitions by a compare-and-swap
+//! of its key, and that fails if somebody took the partition meanwhile, just as the taking fails if it was confirmed.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::fmt;
+use std::time::Duration;
+
+/// One node. Kept in its data directory, so that it is the same node after a restart.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct NodeId(pub u64);
+
+impl fmt::Display for NodeId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:016x}", self.0)
+    }
+}
+
+impl NodeId {
+    /// As it is written in keys and subjects.
+    pub fn parse(text: &str) -> Option<NodeId> {
+        let digits = text.len() == 16 && text.bytes().all(|b| b.is_ascii_hexdigit());
+        digits
+            .then(|| u64::from_str_radix(text, 16).ok())
+            .flatten()
+            .map(NodeId)
+    }
+}
+
+/// How long whoever is next in line for an open partition waits for the one before.
+pub const STEP_ASIDE: Duration = Duration::from_secs(2);
+/// How long a partition is left alone after the taking of it was refused: by then it is known who has it.
+pub const REFUSED_WAIT: Duration = Duration::from_millis(500);
+/// How long a partition that could not be loaded is left to others at first, and at most.
+const FAILED_WAIT: (Duration, Duration) = (Duration::from_secs(5), Duration::from_secs(60));
+/// Heartbeats whose fate is not known yet; older ones are of no use any more.
+const BEATS_OPEN_MAX: usize = 16;
+
+#[derive(Clone, Copy, Debug)]
+pub struct Rules {
+    pub lease: Duration,
+    pub partitions: u8,
+}
+
+impl Rules {
+    /// How often a heartbeat is sent.
+    pub fn beat_every(&self) -> Duration {
+        self.lease / 4
+    }
+
+    /// For how long nothing must have come of a node before its partitions may be taken.
+    pub fn dead_after(&self) -> Duration {
+        self.lease * 3 / 2
+    }
+}
+
+/// What was heard of a node.
+#[derive(Clone, Debug)]
+struct Heard {
+    revision: u64,
+    draining: bool,
+    /// When something of it last came.
+    at: Duration,
+    /// For how long, between heartbeats of our own, nothing has come since.
+    silent: Duration,
+    /// Since when it is taken for dead.
+    dead: Option<Duration>,
+    /// Since when it has left: it said so itself, having stopped everything, or it was tidied away.
+    left: Option<Duration>,
+}
+
+/// Who a partition's key names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Holder {
+    pub node: NodeId,
+    pub process: u64,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Owner {
+    holder: Option<Holder>,
+    revision: u64,
+    /// Since when it is so, as far as this node heard.
+    since: Duration,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Doing {
+    /// Its key is being swapped, or it is being read.
+    Loading,
+    Serving,
+    /// Served no more, but still owned until it has been written down.
+    Releasing,
+}
+
+#[derive(Clone, Debug)]
+struct Hold {
+    doing: Doing,
+    /// Of its key, as last swapped by this process; zero while the first swap is under way.
+    revision: u64,
+    /// In which stretch of unbroken lease its key was last swapped.
+    stretch: u64,
+    confirming: bool,
+}
+
+/// What to do now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// Swap the partition's key, which has this revision, and load it.
+    Take { partition: u8, revision: u64 },
+    /// The lease was broken: swap the key once more, to see that nobody took the partition meanwhile.
+    Confirm { partition: u8, revision: u64 },
+    /// Stop claiming, let attempts end, write everything down, free the key.
+    Release { partition: u8 },
+    /// It belongs to somebody else: stop at once and write nothing.
+    Resign { partition: u8 },
+}
+
+#[derive(Debug, Default)]
+pub struct Plan {
+    pub steps: Vec<Step>,
+    /// When to decide again though nothing was heard until then.
+    pub again: Option<Duration>,
+}
+
+/// How a node is doing, as far as this one knows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Standing {
+    Live,
+    Draining,
+    /// Its heartbeats have stopped.
+    Dead,
+    Left,
+}
+
+/// Everything that one node knows.
+#[derive(Debug)]
+pub struct Known {
+    me: Holder,
+    rules: Rules,
+    began: Duration,
+    draining: bool,
+    nodes: BTreeMap<NodeId, Heard>,
+    owners: Vec<Owner>,
+    held: BTreeMap<u8, Hold>,
+    /// Own heartbeats under way: number and when their sending began.
+    beats: VecDeque<(u64, Duration)>,
+    beats_sent: u64,
+    /// When the sending of the last heartbeat that came back began.
+    echo: Option<Duration>,
+    /// When the sending of the last heartbeat that was stored began.
+    stored: Option<Duration>,
+    /// Counts the stretches of unbroken lease.
+    stretch: u64,
+    /// Partitions not to be tried before, and how long was waited last.
+    waits: BTreeMap<u8, (Duration, Duration)>,
+}
+
+impl Known {
+    pub fn new(me: Holder, rules: Rules, now: Duration) -> Known {
+        let unknown = Owner {
+            since: now,
+            ..Owner::default()
+        };
+        Known {
+            me,
+            rules,
+            began: now,
+            draining: false,
+            nodes: BTreeMap::new(),
+            owners: vec![unknown; usize::from(rules.partitions)],
+            held: BTreeMap::new(),
+            beats: VecDeque::new(),
+            beats_sent: 0,
+            echo: None,
+            stored: None,
+            stretch: 0,
+            waits: BTreeMap::new(),
+        }
+    }
+
+    /// A heartbeat is about to be sent. Returns its number, which goes with it.
+    pub fn beat_sent(&mut self, now: Duration) -> u64 {
+        self.beats_sent += 1;
+        self.beats.push_back((self.beats_sent, now));
+        if self.beats.len() > BEATS_OPEN_MAX {
+            self.beats.pop_front();
+        }
+        self.beats_sent
+    }
+
+    /// The heartbeat is known to be stored.
+    pub fn beat_stored(&mut self, beat: u64, now: Duration) {
+        let Some(began) = self.began_of(beat) else { return };
+        if self.stored.is_some_and(|stored| began <= stored) {
+            return;
+        }
+        if self.stored.is_none_or(|stored| now >= stored + self.rules.lease) {
+            self.stretch += 1;
+        }
+        self.stored = Some(began);
+    }
+
+    /// Something of a node was heard.
+    pub fn node_heard(
+        &mut self,
+        node: NodeId,
+        process: u64,
+        beat: u64,
+        draining: bool,
+        revision: u64,
+        now: Duration,
+    ) {
+        if self
+            .nodes
+            .get(&node)
+            .is_some_and(|heard| revision <= heard.revision)
+        {
+            return;
+        }
+        let heard = Heard {
+            revision,
+            draining,
+            at: now,
+            silent: Duration::ZERO,
+            dead: None,
+            left: None,
+        };
+        self.nodes.insert(node, heard);
+        if (Holder { node, process }) == self.me {
+            // Whose acknowledgement was lost is known to be stored all the same.
+            self.beat_stored(beat, now);
+            self.echoed(beat, now);
+        }
+    }
+
+    /// A node's key was deleted.
+    pub fn node_left(&mut self, node: NodeId, revision: u64, now: Duration) {
+        if let Some(heard) = self.nodes.get_mut(&node)
+            && heard.revision < revision
+        {
+            heard.revision = revision;
+            heard.left.get_or_insert(now);
+        }
+    }
+
+    /// An own heartbeat came back: everything stored before it has been heard, up to when it was sent.
+    fn echoed(&mut self, beat: u64, now: Duration) {
+        let Some(began) = self.began_of(beat) else { return };
+        while self.beats.front().is_some_and(|(number, _)| *number < beat) {
+            self.beats.pop_front();
+        }
+        let before = self.echo;
+        // One that was stored late comes back after a later one, and tells nothing that is not known.
+        if before.is_some_and(|before| began <= before) {
+            return;
+        }
+        self.echo = Some(began);
+        let Some(before) = before else { return };
+        // After a silence of our own it is not known whether others could have been heard: they get their time anew.
+        if began.saturating_sub(before) >= self.rules.lease {
+            return;
+        }
+        let dead_after = self.rules.dead_after();
+        for heard in self.nodes.values_mut() {
+            heard.silent += began.saturating_sub(before.max(heard.at));
+            if heard.silent >= dead_after {
+                heard.dead.get_or_insert(now);
+            }
+        }
+    }
+
+    fn began_of(&self, beat: u64) -> Option<Duration> {
+        self.beats
+            .iter()
+            .find(|(number, _)| *number == beat)
+            .map(|(_, began)| *began)
+    }
+
+    /// What a partition's key says was heard, or known from a swap of our own.
+    pub fn owner_heard(&mut self, partition: u8, holder: Option<Holder>, revision: u64, now: Duration) {
+        let owner = &mut self.owners[usize::from(partition)];
+        if revision > owner.revision {
+            *owner = Owner {
+                holder,
+                revision,
+                since: now,
+            };
+        }
+    }
+
+    /// From now on this node releases what it has and takes nothing, or takes part again.
+    pub fn drain(&mut self, draining: bool) {
+        self.draining = draining;
+    }
+
+    /// The swap for a `Take` is about to be sent.
+    pub fn taking(&mut self, partition: u8) {
+        let hold = Hold {
+            doing: Doing::Loading,
+            revision: 0,
+            stretch: self.stretch,
+            confirming: false,
+        };
+        self.held.insert(partition, hold);
+    }
+
+    /// The swap was stored: it is ours, to be loaded.
+    pub fn taken(&mut self, partition: u8, revision: u64, now: Duration) {
+        if let Some(hold) = self.held.get_mut(&partition) {
+            hold.revision = revision;
+        }
+        self.owner_heard(partition, Some(self.me), revision, now);
+    }
+
+    /// The swap was refused: somebody was faster.
+    pub fn take_refused(&mut self, partition: u8, now: Duration) {
+        self.held.remove(&partition);
+        self.waits.insert(partition, (now + REFUSED_WAIT, Duration::ZERO));
+    }
+
+    /// It could not be loaded; others should try first.
+    pub fn load_failed(&mut self, partition: u8, now: Duration) {
+        self.held.remove(&partition);
+        let last = self
+            .waits
+            .get(&partition)
+            .map_or(Duration::ZERO, |(_, last)| *last);
+        let wait = (last * 2).clamp(FAILED_WAIT.0, FAILED_WAIT.1);
+        self.waits.insert(partition, (now + wait, wait));
+    }
+
+    /// Whether a partition that has been loaded may be served: it is still ours, and was confirmed in this stretch.
+    pub fn may_serve(&self, partition: u8) -> bool {
+        self.held
+            .get(&partition)
+            .is_some_and(|hold| hold.revision > 0 && hold.stretch == self.stretch)
+    }
+
+    pub fn serving(&mut self, partition: u8) {
+        if let Some(hold) = self.held.get_mut(&partition) {
+            hold.doing = Doing::Serving;
+            self.waits.remove(&partition);
+        }
+    }
+
+    /// The swap for a `Confirm` is about to be sent. Returns the stretch of lease that it belongs to.
+    pub fn confirming(&mut self, partition: u8) -> u64 {
+        if let Some(hold) = self.held.get_mut(&partition) {
+            hold.confirming = true;
+        }
+        self.stretch
+    }
+
+    /// The swap was stored, begun in `stretch`.
+    pub fn confirmed(&mut self, partition: u8, revision: u64, stretch: u64, now: Duration) {
+        if let Some(hold) = self.held.get_mut(&partition) {
+            hold.confirming = false;
+            hold.revision = revision;
+            hold.stretch = stretch;
+        }
+        self.owner_heard(partition, Some(self.me), revision, now);
+    }
+
+    /// An earlier swap of our own was stored without our knowing: its key has this revision.
+    pub fn moved(&mut self, partition: u8, revision: u64) {
+        if let Some(hold) = self.held.get_mut(&partition) {
+            hold.revision = hold.revision.max(revision);
+        }
+    }
+
+    /// It is not known what became of the swap; it is to be tried again.
+    pub fn confirm_failed(&mut self, partition: u8) {
+        if let Some(hold) = self.held.get_mut(&partition) {
+            hold.confirming = false;
+        }
+    }
+
+    pub fn releasing(&mut self, partition: u8) {
+        if let Some(hold) = self.held.get_mut(&partition) {
+            hold.doing = Doing::Releasing;
+        }
+    }
+
+    /// Its key was freed, by the swap with this revision.
+    pub fn released(&mut self, partition: u8, revision: u64, now: Duration) {
+        self.held.remove(&partition);
+        self.owner_heard(partition, None, revision, now);
+    }
+
+    /// It is held no more, whoever has it.
+    pub fn resigned(&mut self, partition: u8, now: Duration) {
+        self.held.remove(&partition);
+        self.waits.insert(partition, (now + REFUSED_WAIT, Duration::ZERO));
+    }
+
+    /// Until when this node may act, if everything it holds is known to be its own.
+    pub fn valid_until(&self) -> Option<Duration> {
+        let unsure = |hold: &Hold| hold.doing != Doing::Loading && hold.stretch != self.stretch;
+        if self.held.values().any(unsure) {
+            return None;
+        }
+        Some(self.stored? + self.rules.lease)
+    }
+
+    /// Whether the last heartbeat that was stored is recent enough for anything.
+    fn beating(&self, now: Duration) -> bool {
+        self.stored.is_some_and(|stored| now < stored + self.rules.lease)
+    }
+
+    pub fn held(&self) -> impl Iterator<Item = (u8, Doing)> {
+        self.held.iter().map(|(partition, hold)| (*partition, hold.doing))
+    }
+
+    pub fn doing(&self, partition: u8) -> Option<Doing> {
+        self.held.get(&partition).map(|hold| hold.doing)
+    }
+
+    /// The revision of its key as last swapped by this process.
+    pub fn revision_of(&self, partition: u8) -> Option<u64> {
+        self.held
+            .get(&partition)
+            .map(|hold| hold.revision)
+            .filter(|revision| *revision > 0)
+    }
+
+    pub fn owner(&self, partition: u8) -> Option<Holder> {
+        self.owners
+            .get(usize::from(partition))
+            .and_then(|owner| owner.holder)
+    }
+
+    pub fn standing(&self, node: NodeId) -> Option<Standing> {
+        let heard = self.nodes.get(&node)?;
+        let draining = if node == self.me.node {
+            self.draining
+        } else {
+            heard.draining
+        };
+        Some(match (heard.left.or(heard.dead), draining) {
+            _ if heard.left.is_some() => Standing::Left,
+            (Some(_), _) => Standing::Dead,
+            (None, true) => Standing::Draining,
+            (None, false) => Standing::Live,
+        })
+    }
+
+    /// When something of the node last came.
+    pub fn heard_at(&self, node: NodeId) -> Option<Duration> {
+        self.nodes.get(&node).map(|heard| heard.at)
+    }
+
+    pub fn node_revision(&self, node: NodeId) -> Option<u64> {
+        self.nodes.get(&node).map(|heard| heard.revision)
+    }
+
+    /// For how long nothing has come of a node, counted between heartbeats of our own.
+    pub fn silent(&self, node: NodeId) -> Option<Duration> {
+        self.nodes.get(&node).map(|heard| heard.silent)
+    }
+
+    /// The nodes that share the partitions, this one included unless it drains.
+    pub fn live(&self) -> Vec<NodeId> {
+        let mut live: Vec<NodeId> = self
+            .nodes
+            .keys()
+            .copied()
+            .filter(|node| *node != self.me.node && self.standing(*node) == Some(Standing::Live))
+            .collect();
+        if !self.draining {
+            live.push(self.me.node);
+        }
+        live.sort_unstable();
+        live
+    }
+
+    /// Since when nobody acts for the partition, if it is so.
+    fn open_since(&self, partition: u8) -> Option<Duration> {
+        let owner = self.owners[usize::from(partition)];
+        let Some(holder) = owner.holder else {
+            return Some(owner.since);
+        };
+        if holder.node == self.me.node {
+            // Ours by its key, but not held: an earlier process of this node had it, or a swap was stored though
+            // nobody heard of it.
+            return Some(Duration::ZERO);
+        }
+        match self.nodes.get(&holder.node) {
+            None => Some(owner.since.max(self.began)),
+            Some(heard) => Some(heard.left.or(heard.dead)?.max(owner.since)),
+        }
+    }
+
+    /// Decides what to do now.
+    pub fn decide(&self, now: Duration) -> Plan {
+        let mut plan = Plan::default();
+        let mut gone = Vec::new();
+        for (partition, hold) in &self.held {
+            let owner = &self.owners[usize::from(*partition)];
+            if owner.revision > hold.revision && hold.revision > 0 && owner.holder != Some(self.me) {
+                gone.push(*partition);
+                plan.steps.push(Step::Resign {
+                    partition: *partition,
+                });
+            }
+        }
+        if !self.beating(now) {
+            return plan;
+        }
+        for (partition, hold) in &self.held {
+            let unsure = hold.stretch != self.stretch && hold.revision > 0;
+            if unsure && !hold.confirming && !gone.contains(partition) {
+                plan.steps.push(Step::Confirm {
+                    partition: *partition,
+                    revision: hold.revision,
+                });
+            }
+        }
+        // Who has not heard itself yet has not heard everything that was there before.
+        if self.echo.is_none() || self.valid_until().is_none_or(|until| now >= until) {
+            return plan;
+        }
+        let counts = self.counts(&gone);
+        self.release(&counts, &gone, &mut plan);
+        self.take(counts, now, &mut plan);
+        plan
+    }
+
+    /// How many partitions each live node has. Our own are those that we mean to keep.
+    fn counts(&self, gone: &[u8]) -> BTreeMap<NodeId, usize> {
+        let mut counts: BTreeMap<NodeId, usize> = self.live().into_iter().map(|node| (node, 0)).collect();
+        for owner in &self.owners {
+            if let Some(holder) = owner.holder.filter(|holder| holder.node != self.me.node)
+                && let Some(count) = counts.get_mut(&holder.node)
+            {
+                *count += 1;
+            }
+        }
+        if let Some(count) = counts.get_mut(&self.me.node) {
+            let keeps = |(partition, hold): &(&u8, &Hold)| {
+                hold.doing != Doing::Releasing && !gone.contains(partition)
+            };
+            *count = self.held.iter().filter(keeps).count();
+        }
+        counts
+    }
+
+    fn release(&self, counts: &BTreeMap<NodeId, usize>, gone: &[u8], plan: &mut Plan) {
+        let serving = self
+            .held
+            .iter()
+            .filter(|(partition, hold)| hold.doing == Doing::Serving && !gone.contains(partition))
+            .map(|(partition, _)| *partition);
+        let surplus = match counts.get(&self.me.node) {
+            None => usize::MAX,
+            Some(has) => has - share(counts, usize::from(self.rules.partitions), self.me.node).min(*has),
+        };
+        // From the end: whoever has partition 0 keeps it as long as it can, for it has work of its own.
+        let releases = serving
+            .rev()
+            .take(surplus)
+            .map(|partition| Step::Release { partition });
+        plan.steps.extend(releases);
+    }
+
+    fn take(&self, mut counts: BTreeMap<NodeId, usize>, now: Duration, plan: &mut Plan) {
+        if self.draining {
+            return;
+        }
+        let mut later = |at: Duration| plan.again = Some(plan.again.map_or(at, |again| again.min(at)));
+        let mut takes = Vec::new();
+        for partition in 0..self.rules.partitions {
+            if self.held.contains_key(&partition) {
+                continue;
+            }
+            let Some(since) = self.open_since(partition) else {
+                continue;
+            };
+            let ours = self
+                .owner(partition)
+                .is_some_and(|holder| holder.node == self.me.node);
+            let mut line: Vec<(usize, NodeId)> = counts.iter().map(|(node, count)| (*count, *node)).collect();
+            line.sort_unstable();
+            let rank = match ours {
+                true => 0,
+                false => line
+                    .iter()
+                    .position(|(_, node)| *node == self.me.node)
+                    .unwrap_or(line.len()),
+            };
+            let from = since + STEP_ASIDE * rank.min(2) as u32;
+            let from = self
+                .waits
+                .get(&partition)
+                .map_or(from, |(until, _)| from.max(*until));
+            let taker = if now >= from {
+                let revision = self.owners[usize::from(partition)].revision;
+                takes.push(Step::Take { partition, revision });
+                self.me.node
+            } else {
+                later(from);
+                line.first().map_or(self.me.node, |(_, node)| *node)
+            };
+            *counts.entry(taker).or_default() += 1;
+        }
+        plan.steps.extend(takes);
+    }
+}
+
+/// How many of the partitions `node` should have: all nodes the same number, or one more. Those that have the most
+/// now have one more then, so that little moves.
+fn share(counts: &BTreeMap<NodeId, usize>, partitions: usize, node: NodeId) -> usize {
+    let mut order: Vec<(usize, NodeId)> = counts.iter().map(|(node, count)| (*count, *node)).collect();
+    order.sort_unstable_by(|a, b| b.0.cmp(&a.0).then(a.1.cmp(&b.1)));
+    let nodes = order.len().max(1);
+    let rank = order
+        .iter()
+        .position(|(_, other)| *other == node)
+        .unwrap_or(nodes);
+    partitions / nodes + usize::from(rank < partitions % nodes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const LEASE: Duration = Duration::from_secs(5);
+
+    fn holder(node: u64) -> Holder {
+        Holder {
+            node: NodeId(node),
+            process: node * 100,
+        }
+    }
+
+    fn secs(secs: f64) -> Duration {
+        Duration::from_secs_f64(secs)
+    }
+
+    /// Node 1, which has heard itself and these others at the second 0.
+    fn known(partitions: u8, others: &[u64]) -> Known {
+        let rules = Rules {
+            lease: LEASE,
+            partitions,
+        };
+        let mut known = Known::new(holder(1), rules, Duration::ZERO);
+        for other in others {
+            known.node_heard(NodeId(*other), other * 100, 1, false, *other, Duration::ZERO);
+        }
+        beat(&mut known, 100, Duration::ZERO);
+        known
+    }
+
+    fn beat(known: &mut Known, revision: u64, now: Duration) {
+        let number = known.beat_sent(now);
+        known.beat_stored(number, now);
+        known.node_heard(NodeId(1), 100, number, false, revision, now);
+    }
+
+    fn hold(known: &mut Known, partition: u8, revision: u64) {
+        known.taking(partition);
+        known.taken(partition, revision, Duration::ZERO);
+        known.serving(partition);
+    }
+
+    #[test]
+    fn a_node_alone_takes_everything() {
+        let plan = known(3, &[]).decide(secs(0.0));
+        let takes = (0..3).map(|partition| Step::Take {
+            partition,
+            revision: 0,
+        });
+        assert!(plan.steps.into_iter().eq(takes));
+        assert_eq!(plan.again, None);
+    }
+
+    #[test]
+    fn what_is_free_is_shared_out_and_the_next_in_line_waits() {
+        let known = known(3, &[2]);
+        let plan = known.decide(secs(0.0));
+        let mine = [0, 2].map(|partition| Step::Take {
+            partition,
+            revision: 0,
+        });
+        assert_eq!(plan.steps, mine);
+        assert_eq!(plan.again, Some(STEP_ASIDE));
+        assert_eq!(
+            known.decide(STEP_ASIDE).steps.len(),
+            3,
+            "the other one did not come"
+        );
+    }
+
+    #[test]
+    fn a_dead_nodes_partitions_are_open_only_after_a_lease_and_a_half_of_own_heartbeats() {
+        let mut known = known(1, &[2]);
+        known.owner_heard(0, Some(holder(2)), 50, Duration::ZERO);
+        for n in 1..6 {
+            beat(&mut known, 100 + n, secs(n as f64 * 1.25));
+            assert!(known.decide(secs(n as f64 * 1.25)).steps.is_empty(), "{n}");
+        }
+        // A silence of our own does not count, however long.
+        beat(&mut known, 110, secs(100.0));
+        assert_eq!(known.standing(NodeId(2)), Some(Standing::Live));
+        beat(&mut known, 111, secs(101.25));
+        assert_eq!(known.standing(NodeId(2)), Some(Standing::Dead));
+        let take = Step::Take {
+            partition: 0,
+            revision: 50,
+        };
+        assert_eq!(known.decide(secs(101.25)).steps, [take]);
+        known.node_heard(NodeId(2), 200, 9, false, 112, secs(102.0));
+        assert!(known.decide(secs(102.0)).steps.is_empty(), "it lives");
+    }
+
+    #[test]
+    fn a_broken_lease_is_not_valid_before_everything_is_confirmed() {
+        let mut known = known(2, &[2]);
+        hold(&mut known, 0, 51);
+        known.owner_heard(1, Some(holder(2)), 52, Duration::ZERO);
+        assert_eq!(known.valid_until(), Some(LEASE));
+        assert!(
+            known.decide(LEASE).steps.is_empty(),
+            "without a lease nothing is done"
+        );
+        beat(&mut known, 101, secs(6.0));
+        assert_eq!(known.valid_until(), None);
+        let confirm = Step::Confirm {
+            partition: 0,
+            revision: 51,
+        };
+        assert_eq!(known.decide(secs(6.0)).steps, [confirm]);
+        let stretch = known.confirming(0);
+        assert!(known.decide(secs(6.0)).steps.is_empty(), "it is under way");
+        known.confirmed(0, 60, stretch, secs(6.1));
+        assert_eq!(known.valid_until(), Some(secs(11.0)));
+        // Somebody else has it: nothing is confirmed, it is gone.
+        known.owner_heard(0, Some(holder(2)), 61, secs(6.2));
+        assert_eq!(known.decide(secs(6.2)).steps[0], Step::Resign { partition: 0 });
+    }
+
+    #[test]
+    fn too_many_are_released_from_the_end_and_all_when_draining() {
+        let mut known = known(4, &[2]);
+        for partition in 0..4 {
+            hold(&mut known, partition, 50 + u64::from(partition));
+        }
+        let release = |partition| Step::Release { partition };
+        assert_eq!(known.decide(secs(1.0)).steps, [release(3), release(2)]);
+        known.releasing(3);
+        known.releasing(2);
+        assert!(known.decide(secs(1.0)).steps.is_empty());
+        known.drain(true);
+        assert_eq!(known.decide(secs(1.0)).steps, [release(1), release(0)]);
+        known.released(3, 70, secs(1.0));
+        let all = known.decide(secs(3.0)).steps;
+        assert!(
+            all.iter().all(|step| matches!(step, Step::Release { .. })),
+            "it takes nothing: {all:?}"
+        );
+        known.drain(false);
+        let all = known.decide(secs(9.0)).steps;
+        assert!(
+            !all.contains(&release(1)) && !all.contains(&release(0)),
+            "it keeps its share again: {all:?}"
+        );
+    }
+
+    proptest! {
+        #[test]
+        fn shares_are_even_and_complete(
+            counts in prop::collection::btree_map(any::<u64>(), 0usize..64, 1..9),
+            partitions in 1usize..65,
+        ) {
+            let counts: BTreeMap<NodeId, usize> =
+                counts.into_iter().map(|(node, count)| (NodeId(node), count)).collect();
+            let shares: Vec<(usize, usize)> =
+                counts.iter().map(|(node, has)| (share(&counts, partitions, *node), *has)).collect();
+            prop_assert_eq!(shares.iter().map(|(share, _)| share).sum::<usize>(), partitions);
+            let (least, most) = (partitions / counts.len(), partitions.div_ceil(counts.len()));
+            prop_assert!(shares.iter().all(|(share, _)| (least..=most).contains(share)));
+            // Nobody that has more has a smaller share.
+            for a in &shares {
+                prop_assert!(shares.iter().all(|b| a.1 <= b.1 || a.0 >= b.0));
+            }
+        }
+
+        // Whatever was heard in whatever order: the newest revision counts, and nothing panics.
+        #[test]
+        fn what_was_heard_late_changes_nothing(
+            heard in prop::collection::vec((0u8..4, 1u64..5, 1u64..50), 0..40),
+        ) {
+            let mut one = known(4, &[]);
+            let mut two = known(4, &[]);
+            // A revision belongs to one change only.
+            let heard: BTreeMap<u64, (u8, u64)> = heard.into_iter().map(|(p, node, r)| (r, (p, node))).collect();
+            for (revision, (partition, node)) in &heard {
+                one.owner_heard(*partition, Some(holder(*node)), *revision, Duration::ZERO);
+            }
+            for (revision, (partition, node)) in heard.iter().rev() {
+                two.owner_heard(*partition, Some(holder(*node)), *revision, Duration::ZERO);
+            }
+            prop_assert_eq!(one.decide(secs(1.0)).steps, two.decide(secs(1.0)).steps);
+        }
+    }
+}

@@ -1,0 +1,835 @@
+//! The loop: says that this node is there, hears the others, does what was decided.
+
+use super::decide::{Doing, Known, NodeId, Rules, Standing, Step};
+use super::value::{self, Beat, Counts, Key, Owned, Waiting};
+use super::{Command, Member, Membership, Node, Ownership, PING_PATIENCE, RELEASE_PATIENCE, Shared};
+use crate::bucket::{Bucket, Found, Swapped};
+use crate::chain::nap;
+use crate::connect::Connection;
+use crate::forward;
+use crate::log::JetStreamLog;
+use crate::partition::Partition;
+use async_nats::{Request, RequestErrorKind};
+use futures_util::StreamExt;
+use postrider_core::time::Timestamp;
+use postrider_store::Error;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
+use tokio::sync::{Semaphore, mpsc};
+use tokio::task::{AbortHandle, JoinSet};
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+/// Partitions that are loaded at once: each may take a lot of memory while it is read.
+const LOADS_MAX: usize = 4;
+/// After this long a partition is left to another node.
+const LOAD_PATIENCE: Duration = Duration::from_secs(300);
+/// A release that takes longer than this, when attempts have ended, is cut short.
+const WRITE_PATIENCE: Duration = Duration::from_secs(20);
+/// Between tries of something that was answered with an error at once.
+const TRY_AGAIN: Duration = Duration::from_millis(100);
+/// Changes of the bucket that were heard and not looked at yet.
+const FOUND_WAITING_MAX: usize = 256;
+/// A node that has been dead for so long and owns nothing is forgotten.
+const FORGET_AFTER: Duration = Duration::from_secs(3600);
+
+/// Sees that no other process runs as this node. Returns which process of the node this is, counted from one.
+pub async fn alone(
+    connection: &Connection,
+    bucket: &Bucket,
+    rules: &Rules,
+    node: &Node,
+) -> Result<u64, Error> {
+    let key = Key::Node(node.id).to_string();
+    let Some(found) = bucket.read(&key).await? else {
+        return Ok(1);
+    };
+    let Some(beat) = found.value.as_deref().and_then(value::read::<Beat>) else {
+        return Ok(1);
+    };
+    let next = beat.incarnation + 1;
+    let refusal = || {
+        let (name, url) = (&beat.name, &beat.url);
+        Error::Unavailable(format!(
+            "another process already runs as node {} ({name}, {url}): every node needs a data directory of its own",
+            node.id
+        ))
+    };
+    let ping = Request::new().timeout(Some(PING_PATIENCE));
+    match connection
+        .client
+        .send_request(forward::subject(connection, node.id, "ping"), ping)
+        .await
+    {
+        Ok(_) => return Err(refusal()),
+        // Nobody listens: whatever ran has ended. Its partitions can be had at once.
+        Err(e) if e.kind() == RequestErrorKind::NoResponders => return Ok(next),
+        Err(_) => {}
+    }
+    // Somebody listens who does not answer: a process that hangs, or a connection that the server has not missed yet.
+    nap(rules.dead_after()).await;
+    match bucket.read(&key).await? {
+        Some(again) if again.revision != found.revision && again.value.is_some() => Err(refusal()),
+        _ => Ok(next),
+    }
+}
+
+/// What a task of the loop came to.
+enum Done {
+    Beat {
+        beat: u64,
+        stored: Result<u64, Error>,
+    },
+    Took {
+        partition: u8,
+        swapped: Result<Swapped, Error>,
+    },
+    Loaded {
+        partition: u8,
+        epoch: u64,
+        loaded: Result<Box<Partition>, Error>,
+    },
+    Ended {
+        partition: u8,
+        epoch: u64,
+    },
+    Confirmed {
+        partition: u8,
+        stretch: u64,
+        swapped: Result<Swapped, Error>,
+    },
+    Released {
+        partition: u8,
+        epoch: u64,
+    },
+    Freed {
+        partition: u8,
+        epoch: u64,
+        swapped: Result<Swapped, Error>,
+    },
+    Forgotten,
+}
+
+/// What is done with a partition that is held.
+struct Held {
+    epoch: u64,
+    /// Ends the task that loads it.
+    loading: Option<AbortHandle>,
+    /// Loaded, but not known to be ours in this stretch of the lease.
+    loaded: Option<Box<Partition>>,
+}
+
+pub struct Loop {
+    connection: Connection,
+    bucket: Bucket,
+    rules: Rules,
+    shared: Arc<Shared>,
+    log: Arc<JetStreamLog>,
+    incarnation: u64,
+    stop: CancellationToken,
+    known: Known,
+    beats: BTreeMap<NodeId, Beat>,
+    epochs: Vec<u64>,
+    held: BTreeMap<u8, Held>,
+    jobs: JoinSet<Done>,
+    loads: Arc<Semaphore>,
+    nonce: u64,
+    draining: bool,
+    leaving: bool,
+    /// When the watch was last known to work: it brought back a heartbeat of ours.
+    echoed: Duration,
+    said_away: bool,
+}
+
+impl Loop {
+    pub fn new(
+        connection: Connection,
+        bucket: Bucket,
+        rules: Rules,
+        shared: Arc<Shared>,
+        log: Arc<JetStreamLog>,
+        incarnation: u64,
+        stop: CancellationToken,
+    ) -> Loop {
+        let now = shared.lease.elapsed();
+        Loop {
+            known: Known::new(shared.node.holder(), rules, now),
+            connection,
+            bucket,
+            rules,
+            shared,
+            log,
+            incarnation,
+            stop,
+            beats: BTreeMap::new(),
+            epochs: vec![0; usize::from(rules.partitions)],
+            held: BTreeMap::new(),
+            jobs: JoinSet::new(),
+            loads: Arc::new(Semaphore::new(LOADS_MAX)),
+            nonce: 0,
+            draining: false,
+            leaving: false,
+            echoed: now,
+            said_away: false,
+        }
+    }
+
+    /// Until told to leave, displaced, or stopped.
+    pub async fn run(mut self, mut commands: mpsc::Receiver<Command>) {
+        let stop = self.stop.clone();
+        let began = Instant::now() - self.now();
+        let mut beat_at = self.now();
+        let mut watching = Watching::start(&self.bucket);
+        loop {
+            let now = self.now();
+            if now >= beat_at {
+                self.beat(now);
+                beat_at = now + self.rules.beat_every();
+            }
+            // Before anything else: whoever was replaced must not extend its lease once more.
+            if self.shared.failed.borrow().is_some() {
+                break;
+            }
+            let again = self.act();
+            if self.leaving && self.is_empty() {
+                break;
+            }
+            // A watch that is silent while heartbeats are stored is made anew.
+            if now > self.echoed + self.rules.lease * 2 {
+                tracing::debug!("the bucket's watch has fallen silent");
+                watching = Watching::start(&self.bucket);
+                self.echoed = now;
+            }
+            let lease_end = self.known.valid_until().filter(|until| *until > now);
+            let wake = [again, lease_end]
+                .into_iter()
+                .flatten()
+                .fold(beat_at, Duration::min);
+            tokio::select! {
+                biased;
+                () = stop.cancelled() => break,
+                Some(command) = commands.recv() => {
+                    self.leaving |= matches!(command, Command::Leave);
+                    self.draining = self.leaving || matches!(command, Command::Drain);
+                    self.known.drain(self.draining);
+                    beat_at = self.now();
+                }
+                Some(done) = self.jobs.join_next(), if !self.jobs.is_empty() => match done {
+                    Ok(done) => self.done(done),
+                    Err(e) if e.is_panic() => std::panic::resume_unwind(e.into_panic()),
+                    Err(_) => {}
+                },
+                Some(found) = watching.found.recv() => self.heard(found),
+                () = tokio::time::sleep_until(began + wake) => {}
+            }
+        }
+        self.end().await;
+    }
+
+    fn now(&self) -> Duration {
+        self.shared.lease.elapsed()
+    }
+
+    fn is_empty(&self) -> bool {
+        self.known.held().next().is_none()
+    }
+
+    async fn end(&mut self) {
+        self.shared.lease.end();
+        self.shared.steward.send_replace(false);
+        self.jobs.shutdown().await;
+        let held: Vec<u8> = self.held.keys().copied().collect();
+        for partition in held {
+            self.drop_partition(partition);
+        }
+        if self.leaving && self.shared.failed.borrow().is_none() {
+            // Best effort: without it the others find out by themselves.
+            let key = Key::Node(self.shared.node.id).to_string();
+            let _ = self.bucket.delete(&key).await;
+        }
+    }
+
+    fn beat(&mut self, now: Duration) {
+        let number = self.known.beat_sent(now);
+        let beat = self.describe(number);
+        let bytes = value::write(&beat);
+        let bucket = self.bucket.clone();
+        let key = Key::Node(self.shared.node.id).to_string();
+        self.jobs.spawn(async move {
+            Done::Beat {
+                beat: number,
+                stored: bucket.put(&key, bytes).await,
+            }
+        });
+    }
+
+    fn counts(&self) -> Counts {
+        let counters = &self.log.shared().counters;
+        Counts {
+            takeovers: counters.takeovers.load(Relaxed),
+            fenced: counters.fenced.load(Relaxed),
+            redelivered: counters.redelivered.load(Relaxed),
+            forwarded: self.shared.forwarded.load(Relaxed),
+        }
+    }
+
+    fn describe(&self, beat: u64) -> Beat {
+        let node = &self.shared.node;
+        let served = self.log.partitions();
+        let waiting = |partition: &Arc<Partition>| {
+            let book = partition.book();
+            // What is claimed has not ended either.
+            let mut all = Waiting {
+                waiting: book.claims_held(),
+                ..Waiting::default()
+            };
+            for sub in book.subs.values() {
+                all.waiting += sub.waiting.len() as u64;
+                all.retrying += sub.retrying.len() as u64;
+                all.letters += sub.letters.len() as u64;
+            }
+            (partition.number(), all)
+        };
+        Beat {
+            process: node.process,
+            incarnation: self.incarnation,
+            beat,
+            name: node.name.clone(),
+            url: node.url.clone(),
+            version: node.version.clone(),
+            started: node.started.nanos(),
+            draining: self.draining,
+            serves: served.iter().filter(|one| one.is_open()).map(waiting).collect(),
+            counts: self.counts(),
+            report: self
+                .shared
+                .report
+                .get()
+                .map(|report| report())
+                .unwrap_or_default(),
+        }
+    }
+
+    /// Something in the bucket changed.
+    fn heard(&mut self, found: Found) {
+        let now = self.now();
+        match Key::parse(&found.key) {
+            Some(Key::Node(node)) => {
+                let Some(beat) = found.value.as_deref().and_then(value::read::<Beat>) else {
+                    self.known.node_left(node, found.revision, now);
+                    self.beats.remove(&node);
+                    return;
+                };
+                let me = &self.shared.node;
+                if node == me.id && beat.process != me.process {
+                    let theirs = (beat.incarnation, beat.process);
+                    if theirs > (self.incarnation, me.process) {
+                        self.displaced(&beat);
+                    }
+                    // What an earlier process of this node left says nothing that matters.
+                    return;
+                }
+                if node == me.id {
+                    self.echoed = now;
+                }
+                self.known
+                    .node_heard(node, beat.process, beat.beat, beat.draining, found.revision, now);
+                self.beats.insert(node, beat);
+            }
+            Some(Key::Partition(partition)) if partition < self.rules.partitions => {
+                self.owner_found(partition, &found);
+            }
+            _ => {}
+        }
+    }
+
+    fn owner_found(&mut self, partition: u8, found: &Found) {
+        let now = self.now();
+        let owned = found.value.as_deref().and_then(value::read::<Owned>);
+        let holder = owned.as_ref().and_then(Owned::holder);
+        self.known.owner_heard(partition, holder, found.revision, now);
+        if let Some(owned) = owned.filter(|owned| owned.holder().is_some()) {
+            let epoch = &mut self.epochs[usize::from(partition)];
+            *epoch = owned.epoch(found.revision).max(*epoch);
+        }
+    }
+
+    fn displaced(&self, by: &Beat) {
+        self.shared.lease.end();
+        let node = self.shared.node.id;
+        let why = format!(
+            "another process has taken the place of this node {node}: {} at {}",
+            by.name, by.url
+        );
+        tracing::error!(%node, by = by.name, url = by.url, "another process has taken this node's place");
+        self.shared.failed.send_replace(Some(why));
+    }
+
+    /// Does what is to be done now. Returns when to look again at the latest.
+    fn act(&mut self) -> Option<Duration> {
+        let now = self.now();
+        self.extend(now);
+        self.serve_loaded();
+        let plan = self.known.decide(now);
+        for step in plan.steps {
+            match step {
+                Step::Take { partition, revision } => self.take(partition, revision),
+                Step::Confirm { partition, revision } => self.confirm(partition, revision),
+                Step::Release { partition } => self.release(partition),
+                Step::Resign { partition } => {
+                    // One that was released is not served any more; that its key is free may be heard of first.
+                    if self.log.partition(partition).is_some() {
+                        tracing::warn!(partition, "another node has taken a partition");
+                    }
+                    self.drop_partition(partition);
+                    self.known.resigned(partition, now);
+                }
+            }
+        }
+        self.extend(now);
+        self.show(now);
+        plan.again
+    }
+
+    fn extend(&mut self, now: Duration) {
+        let lease = &self.shared.lease;
+        match self.known.valid_until() {
+            Some(until) if until > now => {
+                let resumed = !lease.valid_now();
+                lease.extend(until, now);
+                if resumed {
+                    self.resumed();
+                }
+            }
+            _ => {}
+        }
+        let stewards = self.known.doing(0) == Some(Doing::Serving) && lease.valid_now();
+        self.shared
+            .steward
+            .send_if_modified(|steward| std::mem::replace(steward, stewards) != stewards);
+    }
+
+    /// Whoever was refused while the lease had run out is told what there is to claim.
+    fn resumed(&self) {
+        if self.said_away {
+            tracing::info!("the lease is valid again");
+        }
+        for partition in self.log.partitions().iter() {
+            let (busy, letters) = {
+                let book = partition.book();
+                (
+                    book.busy().collect::<Vec<_>>(),
+                    book.letters_waiting().next().is_some(),
+                )
+            };
+            self.log.shared().tell(|listener| {
+                for (of, count) in busy {
+                    listener.ready(of, count);
+                }
+                listener.due_changed();
+                if letters {
+                    listener.letters_added();
+                }
+            });
+        }
+    }
+
+    fn swap_to(
+        &mut self,
+        partition: u8,
+        owned: Owned,
+        revision: u64,
+    ) -> impl Future<Output = Result<Swapped, Error>> + Send + use<> {
+        let bucket = self.bucket.clone();
+        async move {
+            let key = Key::Partition(partition).to_string();
+            let swapped = bucket.swap(&key, value::write(&owned), revision).await;
+            if swapped.is_err() {
+                nap(TRY_AGAIN).await;
+            }
+            swapped
+        }
+    }
+
+    fn next_nonce(&mut self) -> u64 {
+        self.nonce += 1;
+        self.nonce
+    }
+
+    fn take(&mut self, partition: u8, revision: u64) {
+        self.known.taking(partition);
+        let owned = Owned::by(self.shared.node.holder(), self.next_nonce(), None);
+        let swap = self.swap_to(partition, owned, revision);
+        self.jobs.spawn(async move {
+            Done::Took {
+                partition,
+                swapped: swap.await,
+            }
+        });
+    }
+
+    fn load(&mut self, partition: u8, epoch: u64) {
+        let (connection, loads) = (self.connection.clone(), self.loads.clone());
+        let node = self.log.shared().clone();
+        let loading = self.jobs.spawn(async move {
+            let _turn = loads.acquire_owned().await;
+            let load = Partition::take(&connection, partition, epoch, node);
+            let loaded = match tokio::time::timeout(LOAD_PATIENCE, load).await {
+                Ok(loaded) => loaded.map(Box::new),
+                Err(_) => Err(Error::Unavailable("it took too long".into())),
+            };
+            Done::Loaded {
+                partition,
+                epoch,
+                loaded,
+            }
+        });
+        let held = Held {
+            epoch,
+            loading: Some(loading),
+            loaded: None,
+        };
+        self.held.insert(partition, held);
+    }
+
+    /// Serves what has been loaded and is known to be ours.
+    fn serve_loaded(&mut self) {
+        let ready: Vec<u8> = self
+            .held
+            .iter()
+            .filter(|(partition, held)| held.loaded.is_some() && self.known.may_serve(**partition))
+            .map(|(partition, _)| *partition)
+            .collect();
+        for partition in ready {
+            let Some(held) = self.held.get_mut(&partition) else {
+                continue;
+            };
+            let Some(loaded) = held.loaded.take() else {
+                continue;
+            };
+            let epoch = held.epoch;
+            let ended = loaded.ended();
+            self.known.serving(partition);
+            self.log.add(*loaded);
+            tracing::info!(partition, epoch, "serving a partition");
+            self.jobs.spawn(async move {
+                ended.cancelled().await;
+                Done::Ended { partition, epoch }
+            });
+        }
+    }
+
+    fn confirm(&mut self, partition: u8, revision: u64) {
+        let stretch = self.known.confirming(partition);
+        let epoch = self.held.get(&partition).map(|held| held.epoch);
+        let owned = Owned::by(self.shared.node.holder(), self.next_nonce(), epoch);
+        let swap = self.swap_to(partition, owned, revision);
+        self.jobs.spawn(async move {
+            Done::Confirmed {
+                partition,
+                stretch,
+                swapped: swap.await,
+            }
+        });
+    }
+
+    fn release(&mut self, partition: u8) {
+        let Some(epoch) = self.held.get(&partition).map(|held| held.epoch) else {
+            return;
+        };
+        self.known.releasing(partition);
+        let log = self.log.clone();
+        self.jobs.spawn(async move {
+            let written = log.give_up(partition, RELEASE_PATIENCE);
+            match tokio::time::timeout(RELEASE_PATIENCE + WRITE_PATIENCE, written).await {
+                Ok(Ok(())) => tracing::info!(partition, "released a partition"),
+                Ok(Err(e)) => tracing::warn!(partition, error = %e, "released a partition as it is"),
+                Err(_) => tracing::warn!(partition, "released a partition as it is: writing took too long"),
+            }
+            Done::Released { partition, epoch }
+        });
+    }
+
+    fn free(&mut self, partition: u8, revision: u64, epoch: u64) {
+        let owned = Owned::free(self.shared.node.holder(), self.next_nonce());
+        let swap = self.swap_to(partition, owned, revision);
+        self.jobs.spawn(async move {
+            Done::Freed {
+                partition,
+                epoch,
+                swapped: swap.await,
+            }
+        });
+    }
+
+    /// Ends what is done with a partition, at once and without writing anything.
+    fn drop_partition(&mut self, partition: u8) {
+        if let Some(held) = self.held.remove(&partition) {
+            if let Some(loading) = held.loading {
+                loading.abort();
+            }
+            if let Some(loaded) = held.loaded {
+                loaded.abandon();
+            }
+        }
+        if let Some(served) = self.log.remove(partition) {
+            served.abandon();
+        }
+    }
+
+    fn holds(&self, partition: u8, epoch: u64) -> bool {
+        self.held.get(&partition).is_some_and(|held| held.epoch == epoch)
+    }
+
+    fn done(&mut self, done: Done) {
+        let now = self.now();
+        match done {
+            Done::Beat { beat, stored: Ok(_) } => {
+                self.known.beat_stored(beat, now);
+                if std::mem::take(&mut self.said_away) {
+                    tracing::info!("heartbeats are stored again");
+                }
+            }
+            Done::Beat { stored: Err(e), .. } => {
+                if !std::mem::replace(&mut self.said_away, true) {
+                    tracing::warn!(error = %e, "a heartbeat was not stored");
+                }
+            }
+            Done::Took { partition, swapped } => match swapped {
+                Ok(Swapped::Stored(revision)) => {
+                    self.known.taken(partition, revision, now);
+                    self.epochs[usize::from(partition)] = revision;
+                    self.load(partition, revision);
+                }
+                Ok(Swapped::Refused(found)) => {
+                    self.known.take_refused(partition, now);
+                    if let Some(found) = found {
+                        self.owner_found(partition, &found);
+                    }
+                }
+                Err(e) => {
+                    tracing::debug!(partition, error = %e, "a partition could not be taken");
+                    self.known.take_refused(partition, now);
+                }
+            },
+            Done::Loaded {
+                partition,
+                epoch,
+                loaded,
+            } => self.loaded(partition, epoch, loaded, now),
+            Done::Ended { partition, epoch } => {
+                let serving = self.known.doing(partition) == Some(Doing::Serving);
+                if self.holds(partition, epoch) && serving {
+                    tracing::warn!(partition, "a partition has ended");
+                    self.drop_partition(partition);
+                    self.known.resigned(partition, now);
+                }
+            }
+            Done::Confirmed {
+                partition,
+                stretch,
+                swapped,
+            } => match swapped {
+                Ok(Swapped::Stored(revision)) => self.known.confirmed(partition, revision, stretch, now),
+                Ok(Swapped::Refused(Some(found))) => {
+                    self.known.confirm_failed(partition);
+                    self.confirm_refused(partition, &found);
+                }
+                Ok(Swapped::Refused(None)) | Err(_) => self.known.confirm_failed(partition),
+            },
+            Done::Released { partition, epoch } => {
+                if self.holds(partition, epoch)
+                    && let Some(revision) = self.known.revision_of(partition)
+                {
+                    self.free(partition, revision, epoch);
+                }
+            }
+            Done::Freed {
+                partition,
+                epoch,
+                swapped,
+            } => self.freed(partition, epoch, swapped, now),
+            Done::Forgotten => {}
+        }
+    }
+
+    fn loaded(&mut self, partition: u8, epoch: u64, loaded: Result<Box<Partition>, Error>, now: Duration) {
+        if !self.holds(partition, epoch) {
+            if let Ok(loaded) = loaded {
+                loaded.abandon();
+            }
+            return;
+        }
+        match loaded {
+            Ok(loaded) => {
+                if let Some(held) = self.held.get_mut(&partition) {
+                    held.loading = None;
+                    held.loaded = Some(loaded);
+                }
+            }
+            Err(e) => {
+                tracing::warn!(partition, error = %e, "a partition could not be loaded");
+                let revision = self.known.revision_of(partition);
+                self.held.remove(&partition);
+                self.known.load_failed(partition, now);
+                if let Some(revision) = revision {
+                    self.free(partition, revision, epoch);
+                }
+            }
+        }
+    }
+
+    /// Either somebody else has it, or an earlier swap of our own was stored without our knowing.
+    fn confirm_refused(&mut self, partition: u8, found: &Found) {
+        let owned = found.value.as_deref().and_then(value::read::<Owned>);
+        let ours = owned.and_then(|owned| owned.holder()) == Some(self.shared.node.holder());
+        match ours {
+            true => self.known.moved(partition, found.revision),
+            false => self.owner_found(partition, found),
+        }
+    }
+
+    fn freed(&mut self, partition: u8, epoch: u64, swapped: Result<Swapped, Error>, now: Duration) {
+        let found = match swapped {
+            Ok(Swapped::Stored(revision)) => {
+                self.held.remove(&partition);
+                return self.known.released(partition, revision, now);
+            }
+            Ok(Swapped::Refused(found)) => found,
+            Err(e) => {
+                tracing::debug!(partition, error = %e, "a partition could not be freed yet");
+                if let Some(revision) = self
+                    .known
+                    .revision_of(partition)
+                    .filter(|_| self.holds(partition, epoch))
+                {
+                    self.free(partition, revision, epoch);
+                }
+                return;
+            }
+        };
+        let Some(found) = found else { return };
+        let owned = found.value.as_deref().and_then(value::read::<Owned>);
+        let ours = owned.and_then(|owned| owned.holder()) == Some(self.shared.node.holder());
+        if ours && self.holds(partition, epoch) {
+            return self.free(partition, found.revision, epoch);
+        }
+        self.owner_found(partition, &found);
+        if self.holds(partition, epoch) {
+            self.held.remove(&partition);
+            self.known.released(partition, found.revision, now);
+        }
+    }
+
+    /// Shows what is known, and forgets nodes that have long been away.
+    fn show(&mut self, now: Duration) {
+        let mut nodes = Vec::new();
+        for (id, beat) in &self.beats {
+            let standing = self.known.standing(*id).unwrap_or(Standing::Left);
+            let heard_at = self.known.heard_at(*id).unwrap_or_default();
+            nodes.push(Member {
+                id: *id,
+                name: beat.name.clone(),
+                url: beat.url.clone(),
+                version: beat.version.clone(),
+                started: Timestamp::from_nanos(beat.started),
+                heard_ago: now.saturating_sub(heard_at),
+                heard_at,
+                standing,
+                partitions: match standing {
+                    Standing::Live | Standing::Draining => beat.serves.keys().copied().collect(),
+                    Standing::Dead | Standing::Left => Vec::new(),
+                },
+                counts: beat.counts,
+                report: beat.report.clone(),
+            });
+        }
+        let ownership = |number: u8| {
+            let owner = self.known.owner(number).map(|holder| holder.node);
+            let beat = owner.and_then(|owner| self.beats.get(&owner));
+            Ownership {
+                number,
+                owner,
+                epoch: self.epochs[usize::from(number)],
+                waiting: beat.and_then(|beat| beat.serves.get(&number).copied()),
+            }
+        };
+        let partitions: Vec<Ownership> = (0..self.rules.partitions).map(ownership).collect();
+        let mut counts = Counts::default();
+        for beat in self.beats.values() {
+            counts.takeovers += beat.counts.takeovers;
+            counts.fenced += beat.counts.fenced;
+            counts.redelivered += beat.counts.redelivered;
+            counts.forwarded += beat.counts.forwarded;
+        }
+        self.forget(&partitions);
+        self.shared.membership.send_replace(Arc::new(Membership {
+            nodes,
+            partitions,
+            counts,
+        }));
+        let drained = self.draining && self.is_empty();
+        self.shared
+            .drained
+            .send_if_modified(|known| std::mem::replace(known, drained) != drained);
+    }
+
+    fn forget(&mut self, partitions: &[Ownership]) {
+        if self.known.doing(0) != Some(Doing::Serving) {
+            return;
+        }
+        let owns = |id: NodeId| partitions.iter().any(|one| one.owner == Some(id));
+        let long_gone = |id: &NodeId| {
+            self.known
+                .silent(*id)
+                .is_some_and(|silent| silent >= FORGET_AFTER)
+                && !owns(*id)
+        };
+        let gone: Vec<NodeId> = self.beats.keys().copied().filter(long_gone).collect();
+        for id in gone {
+            self.beats.remove(&id);
+            let Some(revision) = self.known.node_revision(id) else {
+                continue;
+            };
+            let bucket = self.bucket.clone();
+            self.jobs.spawn(async move {
+                // If it has come back meanwhile its key has changed, and stays.
+                let _ = bucket.delete_if(&Key::Node(id).to_string(), revision).await;
+                Done::Forgotten
+            });
+        }
+    }
+}
+
+/// Hears what changes in the bucket. A task of its own, so that beginning to watch, which may take a while, is not
+/// begun anew whenever something else happens.
+struct Watching {
+    found: mpsc::Receiver<Found>,
+    _task: JoinSet<()>,
+}
+
+impl Watching {
+    fn start(bucket: &Bucket) -> Watching {
+        let (tell, found) = mpsc::channel(FOUND_WAITING_MAX);
+        let bucket = bucket.clone();
+        let mut task = JoinSet::new();
+        task.spawn(async move {
+            loop {
+                match bucket.watch().await {
+                    Ok(mut watch) => {
+                        while let Some(found) = watch.next().await {
+                            if tell.send(found).await.is_err() {
+                                return;
+                            }
+                        }
+                    }
+                    Err(e) => tracing::debug!(error = %e, "the bucket cannot be watched yet"),
+                }
+                nap(TRY_AGAIN).await;
+            }
+        });
+        Watching { found, _task: task }
+    }
+}

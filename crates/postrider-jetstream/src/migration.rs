@@ -1,0 +1,202 @@
+//! A cluster that is moved to another kind of store, or made out of one.
+
+use crate::bucket::Bucket;
+use crate::chain::nap;
+use crate::connect::{Connection, Settings, chain};
+use crate::forward;
+use crate::members::decide::Rules;
+use crate::members::value::{self, Beat, Key};
+use crate::partition::PARTITIONS_MAX;
+use async_nats::jetstream::ErrorCode;
+use async_nats::jetstream::context::{DeleteStreamError, DeleteStreamErrorKind};
+use async_nats::{Request, RequestErrorKind};
+use bytes::Bytes;
+use postrider_core::time::Timestamp;
+use postrider_store::Error;
+use serde::{Deserialize, Serialize};
+use std::time::Duration;
+
+/// The key that says so.
+pub const KEY: &str = "migration";
+/// How long a node has to answer that it is there.
+const PING_PATIENCE: Duration = Duration::from_secs(1);
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum State {
+    /// Something is being moved here.
+    Copying,
+    /// It is all here and was found right; only the mark remains to be taken away.
+    Verified,
+    /// Everything was moved away.
+    Moved,
+}
+
+/// What a cluster says of its migration. No node serves a cluster that has one.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Migration {
+    pub state: State,
+    /// The other store's own number, in hexadecimal.
+    pub peer: String,
+    /// Where the other store is, for people.
+    pub place: String,
+    /// Nanoseconds.
+    pub at: i64,
+}
+
+impl Migration {
+    pub fn new(state: State, peer: u64, place: String, at: Timestamp) -> Migration {
+        Migration {
+            state,
+            peer: format!("{peer:016x}"),
+            place,
+            at: at.nanos(),
+        }
+    }
+
+    /// Whether it is about this store.
+    pub fn is_with(&self, peer: u64) -> bool {
+        self.peer == format!("{peer:016x}")
+    }
+
+    pub async fn read(bucket: &Bucket) -> Result<Option<Migration>, Error> {
+        let found = bucket.read(KEY).await?.and_then(|found| found.value);
+        let Some(bytes) = found else {
+            return Ok(None);
+        };
+        let wrong = |_| {
+            Error::Corrupt(format!(
+                "key {KEY} of the bucket is not one that this program understands"
+            ))
+        };
+        serde_json::from_slice(&bytes).map(Some).map_err(wrong)
+    }
+
+    pub async fn write(&self, bucket: &Bucket) -> Result<(), Error> {
+        let bytes = serde_json::to_vec(self).expect("numbers and text");
+        bucket.put(KEY, Bytes::from(bytes)).await.map(drop)
+    }
+
+    pub async fn forget(bucket: &Bucket) -> Result<(), Error> {
+        bucket.delete(KEY).await.map(drop)
+    }
+
+    /// Why no node may serve this cluster.
+    pub fn refusal(&self) -> Error {
+        let (place, at) = (&self.place, Timestamp::from_nanos(self.at));
+        Error::Unavailable(match self.state {
+            State::Copying | State::Verified => format!(
+                "a migration into this cluster, from {place}, was begun at {at} and has not ended: run \
+                 \"postrider migrate --to jetstream\" again, or take it back with --undo"
+            ),
+            State::Moved => format!(
+                "everything in this cluster was moved to {place} at {at}: start the server there with \
+                 store.kind = \"embedded\". To use what was left here all the same, run \
+                 \"postrider migrate --to embedded --undo\""
+            ),
+        })
+    }
+}
+
+/// A node that is there.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Live {
+    pub name: String,
+    pub url: String,
+}
+
+/// The nodes of a cluster that run. One that does not answer is watched for as long as it takes to be taken for dead.
+pub async fn live_nodes(
+    connection: &Connection,
+    bucket: &Bucket,
+    settings: &Settings,
+) -> Result<Vec<Live>, Error> {
+    let rules = Rules {
+        lease: settings.lease,
+        partitions: settings.partitions,
+    };
+    let mut live = Vec::new();
+    let mut silent = Vec::new();
+    for found in bucket.all().await? {
+        let Some(Key::Node(id)) = Key::parse(&found.key) else {
+            continue;
+        };
+        let Some(beat) = found.value.as_deref().and_then(value::read::<Beat>) else {
+            continue;
+        };
+        let Beat { name, url, .. } = beat;
+        let ping = Request::new().timeout(Some(PING_PATIENCE));
+        let subject = forward::subject(connection, id, "ping");
+        match connection.client.send_request(subject, ping).await {
+            Ok(_) => live.push(Live { name, url }),
+            Err(e) if e.kind() == RequestErrorKind::NoResponders => {}
+            Err(_) => silent.push((found.key, found.revision, Live { name, url })),
+        }
+    }
+    if !silent.is_empty() {
+        nap(rules.dead_after()).await;
+    }
+    for (key, revision, node) in silent {
+        let again = bucket.read(&key).await?;
+        if again.is_some_and(|again| again.revision != revision && again.value.is_some()) {
+            live.push(node);
+        }
+    }
+    Ok(live)
+}
+
+/// Removes everything that a cluster keeps, its bucket last.
+pub async fn wipe(connection: &Connection) -> Result<(), Error> {
+    let names = &connection.names;
+    let prefix = names.prefix();
+    let partitions = (0..PARTITIONS_MAX).map(|number| names.partition(number));
+    let others = [
+        format!("{prefix}-catalog"),
+        format!("{prefix}-archive"),
+        format!("KV_{prefix}-nodes"),
+    ];
+    for name in partitions.chain(others) {
+        match connection.js.delete_stream(&name).await {
+            Ok(_) => {}
+            Err(e) if is_missing(&e) => {}
+            Err(e) => {
+                let why = chain(&e);
+                return Err(Error::Unavailable(format!(
+                    "stream {name} cannot be removed: {why}"
+                )));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Whether a stream that was to be removed is not there.
+fn is_missing(e: &DeleteStreamError) -> bool {
+    matches!(e.kind(), DeleteStreamErrorKind::JetStream(e) if e.error_code() == ErrorCode::STREAM_NOT_FOUND)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_refusal_says_where_everything_is_and_what_to_do() {
+        let of = |state| {
+            Migration::new(
+                state,
+                7,
+                "/var/lib/here".into(),
+                Timestamp::from_secs(1_700_000_000),
+            )
+        };
+        let text = of(State::Moved).refusal().to_string();
+        for part in ["/var/lib/here", "2023-11-14T22:13:20", "embedded", "--undo"] {
+            assert!(text.contains(part), "{text}");
+        }
+        let text = of(State::Copying).refusal().to_string();
+        for part in ["/var/lib/here", "has not ended", "--to jetstream", "--undo"] {
+            assert!(text.contains(part), "{text}");
+        }
+        assert!(of(State::Moved).is_with(7) && !of(State::Moved).is_with(8));
+    }
+}

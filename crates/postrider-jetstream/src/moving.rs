@@ -1,0 +1,249 @@
+//! Moving the log: what is open in the partitions of this node, and taking in what is open in another log.
+//!
+//! Whoever moves a cluster owns all of its partitions.
+
+use crate::log::JetStreamLog;
+use crate::partition::book::{Book, GivenUp};
+use crate::partition::journal::{Record, Tried};
+use crate::partition::{Partition, Read, partition_of, sequence_of};
+use async_trait::async_trait;
+use futures_util::future::try_join_all;
+use postrider_core::ids::{Position, SubscriptionId};
+use postrider_store::moving::{Export, Moved, Moving, Open, Stage};
+use postrider_store::{Error, EventLog};
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+
+/// Messages of one partition that are read ahead: a megabyte or so.
+const AHEAD_MESSAGES: usize = 8;
+/// About so much is handed over at once.
+const EXPORT_BYTES: usize = 4 << 20;
+const EXPORT_REQUESTS: usize = 4096;
+
+#[async_trait]
+impl Moving for JetStreamLog {
+    fn export(&self) -> Box<dyn Export + '_> {
+        let partitions = self.partitions();
+        Box::new(Exporting {
+            log: self,
+            flushed: false,
+            lines: partitions.iter().map(|one| Line::new(one.clone())).collect(),
+        })
+    }
+
+    async fn import(&self, moved: Vec<Moved>) -> Result<(), Error> {
+        let firsts = try_join_all(moved.iter().map(|one| self.append(one.batch()))).await?;
+        for (one, first) in moved.iter().zip(firsts) {
+            let number = partition_of(first);
+            let Some(partition) = self.partition(number) else {
+                return Err(Error::Unavailable(format!("partition {number:02} was lost")));
+            };
+            let at = |index: u32| Position(first.0 + u64::from(index));
+            let records = one.open.iter().filter_map(|open| record(open, at(open.index)));
+            partition.note(records.collect()).await;
+        }
+        self.flush().await
+    }
+}
+
+/// What the journal says of a delivery that was attempted elsewhere.
+fn record(open: &Open, position: Position) -> Option<Record> {
+    let (of, was) = (open.of, None);
+    let tried = |attempts, last| Tried { attempts, last };
+    match open.stage {
+        Stage::Waiting => None,
+        Stage::Retry {
+            due,
+            attempts_made,
+            last_attempt,
+        } => Some(Record::Retry {
+            of,
+            was,
+            position,
+            due,
+            tried: tried(attempts_made, last_attempt),
+        }),
+        Stage::Letter {
+            decided,
+            attempts_made,
+            last_attempt,
+            reason,
+        } => Some(Record::Letter {
+            of,
+            was,
+            position,
+            decided,
+            tried: tried(attempts_made, last_attempt),
+            reason,
+        }),
+    }
+}
+
+/// All partitions at once, the oldest request first: as they were published, as far as one machine's clock tells.
+struct Exporting<'l> {
+    log: &'l JetStreamLog,
+    flushed: bool,
+    lines: Vec<Line>,
+}
+
+#[async_trait]
+impl Export for Exporting<'_> {
+    async fn next(&mut self) -> Result<Vec<Moved>, Error> {
+        if !self.flushed {
+            self.log.flush().await?;
+            self.flushed = true;
+        }
+        let mut moved = Vec::new();
+        let mut bytes = 0;
+        while bytes < EXPORT_BYTES && moved.len() < EXPORT_REQUESTS {
+            for line in &mut self.lines {
+                line.fill().await?;
+            }
+            let received = |line: &Line| line.ready.front().map(|one| one.entry.batch.received);
+            let waiting = self.lines.iter_mut().filter(|line| !line.ready.is_empty());
+            let Some(next) = waiting
+                .min_by_key(|line| received(line))
+                .and_then(|line| line.ready.pop_front())
+            else {
+                break;
+            };
+            bytes += next.entry.batch.body.len();
+            moved.push(next);
+        }
+        Ok(moved)
+    }
+}
+
+/// What is open of one message.
+type OpenOf = Vec<(Position, SubscriptionId, Stage)>;
+
+/// One partition, chunk by chunk.
+struct Line {
+    partition: Arc<Partition>,
+    /// The first and the last sequence of the chunks that come. None before the first look.
+    chunks: Option<VecDeque<(u64, u64)>>,
+    /// Retries and letters, by position; those that come last are at the front.
+    tried: Vec<(Position, SubscriptionId, Stage)>,
+    messages: VecDeque<(u64, OpenOf)>,
+    ready: VecDeque<Moved>,
+}
+
+impl Line {
+    fn new(partition: Arc<Partition>) -> Line {
+        Line {
+            partition,
+            chunks: None,
+            tried: Vec::new(),
+            messages: VecDeque::new(),
+            ready: VecDeque::new(),
+        }
+    }
+
+    /// Sees that something is ready, unless that was all.
+    async fn fill(&mut self) -> Result<(), Error> {
+        while self.ready.is_empty() {
+            if self.messages.is_empty() && !self.next_chunk() {
+                return Ok(());
+            }
+            let count = self.messages.len().min(AHEAD_MESSAGES);
+            let messages: Vec<(u64, OpenOf)> = self.messages.drain(..count).collect();
+            let mut read = Read::default();
+            for (n, (sequence, open)) in messages.iter().enumerate() {
+                if !read.contains_key(sequence) {
+                    let positions: Vec<Position> = messages[n..]
+                        .iter()
+                        .filter_map(|(_, open)| open.first().map(|one| one.0))
+                        .collect();
+                    // The first of them is read whatever else is; if not, it cannot be and is counted.
+                    self.partition.read(&positions, &mut read).await?;
+                }
+                self.ready.extend(requests(&self.partition, open, &read));
+            }
+        }
+        Ok(())
+    }
+
+    /// Looks up what is open in the next chunk. False after the last.
+    fn next_chunk(&mut self) -> bool {
+        let book = self.partition.book();
+        let chunks = self.chunks.get_or_insert_with(|| {
+            self.tried = tried_of(&book);
+            let chunks = book.chunks.0.iter().filter(|(_, chunk)| chunk.outstanding > 0);
+            chunks.map(|(first, chunk)| (*first, chunk.last)).collect()
+        });
+        let Some((first, last)) = chunks.pop_front() else {
+            return false;
+        };
+        let mut open: BTreeMap<u64, OpenOf> = BTreeMap::new();
+        for (of, sub) in &book.subs {
+            let start = sub
+                .waiting
+                .partition_point(|one| sequence_of(one.position) < first);
+            for one in sub.waiting.range(start..) {
+                let sequence = sequence_of(one.position);
+                if sequence > last {
+                    break;
+                }
+                open.entry(sequence)
+                    .or_default()
+                    .push((one.position, *of, Stage::Waiting));
+            }
+        }
+        while let Some(one) = self.tried.pop_if(|one| sequence_of(one.0) <= last) {
+            open.entry(sequence_of(one.0)).or_default().push(one);
+        }
+        for all in open.values_mut() {
+            all.sort_by_key(|(position, of, _)| (*position, *of));
+        }
+        self.messages = open.into_iter().collect();
+        true
+    }
+}
+
+fn tried_of(book: &Book) -> Vec<(Position, SubscriptionId, Stage)> {
+    let mut all = Vec::new();
+    for (of, sub) in &book.subs {
+        for ((due, position), retry) in &sub.retrying {
+            let stage = Stage::Retry {
+                due: *due,
+                attempts_made: retry.tried.attempts,
+                last_attempt: retry.tried.last,
+            };
+            all.push((*position, *of, stage));
+        }
+        for ((decided, position), GivenUp { tried, reason }) in &sub.letters {
+            let stage = Stage::Letter {
+                decided: *decided,
+                attempts_made: tried.attempts,
+                last_attempt: tried.last,
+                reason: *reason,
+            };
+            all.push((*position, *of, stage));
+        }
+    }
+    all.sort_unstable_by_key(|(position, of, _)| std::cmp::Reverse((*position, *of)));
+    all
+}
+
+/// The requests of one message of which something is open.
+fn requests(partition: &Partition, open: &OpenOf, read: &Read) -> Vec<Moved> {
+    let mut moved: Vec<Moved> = Vec::new();
+    for (position, of, stage) in open {
+        let Some((entry, index)) = partition.find(*position, read) else {
+            continue;
+        };
+        let one = Open {
+            index,
+            of: *of,
+            stage: *stage,
+        };
+        match moved.last_mut() {
+            Some(last) if last.entry.first == entry.first => last.open.push(one),
+            _ => moved.push(Moved {
+                entry,
+                open: vec![one],
+            }),
+        }
+    }
+    moved
+}

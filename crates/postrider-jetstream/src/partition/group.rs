@@ -1,0 +1,228 @@
+//! The messages that events are stored in: one or more publish requests each, or a part of one that is too large.
+
+use super::{EVENTS_PER_MESSAGE_MAX, place};
+use bytes::Bytes;
+use postrider_core::event::Batch;
+use postrider_store::Entry;
+use postrider_store::record::batch::{Reader, decode_batch, put};
+use std::sync::Arc;
+
+const VERSION: u8 = 1;
+const WHOLE: u8 = 1;
+const PART: u8 = 2;
+const LAST: u8 = 3;
+
+/// What is in a message of events.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Content {
+    Requests(Vec<Batch>),
+    /// More of the same request follows.
+    Part(Bytes),
+    /// The last of so many parts.
+    Last(u64, Bytes),
+}
+
+/// A message of whole requests; each is its head and its body. The bodies are parts of the message from then on, and
+/// not of what they were received in, which may be much larger.
+pub fn whole<'r>(requests: impl Iterator<Item = (&'r [u8], &'r mut Bytes)>, len: usize) -> Bytes {
+    let mut out = Vec::with_capacity(len + 64);
+    out.extend_from_slice(&[VERSION, WHOLE]);
+    let mut bodies = Vec::new();
+    for (head, body) in requests {
+        put(&mut out, (head.len() + body.len()) as u64);
+        out.extend_from_slice(head);
+        let start = out.len();
+        out.extend_from_slice(body);
+        bodies.push((body, start));
+    }
+    let out = Bytes::from(out);
+    for (body, start) in bodies {
+        *body = out.slice(start..start + body.len());
+    }
+    out
+}
+
+/// One request as messages of at most about `bytes_max` each.
+pub fn cut(head: &[u8], body: &[u8], bytes_max: usize) -> Vec<Bytes> {
+    let request = [head, body].concat();
+    let parts: Vec<&[u8]> = request.chunks(bytes_max).collect();
+    let mut messages = Vec::with_capacity(parts.len());
+    for (n, part) in parts.iter().enumerate() {
+        let mut out = Vec::with_capacity(part.len() + 16);
+        if n + 1 < parts.len() {
+            out.extend_from_slice(&[VERSION, PART]);
+        } else {
+            out.extend_from_slice(&[VERSION, LAST]);
+            put(&mut out, parts.len() as u64);
+        }
+        out.extend_from_slice(part);
+        messages.push(out.into());
+    }
+    messages
+}
+
+/// None if these bytes are not a message of events that this program can read.
+pub fn decode(message: &Bytes) -> Option<Content> {
+    if *message.first()? != VERSION {
+        return None;
+    }
+    let rest = message.slice(2.min(message.len())..);
+    match *message.get(1)? {
+        WHOLE => {
+            let mut requests = Vec::new();
+            let mut at = 0;
+            while at < rest.len() {
+                let mut reader = Reader::new(&rest[at..]);
+                let len = reader.count()?;
+                let start = rest.len() - reader.left();
+                requests.push(decode_batch(&rest.slice(start..start + len))?);
+                at = start + len;
+            }
+            Some(Content::Requests(requests))
+        }
+        PART => Some(Content::Part(rest)),
+        LAST => {
+            let mut reader = Reader::new(&rest);
+            let parts = reader.number()?;
+            Some(Content::Last(parts, rest.slice(rest.len() - reader.left()..)))
+        }
+        _ => None,
+    }
+}
+
+/// The request whose parts these are.
+pub fn join(parts: &[Bytes]) -> Option<Batch> {
+    decode_batch(&parts.concat().into())
+}
+
+/// A message in memory: its requests with their positions.
+#[derive(Debug)]
+pub struct Message {
+    pub entries: Vec<Arc<Entry>>,
+    /// What it takes in memory, about.
+    pub bytes: usize,
+}
+
+impl Message {
+    pub fn new(partition: u8, sequence: u64, requests: Vec<Batch>) -> Message {
+        let mut entries = Vec::with_capacity(requests.len());
+        let mut event = 0;
+        let mut bytes = 0;
+        for batch in requests {
+            bytes += batch.body.len() + 256 + batch.events.len() * 40;
+            let count = batch.events.len() as u32;
+            entries.push(Arc::new(Entry {
+                batch,
+                first: place(partition, sequence, event),
+                place: 0,
+            }));
+            event += count;
+        }
+        Message { entries, bytes }
+    }
+
+    /// The request that the event with this number is in, and its number in there.
+    pub fn find(&self, event: u32) -> Option<(&Arc<Entry>, u32)> {
+        let number = |entry: &Entry| super::event_of(entry.first);
+        let at = self
+            .entries
+            .partition_point(|entry| number(entry) <= event)
+            .checked_sub(1)?;
+        let entry = &self.entries[at];
+        let index = event - number(entry);
+        ((index as usize) < entry.batch.events.len()).then_some((entry, index))
+    }
+}
+
+/// Whether one more request with so many events may be in a message.
+pub fn has_room(events: usize, more: usize) -> bool {
+    events + more <= EVENTS_PER_MESSAGE_MAX
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::event_of;
+    use super::*;
+    use postrider_store::conformance::events;
+    use postrider_store::record::batch::encode_batch_head;
+    use proptest::prelude::*;
+
+    fn requests() -> Vec<Batch> {
+        vec![
+            events(&[("a", &[1]), ("bb", &[2, 3])]),
+            events(&[("c", &[])]),
+            events(&[("d", &[1]), ("e", &[1]), ("f", &[7])]),
+        ]
+    }
+
+    fn message(requests: &[Batch]) -> Bytes {
+        let mut encoded: Vec<(Vec<u8>, Bytes)> = requests
+            .iter()
+            .map(|b| (encode_batch_head(b), b.body.clone()))
+            .collect();
+        let message = whole(encoded.iter_mut().map(|(head, body)| (head.as_slice(), body)), 0);
+        for ((_, body), request) in encoded.iter().zip(requests) {
+            assert_eq!(body, &request.body);
+            assert!(
+                message.as_ptr_range().contains(&body.as_ptr()),
+                "it is a part of the message"
+            );
+        }
+        message
+    }
+
+    #[test]
+    fn requests_survive_together() {
+        assert_eq!(decode(&message(&requests())), Some(Content::Requests(requests())));
+        let message = Message::new(5, 9, requests());
+        let found: Vec<_> = (0..7)
+            .map(|event| {
+                message
+                    .find(event)
+                    .map(|(e, i)| e.batch.object(i as usize).to_owned())
+            })
+            .collect();
+        let expected = [
+            Some("a"),
+            Some("bb"),
+            Some("c"),
+            Some("d"),
+            Some("e"),
+            Some("f"),
+            None,
+        ];
+        assert_eq!(found, expected.map(|text| text.map(str::to_owned)));
+        assert_eq!(event_of(message.entries[2].first), 3);
+    }
+
+    proptest! {
+        #[test]
+        fn a_request_survives_being_cut(len in 0..5_000usize, bytes_max in 100..2_000usize) {
+            let batch = events(&[(&"x".repeat(len), &[1])]);
+            let head = encode_batch_head(&batch);
+            let messages = cut(&head, &batch.body, bytes_max);
+            prop_assert!(messages.iter().all(|message| message.len() <= bytes_max + 16));
+            let mut parts = Vec::new();
+            for (n, message) in messages.iter().enumerate() {
+                match decode(message).unwrap() {
+                    Content::Part(part) => parts.push(part),
+                    Content::Last(count, part) => {
+                        parts.push(part);
+                        prop_assert_eq!((count as usize, n + 1), (messages.len(), messages.len()));
+                    }
+                    other => panic!("{other:?}"),
+                }
+            }
+            prop_assert_eq!(join(&parts), Some(batch));
+        }
+
+        #[test]
+        fn damaged_messages_never_panic(at in any::<usize>(), byte in any::<u8>(), cut in any::<usize>()) {
+            let mut bytes = message(&requests()).to_vec();
+            let at = at % bytes.len();
+            bytes[at] = byte;
+            bytes.truncate(bytes.len() - cut % bytes.len());
+            let _ = decode(&bytes.into());
+        }
+    }
+}

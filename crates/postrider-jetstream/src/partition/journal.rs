@@ -1,0 +1,583 @@
+//! What follows attempts, as records in the partition's journal.
+//!
+//! The same records change the book after a takeover that were written when it changed before. Applying one twice,
+//! in the same order, changes nothing more: a snapshot may hold the effect of records that are read again after it.
+
+use super::{EVENT_BITS, SEQUENCE_MAX, event_of, place, sequence_of};
+use bytes::Bytes;
+use postrider_core::ids::{Position, SubscriptionId};
+use postrider_core::outcome::Outcome;
+use postrider_core::retry::Reason;
+use postrider_core::time::Timestamp;
+use postrider_store::LetterKey;
+use postrider_store::log::LastAttempt;
+use postrider_store::record::batch::{Reader, put};
+use rustc_hash::FxHashMap;
+
+/// The version of journal messages that is written, and the only one that is read.
+const VERSION: u8 = 1;
+/// A record names no more deliveries than this, so that a message can be cut between records.
+const POSITIONS_PER_RECORD_MAX: usize = 8_192;
+
+/// What is known of a delivery that was attempted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Tried {
+    pub attempts: u32,
+    pub last: Option<LastAttempt>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Record {
+    /// Deliveries that have ended: first attempts, and retries by when they were due.
+    Ended {
+        of: SubscriptionId,
+        /// First attempts up to here have been claimed at some time; what of them waits was handed out before.
+        upto: Option<Position>,
+        /// In order.
+        fresh: Vec<Position>,
+        retried: Vec<(Timestamp, Position)>,
+    },
+    /// A delivery is to be retried; `was` is when its last retry was due, none after the first attempt.
+    Retry {
+        of: SubscriptionId,
+        was: Option<Timestamp>,
+        position: Position,
+        due: Timestamp,
+        tried: Tried,
+    },
+    /// A delivery was given up.
+    Letter {
+        of: SubscriptionId,
+        was: Option<Timestamp>,
+        position: Position,
+        decided: Timestamp,
+        tried: Tried,
+        reason: Reason,
+    },
+    /// Letters were written, or dropped for good.
+    LettersDone {
+        of: SubscriptionId,
+        letters: Vec<LetterKey>,
+    },
+    /// A subscription is gone with all that waited for it.
+    Closed { of: SubscriptionId },
+    /// Retries that have been handed out. Nothing follows from it; whoever takes over counts what is tried twice.
+    Again {
+        of: SubscriptionId,
+        retried: Vec<(Timestamp, Position)>,
+    },
+    /// The beginning of an owner's time.
+    Marker { epoch: u64, node: String },
+}
+
+/// What has happened and is not in the journal yet.
+#[derive(Debug, Default)]
+pub struct Buffer {
+    /// A first attempt that ends is neither preceded nor followed by another record of the same delivery, so these
+    /// may go before all others, and together.
+    fresh: FxHashMap<SubscriptionId, (Option<Position>, Vec<Position>)>,
+    records: Vec<Record>,
+    len: usize,
+}
+
+impl Buffer {
+    /// About so many deliveries are named in it.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// First attempts of `of` have been claimed up to `upto`.
+    pub fn touch(&mut self, of: SubscriptionId, upto: Option<Position>) {
+        self.fresh.entry(of).or_default().0 = upto;
+        self.len += 1;
+    }
+
+    pub fn ended(&mut self, of: SubscriptionId, upto: Option<Position>, position: Position) {
+        let entry = self.fresh.entry(of).or_default();
+        entry.0 = upto;
+        entry.1.push(position);
+        self.len += 1;
+    }
+
+    pub fn push(&mut self, record: Record) {
+        self.len += match &record {
+            Record::Ended { retried, .. } => retried.len(),
+            Record::LettersDone { letters, .. } => letters.len(),
+            Record::Again { retried, .. } => retried.len(),
+            _ => 1,
+        };
+        if let Record::Closed { of } = record {
+            self.fresh.remove(&of);
+        }
+        self.records.push(record);
+    }
+
+    /// Everything in it, as messages of at most about `bytes_max` each. It is empty afterwards.
+    pub fn take(&mut self, bytes_max: usize) -> Vec<Bytes> {
+        self.len = 0;
+        let mut records = Vec::with_capacity(self.fresh.len() + self.records.len());
+        let mut fresh: Vec<_> = std::mem::take(&mut self.fresh).into_iter().collect();
+        fresh.sort_unstable_by_key(|(of, _)| *of);
+        for (of, (upto, mut positions)) in fresh {
+            positions.sort_unstable();
+            let mut rest = positions.as_slice();
+            loop {
+                let (fresh, later) = rest.split_at(rest.len().min(POSITIONS_PER_RECORD_MAX));
+                records.push(Record::Ended {
+                    of,
+                    upto,
+                    fresh: fresh.to_vec(),
+                    retried: Vec::new(),
+                });
+                rest = later;
+                if rest.is_empty() {
+                    break;
+                }
+            }
+        }
+        for record in std::mem::take(&mut self.records) {
+            match record {
+                Record::LettersDone { of, letters } => {
+                    records.extend(letters.chunks(POSITIONS_PER_RECORD_MAX).map(|letters| {
+                        let letters = letters.to_vec();
+                        Record::LettersDone { of, letters }
+                    }));
+                }
+                Record::Ended { of, retried, .. } => {
+                    records.extend(
+                        retried
+                            .chunks(POSITIONS_PER_RECORD_MAX)
+                            .map(|retried| Record::Ended {
+                                of,
+                                upto: None,
+                                fresh: Vec::new(),
+                                retried: retried.to_vec(),
+                            }),
+                    );
+                }
+                other => records.push(other),
+            }
+        }
+        encode(&records, bytes_max)
+    }
+}
+
+/// Journal messages of at most about `bytes_max` each, in order.
+pub fn encode(records: &[Record], bytes_max: usize) -> Vec<Bytes> {
+    let mut messages = Vec::new();
+    let mut out = vec![VERSION];
+    let mut one = Vec::new();
+    for record in records {
+        one.clear();
+        encode_record(record, &mut one);
+        if out.len() > 1 && out.len() + one.len() > bytes_max {
+            messages.push(Bytes::from(std::mem::replace(&mut out, vec![VERSION])));
+        }
+        out.extend_from_slice(&one);
+    }
+    if out.len() > 1 {
+        messages.push(Bytes::from(out));
+    }
+    messages
+}
+
+/// The records of a journal message of a partition; none if it is not one.
+pub fn decode(partition: u8, message: &[u8]) -> Option<Vec<Record>> {
+    let (&version, rest) = message.split_first()?;
+    if version != VERSION {
+        return None;
+    }
+    let mut reader = Reader::new(rest);
+    let mut records = Vec::new();
+    while !reader.is_empty() {
+        records.push(decode_record(partition, &mut reader)?);
+    }
+    Some(records)
+}
+
+fn encode_record(record: &Record, out: &mut Vec<u8>) {
+    match record {
+        Record::Ended {
+            of,
+            upto,
+            fresh,
+            retried,
+        } => {
+            out.push(1);
+            put(out, of.0);
+            put_maybe(out, upto.map(low));
+            put(out, fresh.len() as u64);
+            let mut last = 0;
+            for position in fresh {
+                put_next(out, &mut last, *position);
+            }
+            put(out, retried.len() as u64);
+            for (due, position) in retried {
+                put(out, due.nanos() as u64);
+                put(out, low(*position));
+            }
+        }
+        Record::Retry {
+            of,
+            was,
+            position,
+            due,
+            tried,
+        } => {
+            out.push(2);
+            put(out, of.0);
+            put_maybe(out, was.map(|was| was.nanos() as u64));
+            put(out, low(*position));
+            put(out, due.nanos() as u64);
+            put_tried(out, tried);
+        }
+        Record::Letter {
+            of,
+            was,
+            position,
+            decided,
+            tried,
+            reason,
+        } => {
+            out.push(3);
+            put(out, of.0);
+            put_maybe(out, was.map(|was| was.nanos() as u64));
+            put(out, low(*position));
+            put(out, decided.nanos() as u64);
+            put_tried(out, tried);
+            out.push(reason.code());
+        }
+        Record::LettersDone { of, letters } => {
+            out.push(4);
+            put(out, of.0);
+            put(out, letters.len() as u64);
+            for (decided, position) in letters {
+                put(out, decided.nanos() as u64);
+                put(out, low(*position));
+            }
+        }
+        Record::Closed { of } => {
+            out.push(5);
+            put(out, of.0);
+        }
+        Record::Again { of, retried } => {
+            out.push(7);
+            put(out, of.0);
+            put(out, retried.len() as u64);
+            for (due, position) in retried {
+                put(out, due.nanos() as u64);
+                put(out, low(*position));
+            }
+        }
+        Record::Marker { epoch, node } => {
+            out.push(6);
+            put(out, *epoch);
+            put(out, node.len() as u64);
+            out.extend_from_slice(node.as_bytes());
+        }
+    }
+}
+
+fn decode_record(partition: u8, reader: &mut Reader<'_>) -> Option<Record> {
+    let kind = reader.number()?;
+    if kind == 6 {
+        return Some(Record::Marker {
+            epoch: reader.number()?,
+            node: reader.text()?.into(),
+        });
+    }
+    let of = SubscriptionId(reader.number()?);
+    let record = match kind {
+        1 => {
+            let upto = match maybe(reader)? {
+                Some(upto) => Some(known_place(partition, upto)?),
+                None => None,
+            };
+            let count = reader.count()?;
+            let mut last = 0;
+            let mut fresh = Vec::with_capacity(count);
+            for _ in 0..count {
+                fresh.push(next(partition, reader, &mut last)?);
+            }
+            Record::Ended {
+                of,
+                upto,
+                fresh,
+                retried: times(partition, reader)?,
+            }
+        }
+        2 => Record::Retry {
+            of,
+            was: maybe(reader)?.map(time),
+            position: known_place(partition, reader.number()?)?,
+            due: time(reader.number()?),
+            tried: tried(reader)?,
+        },
+        3 => Record::Letter {
+            of,
+            was: maybe(reader)?.map(time),
+            position: known_place(partition, reader.number()?)?,
+            decided: time(reader.number()?),
+            tried: tried(reader)?,
+            reason: Reason::from_code(u8::try_from(reader.number()?).ok()?),
+        },
+        4 => Record::LettersDone {
+            of,
+            letters: times(partition, reader)?,
+        },
+        5 => Record::Closed { of },
+        7 => Record::Again {
+            of,
+            retried: times(partition, reader)?,
+        },
+        _ => return None,
+    };
+    Some(record)
+}
+
+/// A position without its partition, which the stream tells.
+pub fn low(position: Position) -> u64 {
+    sequence_of(position) << EVENT_BITS | u64::from(event_of(position))
+}
+
+/// The position that `low` was made from, in this partition.
+pub fn known_place(partition: u8, low: u64) -> Option<Position> {
+    let sequence = low >> EVENT_BITS;
+    (sequence <= SEQUENCE_MAX).then(|| place(partition, sequence, (low & ((1 << EVENT_BITS) - 1)) as u32))
+}
+
+/// Appends a position that is not before the last one.
+pub fn put_next(out: &mut Vec<u8>, last: &mut u64, position: Position) {
+    let now = low(position);
+    if now >> EVENT_BITS == *last >> EVENT_BITS {
+        put(out, (now - *last) << 1);
+    } else {
+        put(out, ((now >> EVENT_BITS) - (*last >> EVENT_BITS)) << 1 | 1);
+        put(out, now & ((1 << EVENT_BITS) - 1));
+    }
+    *last = now;
+}
+
+/// Reads what `put_next` wrote.
+pub fn next(partition: u8, reader: &mut Reader<'_>, last: &mut u64) -> Option<Position> {
+    let step = reader.number()?;
+    let now = if step & 1 == 0 {
+        last.checked_add(step >> 1)?
+    } else {
+        let sequence = (*last >> EVENT_BITS).checked_add(step >> 1)?;
+        let event = reader.number()?;
+        if sequence > SEQUENCE_MAX || event >= 1 << EVENT_BITS {
+            return None;
+        }
+        sequence << EVENT_BITS | event
+    };
+    *last = now;
+    known_place(partition, now)
+}
+
+pub fn put_tried(out: &mut Vec<u8>, tried: &Tried) {
+    put(out, u64::from(tried.attempts));
+    let Some(last) = tried.last else {
+        out.push(0);
+        return;
+    };
+    out.push(if last.status.is_some() { 2 } else { 1 });
+    put(out, last.at.nanos() as u64);
+    out.push(last.outcome.code());
+    if let Some(status) = last.status {
+        put(out, u64::from(status));
+    }
+}
+
+pub fn tried(reader: &mut Reader<'_>) -> Option<Tried> {
+    let attempts = reader.small()?;
+    let kind = reader.number()?;
+    if kind == 0 {
+        return Some(Tried { attempts, last: None });
+    }
+    let at = time(reader.number()?);
+    let outcome = Outcome::from_code(u8::try_from(reader.number()?).ok()?);
+    let status = match kind {
+        1 => None,
+        2 => Some(u16::try_from(reader.number()?).ok()?),
+        _ => return None,
+    };
+    let last = Some(LastAttempt { at, outcome, status });
+    Some(Tried { attempts, last })
+}
+
+pub fn time(nanos: u64) -> Timestamp {
+    Timestamp::from_nanos(nanos as i64)
+}
+
+fn put_maybe(out: &mut Vec<u8>, number: Option<u64>) {
+    match number {
+        None => out.push(0),
+        Some(number) => {
+            out.push(1);
+            put(out, number);
+        }
+    }
+}
+
+fn maybe(reader: &mut Reader<'_>) -> Option<Option<u64>> {
+    match reader.number()? {
+        0 => Some(None),
+        1 => Some(Some(reader.number()?)),
+        _ => None,
+    }
+}
+
+fn times(partition: u8, reader: &mut Reader<'_>) -> Option<Vec<(Timestamp, Position)>> {
+    let count = reader.count()?;
+    let mut times = Vec::with_capacity(count);
+    for _ in 0..count {
+        let at = time(reader.number()?);
+        times.push((at, known_place(partition, reader.number()?)?));
+    }
+    Some(times)
+}
+
+#[cfg(test)]
+pub mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    pub const PARTITION: u8 = 7;
+
+    fn position() -> impl Strategy<Value = Position> {
+        let sequence = prop_oneof![0..200u64, 0..=SEQUENCE_MAX];
+        (sequence, 0..1u32 << EVENT_BITS).prop_map(|(sequence, event)| place(PARTITION, sequence, event))
+    }
+
+    fn moment() -> impl Strategy<Value = Timestamp> {
+        any::<i64>().prop_map(|nanos| Timestamp::from_nanos(nanos & i64::MAX))
+    }
+
+    fn any_tried() -> impl Strategy<Value = Tried> {
+        let last = (moment(), 0..18u8, any::<Option<u16>>()).prop_map(|(at, outcome, status)| LastAttempt {
+            at,
+            outcome: Outcome::from_code(outcome),
+            status,
+        });
+        (any::<u32>(), prop::option::of(last)).prop_map(|(attempts, last)| Tried { attempts, last })
+    }
+
+    fn any_record() -> impl Strategy<Value = Record> {
+        let of = any::<u64>().prop_map(SubscriptionId);
+        let timed = || prop::collection::vec((moment(), position()), 0..5);
+        prop_oneof![
+            (
+                of.clone(),
+                prop::option::of(position()),
+                prop::collection::btree_set(position(), 0..9),
+                timed()
+            )
+                .prop_map(|(of, upto, fresh, retried)| Record::Ended {
+                    of,
+                    upto,
+                    fresh: fresh.into_iter().collect(),
+                    retried
+                }),
+            (
+                of.clone(),
+                prop::option::of(moment()),
+                position(),
+                moment(),
+                any_tried()
+            )
+                .prop_map(|(of, was, position, due, tried)| Record::Retry {
+                    of,
+                    was,
+                    position,
+                    due,
+                    tried
+                }),
+            (
+                of.clone(),
+                prop::option::of(moment()),
+                position(),
+                moment(),
+                any_tried(),
+                0..9u8
+            )
+                .prop_map(|(of, was, position, decided, tried, reason)| Record::Letter {
+                    of,
+                    was,
+                    position,
+                    decided,
+                    tried,
+                    reason: Reason::from_code(reason)
+                }),
+            (of.clone(), timed()).prop_map(|(of, letters)| Record::LettersDone { of, letters }),
+            (of.clone(), timed()).prop_map(|(of, retried)| Record::Again { of, retried }),
+            of.prop_map(|of| Record::Closed { of }),
+            (any::<u64>(), "[ -~ä]{0,12}").prop_map(|(epoch, node)| Record::Marker { epoch, node }),
+        ]
+    }
+
+    proptest! {
+        #[test]
+        fn records_survive(records in prop::collection::vec(any_record(), 0..12), bytes_max in 1..400usize) {
+            let mut read = Vec::new();
+            for message in encode(&records, bytes_max) {
+                read.extend(decode(PARTITION, &message).unwrap());
+            }
+            prop_assert_eq!(read, records);
+        }
+
+        #[test]
+        fn damaged_messages_never_panic(
+            records in prop::collection::vec(any_record(), 1..6),
+            changes in prop::collection::vec((any::<usize>(), any::<u8>()), 0..4),
+            cut in any::<usize>(),
+        ) {
+            let mut bytes = encode(&records, usize::MAX)[0].to_vec();
+            for (at, byte) in changes {
+                let at = at % bytes.len();
+                bytes[at] = byte;
+            }
+            bytes.truncate(bytes.len() - cut % bytes.len());
+            let _ = decode(PARTITION, &bytes);
+        }
+    }
+
+    #[test]
+    fn a_buffer_is_cut_into_messages() {
+        let mut buffer = Buffer::default();
+        let of = SubscriptionId(4);
+        let positions: Vec<Position> = (0..30_000)
+            .map(|n| place(PARTITION, 1_000 + n / 3, (n % 3) as u32))
+            .collect();
+        for position in positions.iter().rev() {
+            buffer.ended(of, Some(positions[29_999]), *position);
+        }
+        buffer.push(Record::Closed {
+            of: SubscriptionId(9),
+        });
+        assert_eq!(buffer.len(), 30_001);
+        let messages = buffer.take(20_000);
+        assert!(buffer.is_empty() && messages.len() > 1);
+        assert!(messages.iter().all(|message| message.len() <= 20_000));
+        let records: Vec<Record> = messages
+            .iter()
+            .flat_map(|m| decode(PARTITION, m).unwrap())
+            .collect();
+        let ended = records.iter().filter_map(|record| match record {
+            Record::Ended { fresh, .. } => Some(fresh.as_slice()),
+            _ => None,
+        });
+        assert_eq!(ended.collect::<Vec<_>>().concat(), positions);
+        assert_eq!(
+            records.last(),
+            Some(&Record::Closed {
+                of: SubscriptionId(9)
+            })
+        );
+        assert!(buffer.take(20_000).is_empty());
+    }
+}

@@ -1,0 +1,704 @@
+//! One partition: a stream, the book of what is to be delivered of it, and the task that writes to it.
+
+pub mod journal;
+pub mod book;
+pub mod snapshot;
+pub mod group;
+pub mod reader;
+pub mod writer;
+
+use crate::chain::{Chain, patiently};
+use crate::connect::Connection;
+use crate::node::NodeShared;
+use book::{Book, Changed, GivenUp};
+use group::Message;
+use journal::{Record, Tried};
+use postrider_core::event::Batch;
+use postrider_core::ids::{Position, SubscriptionId};
+use postrider_core::time::Timestamp;
+use postrider_store::record::batch::encode_batch_head;
+use postrider_store::{Claim, Entry, Error, LetterKey, Settled, Want};
+use reader::Reader;
+use rustc_hash::FxHashMap;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
+use std::time::Duration;
+use tokio::sync::{Notify, mpsc, oneshot};
+use tokio::task::JoinSet;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+use writer::{Append, Order, Start, Writer};
+
+/// How many bits of a position number the event within its message.
+pub const EVENT_BITS: u32 = 20;
+/// A message holds no more events than this.
+pub const EVENTS_PER_MESSAGE_MAX: usize = 1 << EVENT_BITS;
+const SEQUENCE_BITS: u32 = 36;
+/// Streams end here: at a thousand messages a second, after two years without a pause.
+pub const SEQUENCE_MAX: u64 = (1 << SEQUENCE_BITS) - 1;
+/// No events are taken in beyond this: the rest is for writing down what becomes of those that are there.
+pub const EVENT_SEQUENCE_MAX: u64 = SEQUENCE_MAX - (1 << 24);
+const PARTITION_SHIFT: u32 = EVENT_BITS + SEQUENCE_BITS;
+/// There are no more partitions than positions can name.
+pub const PARTITIONS_MAX: u8 = 64;
+
+/// Requests that wait to be written, and their bytes.
+const APPENDS_WAITING_MAX: usize = 16 << 10;
+const APPEND_BYTES_WAITING_MAX: usize = 64 << 20;
+/// A publisher is kept waiting for so long: long enough for a cluster to choose another leader.
+const APPEND_PATIENCE: Duration = Duration::from_secs(15);
+/// While nothing is stored for longer than this, requests go elsewhere.
+const STUCK_AFTER: Duration = Duration::from_millis(100);
+/// Settling waits while more deliveries than this are not in the journal.
+const JOURNAL_WAITING_MAX: usize = 200_000;
+const ORDERS_MAX: usize = 1024;
+/// What is wrong with a partition that is full, and what to do.
+pub const SPENT: &str =
+    "its stream has used up its numbers; move to another store.jetstream.prefix with `postrider migrate`";
+/// Messages that are read back for one claim.
+const READ_MESSAGES_MAX: usize = 64;
+
+/// The position of an event: its partition, the sequence of its message, its number in there.
+pub fn place(partition: u8, sequence: u64, event: u32) -> Position {
+    Position(u64::from(partition) << PARTITION_SHIFT | sequence << EVENT_BITS | u64::from(event))
+}
+
+pub fn partition_of(position: Position) -> u8 {
+    (position.0 >> PARTITION_SHIFT) as u8
+}
+
+pub fn sequence_of(position: Position) -> u64 {
+    position.0 >> EVENT_BITS & SEQUENCE_MAX
+}
+
+pub fn event_of(position: Position) -> u32 {
+    (position.0 & ((1 << EVENT_BITS) - 1)) as u32
+}
+
+/// What the writer and everybody else know of a partition.
+pub struct Shared {
+    pub number: u8,
+    pub node: Arc<NodeShared>,
+    book: Mutex<Book>,
+    /// The journal's buffer is not empty any more.
+    journal_begun: Notify,
+    journal_taken: Notify,
+    waiting_bytes: AtomicUsize,
+    made: Instant,
+    /// When something was stored, or began to wait, in milliseconds since the partition was made.
+    moved: AtomicU64,
+    retired: AtomicBool,
+    /// The stream has come to the last number that positions can name.
+    full: AtomicBool,
+    /// Fewer claims are held than before.
+    claims_ended: Notify,
+    ended: CancellationToken,
+    why_ended: OnceLock<String>,
+}
+
+impl Shared {
+    pub fn book(&self) -> MutexGuard<'_, Book> {
+        self.book.lock().expect("no panic holds it")
+    }
+
+    /// Changes the book, and sees that what is in its journal then gets written.
+    fn change<T>(&self, change: impl FnOnce(&mut Book) -> T) -> T {
+        let mut book = self.book();
+        let before = (book.journal.is_empty(), book.claims_held());
+        let changed = change(&mut book);
+        let after = (book.journal.is_empty(), book.claims_held());
+        drop(book);
+        if before.0 && !after.0 {
+            self.journal_begun.notify_one();
+        }
+        if after.1 < before.1 {
+            self.claims_ended.notify_waiters();
+        }
+        changed
+    }
+
+    fn waiting_bytes(&self) -> usize {
+        self.waiting_bytes.load(Relaxed)
+    }
+
+    fn moved(&self) {
+        self.moved.store(self.made.elapsed().as_millis() as u64, Relaxed);
+    }
+
+    /// Whether what waits has waited for long without anything being stored.
+    fn is_stuck(&self) -> bool {
+        let now = self.made.elapsed().as_millis() as u64;
+        let still = now.saturating_sub(self.moved.load(Relaxed));
+        self.waiting_bytes() > 0 && still > STUCK_AFTER.as_millis() as u64
+    }
+
+    pub fn is_retired(&self) -> bool {
+        self.retired.load(Relaxed)
+    }
+
+    /// Whether a stream that is so long takes events in.
+    fn has_numbers(&self, last: u64) -> bool {
+        let has = last < EVENT_SEQUENCE_MAX;
+        if !has && !self.full.swap(true, Relaxed) {
+            tracing::error!(
+                partition = self.number,
+                last,
+                "a partition takes no events any more: {SPENT}"
+            );
+        }
+        has
+    }
+
+    fn refusal(&self) -> Error {
+        Error::Unavailable(format!("partition {:02}: {SPENT}", self.number))
+    }
+
+    fn end(&self, why: &str) {
+        let _ = self.why_ended.set(why.into());
+        self.ended.cancel();
+        self.journal_taken.notify_waiters();
+        self.claims_ended.notify_waiters();
+    }
+
+    fn why_ended(&self) -> String {
+        let why = self
+            .why_ended
+            .get()
+            .map_or("its writer has ended", String::as_str);
+        format!("partition {:02}: {why}", self.number)
+    }
+}
+
+/// What waits to be written to a partition or is on its way.
+#[derive(Clone, Copy, Debug)]
+pub struct Waiting {
+    pub bytes: usize,
+    /// Nothing of it has been stored for long: its stream may be without a leader.
+    pub stuck: bool,
+}
+
+/// Room among the bytes that wait to be written.
+pub struct Room {
+    shared: Arc<Shared>,
+    bytes: usize,
+}
+
+impl Room {
+    fn take(shared: &Arc<Shared>, bytes: usize) -> Result<Room, Error> {
+        let before = shared.waiting_bytes.fetch_add(bytes, Relaxed);
+        if before == 0 {
+            shared.moved();
+        }
+        let room = Room {
+            shared: shared.clone(),
+            bytes,
+        };
+        if before > 0 && before + bytes > APPEND_BYTES_WAITING_MAX {
+            return Err(Error::Busy(format!(
+                "{before} bytes wait to be written to partition {:02}",
+                shared.number
+            )));
+        }
+        Ok(room)
+    }
+
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+}
+
+impl Drop for Room {
+    fn drop(&mut self) {
+        self.shared.waiting_bytes.fetch_sub(self.bytes, Relaxed);
+    }
+}
+
+/// Room among what is wanted by a claim.
+pub struct Left {
+    want: Want,
+    events: usize,
+    bytes: usize,
+}
+
+impl Left {
+    pub fn new(want: Want) -> Left {
+        Left {
+            want,
+            events: 0,
+            bytes: 0,
+        }
+    }
+
+    /// Takes one more event of this size if it fits.
+    pub fn fits(&mut self, size: usize) -> bool {
+        let bytes = self.bytes.saturating_add(size).saturating_add(self.want.overhead);
+        let fits = self.events < self.want.events_max && (self.events == 0 || bytes <= self.want.bytes_max);
+        if fits {
+            self.events += 1;
+            self.bytes = bytes;
+        }
+        fits
+    }
+
+    pub fn events(&self) -> usize {
+        self.want.events_max.saturating_sub(self.events)
+    }
+}
+
+/// Messages that were read for one claim: they may be gone from memory before it is made.
+pub type Read = FxHashMap<u64, Arc<Message>>;
+
+/// Why a claim did not go on.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Stopped {
+    /// Nothing more waits.
+    Empty,
+    Full,
+    /// An event is not in memory.
+    Unread,
+}
+
+/// A partition that this node owns. Dropping it ends its writer where it is, like a crash.
+pub struct Partition {
+    shared: Arc<Shared>,
+    epoch: u64,
+    appends: mpsc::Sender<Append>,
+    orders: mpsc::Sender<Order>,
+    reader: Reader,
+    /// One reads at a time: what one subscription has read, the next one finds in memory.
+    reading: tokio::sync::Mutex<()>,
+    stop: CancellationToken,
+    _writer: Mutex<JoinSet<()>>,
+}
+
+impl Partition {
+    /// Takes a partition over. `epoch` is greater than that of every owner before; from now on nothing that they
+    /// write counts. What they had handed out is offered again.
+    pub async fn take(
+        connection: &Connection,
+        number: u8,
+        epoch: u64,
+        node: Arc<NodeShared>,
+    ) -> Result<Partition, Error> {
+        let names = &connection.names;
+        let name = names.partition(number);
+        let subjects = names.partition_subjects(number);
+        let stream = patiently(|| connection.stream(&name, vec![subjects.clone()])).await?;
+        let marker = Record::Marker {
+            epoch,
+            node: node.node.clone(),
+        };
+        let marker = journal::encode(&[marker], usize::MAX).remove(0);
+        let (chain, sequence) = Chain::take(connection, &name, epoch, names.journal(number), marker).await?;
+        let reader = Reader::new(connection, number, node.clone()).await?;
+        let mut loaded = patiently(|| reader.load(epoch, sequence)).await?;
+        let redelivered = loaded.book.begin();
+        node.counters.redelivered.fetch_add(redelivered, Relaxed);
+        node.counters.takeovers.fetch_add(1, Relaxed);
+        let shared = Arc::new(Shared {
+            number,
+            node,
+            book: Mutex::new(loaded.book),
+            journal_begun: Notify::new(),
+            journal_taken: Notify::new(),
+            waiting_bytes: AtomicUsize::new(0),
+            made: Instant::now(),
+            moved: AtomicU64::new(0),
+            retired: AtomicBool::new(false),
+            full: AtomicBool::new(false),
+            claims_ended: Notify::new(),
+            ended: CancellationToken::new(),
+            why_ended: OnceLock::new(),
+        });
+        shared.has_numbers(sequence);
+        let (appends, appends_taken) = mpsc::channel(APPENDS_WAITING_MAX);
+        let (orders, orders_taken) = mpsc::channel(ORDERS_MAX);
+        let stop = CancellationToken::new();
+        let writer = Writer::new(Start {
+            shared: shared.clone(),
+            connection: connection.clone(),
+            stream,
+            chain,
+            appends: appends_taken,
+            orders: orders_taken,
+            stop: stop.clone(),
+            chunk: loaded.chunk,
+            journal_bytes: loaded.journal_bytes,
+            event_bytes: loaded.event_bytes,
+            snapshot_bytes: loaded.snapshot_bytes,
+        });
+        let mut tasks = JoinSet::new();
+        tasks.spawn(writer.run());
+        Ok(Partition {
+            shared,
+            epoch,
+            appends,
+            orders,
+            reader,
+            reading: tokio::sync::Mutex::new(()),
+            stop,
+            _writer: Mutex::new(tasks),
+        })
+    }
+
+    pub fn number(&self) -> u8 {
+        self.shared.number
+    }
+
+    pub fn epoch(&self) -> u64 {
+        self.epoch
+    }
+
+    /// Cancelled when the partition is this node's no more: released, or lost to another.
+    pub fn ended(&self) -> CancellationToken {
+        self.shared.ended.clone()
+    }
+
+    /// Whether claims may be made and events taken in.
+    pub fn is_open(&self) -> bool {
+        !self.shared.is_retired() && !self.shared.ended.is_cancelled()
+    }
+
+    /// Whether events may be taken in.
+    pub fn takes_in(&self) -> bool {
+        self.is_open() && !self.is_full()
+    }
+
+    /// Whether its stream has used up its numbers.
+    pub fn is_full(&self) -> bool {
+        self.shared.full.load(Relaxed)
+    }
+
+    /// Takes nothing in and hands nothing out any more; what is under way can be settled.
+    pub fn retire(&self) {
+        self.shared.retired.store(true, Relaxed);
+    }
+
+    /// Returns once no claim is held, or the partition has ended.
+    pub async fn settled(&self) {
+        loop {
+            let ended = self.shared.claims_ended.notified();
+            if self.shared.book().claims_held() == 0 || self.shared.ended.is_cancelled() {
+                return;
+            }
+            ended.await;
+        }
+    }
+
+    /// Gives the partition up in good order: everything is written, and a snapshot for whoever takes it next.
+    pub async fn release(&self) -> Result<(), Error> {
+        self.retire();
+        self.order(Order::Release).await?;
+        self.shared.node.forget(self.number());
+        Ok(())
+    }
+
+    /// Stops without writing anything more, as if the process had ended.
+    pub fn abandon(&self) {
+        self.retire();
+        self.stop.cancel();
+        self.shared.node.forget(self.number());
+    }
+
+    async fn order(
+        &self,
+        order: impl FnOnce(oneshot::Sender<Result<(), Error>>) -> Order,
+    ) -> Result<(), Error> {
+        let (done, answer) = oneshot::channel();
+        let gone = |_| Error::Unavailable(self.shared.why_ended());
+        self.orders
+            .send(order(done))
+            .await
+            .map_err(|_| Error::Unavailable(self.shared.why_ended()))?;
+        answer.await.map_err(gone)?
+    }
+
+    pub fn book(&self) -> MutexGuard<'_, Book> {
+        self.shared.book()
+    }
+
+    pub fn waiting(&self) -> Waiting {
+        Waiting {
+            bytes: self.shared.waiting_bytes(),
+            stuck: self.shared.is_stuck(),
+        }
+    }
+
+    pub async fn append(&self, batch: Batch) -> Result<Position, Error> {
+        let refused = || Error::Unavailable(self.shared.why_ended());
+        if batch.events.len() > EVENTS_PER_MESSAGE_MAX {
+            return Err(Error::Unavailable(format!(
+                "a request has more than {EVENTS_PER_MESSAGE_MAX} events"
+            )));
+        }
+        if self.is_full() {
+            return Err(self.shared.refusal());
+        }
+        let head = encode_batch_head(&batch);
+        let room = Room::take(&self.shared, head.len() + batch.body.len())?;
+        let (reply, answer) = oneshot::channel();
+        let append = Append {
+            batch,
+            head,
+            reply,
+            room,
+        };
+        self.appends.try_send(append).map_err(|e| match e {
+            mpsc::error::TrySendError::Full(_) => Error::Busy(format!(
+                "{APPENDS_WAITING_MAX} requests wait to be written to partition {:02}",
+                self.number()
+            )),
+            mpsc::error::TrySendError::Closed(_) => refused(),
+        })?;
+        match tokio::time::timeout(APPEND_PATIENCE, answer).await {
+            Ok(Ok(result)) => result,
+            Ok(Err(_)) => Err(refused()),
+            Err(_) => Err(Error::Unavailable(format!(
+                "JetStream has not acknowledged within {} s",
+                APPEND_PATIENCE.as_secs()
+            ))),
+        }
+    }
+
+    /// An event that is in memory.
+    pub(crate) fn find(&self, position: Position, read: &Read) -> Option<(Arc<Entry>, u32)> {
+        let sequence = sequence_of(position);
+        let message = read.get(&sequence).cloned();
+        let message = message.or_else(|| self.shared.node.find(self.number(), sequence))?;
+        let (entry, index) = message.find(event_of(position))?;
+        Some((entry.clone(), index))
+    }
+
+    /// Claims first attempts that are in memory, in order, as long as they fit.
+    pub fn claim_waiting(
+        &self,
+        of: SubscriptionId,
+        left: &mut Left,
+        read: &Read,
+        claims: &mut Vec<Claim>,
+    ) -> Stopped {
+        let mut stopped = Stopped::Empty;
+        // Neighbours mostly are in the same message.
+        let mut last: Option<(u64, Arc<Message>)> = None;
+        let mut offer = |position| {
+            let sequence = sequence_of(position);
+            if last.as_ref().is_none_or(|(known, _)| *known != sequence) {
+                let message = read.get(&sequence).cloned();
+                last = message
+                    .or_else(|| self.shared.node.find(self.shared.number, sequence))
+                    .map(|message| (sequence, message));
+            }
+            let Some((entry, index)) = last.as_ref().and_then(|(_, m)| m.find(event_of(position))) else {
+                stopped = Stopped::Unread;
+                return false;
+            };
+            if !left.fits(entry.batch.events[index as usize].object.len as usize) {
+                stopped = Stopped::Full;
+                return false;
+            }
+            claims.push(Claim {
+                entry: entry.clone(),
+                index,
+                attempts_made: 0,
+                last_attempt: None,
+                due: None,
+            });
+            true
+        };
+        self.shared.change(|book| book.claim_waiting(of, &mut offer));
+        stopped
+    }
+
+    /// Claims one retry if it still waits and fits.
+    pub fn claim_retry(
+        &self,
+        of: SubscriptionId,
+        (due, position): (Timestamp, Position),
+        left: &mut Left,
+        read: &Read,
+        claims: &mut Vec<Claim>,
+    ) -> Stopped {
+        let Some((entry, index)) = self.find(position, read) else {
+            return Stopped::Unread;
+        };
+        let claimed = self.shared.change(|book| {
+            // It may have been withdrawn or claimed meanwhile, and then takes no room.
+            if !book.waits(of, due, position) {
+                return Err(Stopped::Empty);
+            }
+            if !left.fits(entry.batch.events[index as usize].object.len as usize) {
+                return Err(Stopped::Full);
+            }
+            book.claim_retry(of, due, position).ok_or(Stopped::Empty)
+        });
+        let Tried { attempts, last } = match claimed {
+            Ok(tried) => tried,
+            Err(stopped) => return stopped,
+        };
+        claims.push(Claim {
+            entry,
+            index,
+            attempts_made: attempts,
+            last_attempt: last,
+            due: Some(due),
+        });
+        Stopped::Empty
+    }
+
+    /// The messages of events that are not in memory, in order.
+    fn unread(&self, positions: impl Iterator<Item = Position>) -> Vec<u64> {
+        let mut sequences: Vec<u64> = Vec::new();
+        for position in positions {
+            let sequence = sequence_of(position);
+            if sequences.last() != Some(&sequence) && self.shared.node.find(self.number(), sequence).is_none()
+            {
+                sequences.push(sequence);
+            }
+        }
+        sequences
+    }
+
+    /// Reads some of the messages of these events that are not in memory, the first at least. What cannot be read
+    /// for good is dropped.
+    pub async fn read(&self, positions: &[Position], read: &mut Read) -> Result<(), Error> {
+        let _turn = self.reading.lock().await;
+        let mut sequences = self.unread(positions.iter().copied());
+        sequences.retain(|sequence| !read.contains_key(sequence));
+        if sequences.is_empty() {
+            // Whoever was here before has read them; they must not go before they are used.
+            for position in positions.iter().take(READ_MESSAGES_MAX) {
+                let sequence = sequence_of(*position);
+                if let Some(message) = self.shared.node.find(self.number(), sequence) {
+                    read.insert(sequence, message);
+                }
+            }
+            return Ok(());
+        }
+        let first = sequences[0];
+        sequences.truncate(READ_MESSAGES_MAX);
+        sequences.sort_unstable();
+        sequences.dedup();
+        // The first that is wanted is read, whatever else is.
+        let at = sequences.partition_point(|sequence| *sequence < first);
+        sequences.rotate_left(at);
+        let (later, earlier) = sequences.split_at(sequences.len() - at);
+        let mut found = self.reader.read(later).await?;
+        if !earlier.is_empty() {
+            found.extend(self.reader.read(earlier).await?);
+        }
+        for (sequence, message) in found {
+            match message {
+                Some(message) => {
+                    self.shared.node.keep(self.number(), sequence, message.clone());
+                    read.insert(sequence, message);
+                }
+                None => self.drop_message(sequence),
+            }
+        }
+        Ok(())
+    }
+
+    fn drop_message(&self, sequence: u64) {
+        let dropped = self.shared.change(|book| book.drop_message(sequence));
+        if dropped > 0 {
+            let what = format!("message {sequence} of partition {:02}", self.number());
+            self.shared.node.damaged(what, dropped);
+        }
+    }
+
+    /// The first events that wait for a first attempt, to be read.
+    pub fn waiting_of(&self, of: SubscriptionId) -> Vec<Position> {
+        // As many as may be in the messages that are read together, about.
+        self.shared.book().waiting_of(of, 4 * READ_MESSAGES_MAX)
+    }
+
+    /// Notes what follows claims. Waits while too much waits to be written.
+    pub async fn settle(&self, of: SubscriptionId, settled: &[Settled]) -> Changed {
+        if self.shared.ended.is_cancelled() {
+            self.shared
+                .node
+                .counters
+                .fenced
+                .fetch_add(settled.len() as u64, Relaxed);
+            return Changed::default();
+        }
+        let changed = self.shared.change(|book| book.settle(of, settled));
+        self.journal_has_room().await;
+        changed
+    }
+
+    /// Does what these records say, and writes them down. Waits while too much waits to be written.
+    pub(crate) async fn note(&self, records: Vec<Record>) {
+        if records.is_empty() {
+            return;
+        }
+        self.shared.change(|book| {
+            for record in records {
+                book.apply(&record);
+                book.journal.push(record);
+            }
+        });
+        self.journal_has_room().await;
+    }
+
+    async fn journal_has_room(&self) {
+        loop {
+            let taken = self.shared.journal_taken.notified();
+            if self.shared.book().journal.len() < JOURNAL_WAITING_MAX || self.shared.ended.is_cancelled() {
+                return;
+            }
+            taken.await;
+        }
+    }
+
+    pub fn withdraw(
+        &self,
+        of: SubscriptionId,
+        waiting: &[(Timestamp, Position)],
+    ) -> (Vec<Position>, Changed) {
+        if self.shared.ended.is_cancelled() {
+            return Default::default();
+        }
+        self.shared.change(|book| book.withdraw(of, waiting))
+    }
+
+    pub fn put_back(&self, of: SubscriptionId, claims: &[Claim]) {
+        self.shared.change(|book| book.release(of, claims));
+    }
+
+    /// Returns once everything that was settled before is durable.
+    pub async fn flush(&self) -> Result<(), Error> {
+        self.order(Order::Flush).await
+    }
+
+    pub async fn letters_done(&self, of: SubscriptionId, keys: &[LetterKey]) -> Result<(), Error> {
+        if self.shared.change(|book| book.letters_done(of, keys)) {
+            self.flush().await?;
+        }
+        Ok(())
+    }
+
+    /// Forgets a subscription; that is durable on return.
+    pub async fn close_subscription(&self, of: SubscriptionId) -> Result<u64, Error> {
+        let (known, dropped) = self
+            .shared
+            .change(|book| (book.subs.contains_key(&of), book.close(of)));
+        if known {
+            self.flush().await?;
+        }
+        Ok(dropped)
+    }
+
+    /// The event of a letter that is in memory.
+    pub fn letter(&self, key: LetterKey, letter: &GivenUp, read: &Read) -> Option<postrider_store::Letter> {
+        let (entry, index) = self.find(key.1, read)?;
+        Some(postrider_store::Letter {
+            entry,
+            index,
+            attempts_made: letter.tried.attempts,
+            last_attempt: letter.tried.last,
+            reason: letter.reason,
+            decided: key.0,
+        })
+    }
+}

@@ -1,0 +1,564 @@
+//! Reading a partition's stream: all of it after a takeover, single messages when their events are due.
+
+use super::book::{Appended, Book};
+use super::group::{self, Content, Message};
+use super::snapshot::{self, Manifest, Piece};
+use super::{journal, place};
+use crate::chain::{Follower, Id, Seen};
+use crate::connect::{self, Connection};
+use crate::node::NodeShared;
+use async_nats::jetstream::consumer::{DeliverPolicy, push};
+use async_nats::jetstream::stream::{DirectGetErrorKind, RawMessageErrorKind, Stream};
+use async_nats::{HeaderMap, StatusCode};
+use bytes::Bytes;
+use futures_util::StreamExt;
+use futures_util::stream;
+use postrider_core::event::Batch;
+use postrider_store::Error;
+use rustc_hash::FxHashMap;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
+
+/// A read that brings nothing for so long has failed.
+const SILENCE_MAX: Duration = Duration::from_secs(15);
+/// How long one answer is waited for when single messages are read.
+const ANSWER_WAIT: Duration = Duration::from_secs(2);
+/// Messages asked for one by one at the same time.
+const SINGLE_READS_MAX: usize = 16;
+/// From this many neighbours on, messages are read together.
+const TOGETHER_MIN: usize = 4;
+/// Messages of others between neighbours are read along, up to so many.
+const GAP_MAX: u64 = 4;
+/// Bytes that are read for one claim.
+const READ_BYTES_MAX: usize = 1 << 20;
+
+/// A message of the stream.
+struct Stored {
+    sequence: u64,
+    subject: String,
+    /// None for a message that is of nobody's chain: it only takes a place.
+    id: Option<Id>,
+    payload: Bytes,
+}
+
+/// Messages as they are, by sequence.
+type Raw = BTreeMap<u64, (HeaderMap, Bytes)>;
+
+/// What a takeover has read.
+pub struct Loaded {
+    pub book: Book,
+    /// The number for the next chunk.
+    pub chunk: u64,
+    /// How much was read after the snapshot: journal, events.
+    pub journal_bytes: u64,
+    pub event_bytes: u64,
+    pub snapshot_bytes: u64,
+}
+
+pub struct Reader {
+    connection: Connection,
+    stream: Stream,
+    name: String,
+    partition: u8,
+    shared: Arc<NodeShared>,
+}
+
+/// A snapshot as it was found: where it begins, and what it holds.
+struct Found {
+    first: u64,
+    id: Id,
+    bytes: Vec<u8>,
+}
+
+impl Reader {
+    pub async fn new(
+        connection: &Connection,
+        partition: u8,
+        shared: Arc<NodeShared>,
+    ) -> Result<Reader, Error> {
+        let name = connection.names.partition(partition);
+        let stream = connection.reading.get_stream(&name).await;
+        let stream =
+            stream.map_err(|e| Error::Unavailable(format!("stream {name}: {}", connect::chain(&e))))?;
+        Ok(Reader {
+            connection: connection.clone(),
+            stream,
+            name,
+            partition,
+            shared,
+        })
+    }
+
+    /// Reads what an owner needs to know, up to its marker.
+    pub async fn load(&self, epoch: u64, marker: u64) -> Result<Loaded, Error> {
+        let found = self.find_snapshot(marker).await?;
+        let (book, from, next, snapshot_bytes) = match found {
+            None => (Book::default(), 1, Id { epoch: 0, n: 0 }, 0),
+            Some(found) => {
+                let book = snapshot::decode(self.partition, &found.bytes).ok_or_else(|| {
+                    Error::Corrupt(format!(
+                        "the snapshot {} of stream {} cannot be read",
+                        found.id, self.name
+                    ))
+                })?;
+                (book, found.first, found.id, found.bytes.len() as u64)
+            }
+        };
+        let chunk = book
+            .chunks
+            .0
+            .values()
+            .map(|chunk| chunk.number)
+            .max()
+            .unwrap_or(0);
+        let mut loading = Loading {
+            reader: self,
+            loaded: Loaded {
+                book,
+                chunk,
+                journal_bytes: 0,
+                event_bytes: 0,
+                snapshot_bytes,
+            },
+            follower: Follower::at(from, next),
+            parts: Vec::new(),
+            ready: FxHashMap::default(),
+            epoch,
+        };
+        self.follow(from, marker, Vec::new(), |stored| loading.see(stored))
+            .await?;
+        let mut loaded = loading.loaded;
+        loaded.chunk += 1;
+        Ok(loaded)
+    }
+
+    /// The last snapshot that is complete and was not written by an owner who had lost the stream.
+    async fn find_snapshot(&self, marker: u64) -> Result<Option<Found>, Error> {
+        let names = &self.connection.names;
+        let journal = names.journal(self.partition);
+        let snapshots = names.snapshots(self.partition);
+        let mut latest = 0;
+        let mut parts: BTreeMap<Id, (u64, Bytes)> = BTreeMap::new();
+        let mut manifests: Vec<(Id, Manifest)> = Vec::new();
+        let mut unknown = None;
+        self.follow(1, marker, vec![journal, snapshots.clone()], |stored| {
+            // Where someone has written, his marker came before, though it may have been removed since.
+            let Some(id) = stored.id.filter(|id| id.epoch >= latest) else {
+                return Ok(());
+            };
+            latest = id.epoch;
+            if stored.subject == snapshots {
+                match snapshot::piece(&stored.payload) {
+                    // The same message may be there twice; the later one is in the chain.
+                    Some(Piece::Part(part)) => {
+                        parts.insert(id, (stored.sequence, part));
+                    }
+                    Some(Piece::Manifest(manifest)) => manifests.push((id, manifest)),
+                    None => unknown = Some(stored.sequence),
+                }
+            }
+            Ok(())
+        })
+        .await?;
+        if let Some(sequence) = unknown {
+            return Err(Error::Corrupt(format!(
+                "message {sequence} of stream {} is no snapshot that this program can read",
+                self.name
+            )));
+        }
+        for (id, manifest) in manifests.into_iter().rev() {
+            let Some(first) = id.n.checked_sub(manifest.parts) else {
+                continue;
+            };
+            let ids = (first..id.n).map(|n| Id { epoch: id.epoch, n });
+            let Some(all) = ids.map(|id| parts.get(&id)).collect::<Option<Vec<_>>>() else {
+                continue;
+            };
+            let bytes: Vec<u8> = all.iter().flat_map(|(_, part)| part.iter().copied()).collect();
+            if let Some((sequence, _)) = all.first()
+                && bytes.len() as u64 == manifest.bytes
+            {
+                return Ok(Some(Found {
+                    first: *sequence,
+                    id: Id {
+                        epoch: id.epoch,
+                        n: first,
+                    },
+                    bytes,
+                }));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Reads the stream in order, from one sequence up to another, at which there is a message.
+    async fn follow(
+        &self,
+        from: u64,
+        upto: u64,
+        filter_subjects: Vec<String>,
+        mut see: impl FnMut(Stored) -> Result<(), Error>,
+    ) -> Result<(), Error> {
+        let unreadable =
+            |reason: String| Error::Unavailable(format!("stream {} cannot be read: {reason}", self.name));
+        let config = push::OrderedConfig {
+            deliver_subject: self.connection.reading.client().new_inbox(),
+            deliver_policy: DeliverPolicy::ByStartSequence {
+                start_sequence: from.max(1),
+            },
+            filter_subjects,
+            ..push::OrderedConfig::default()
+        };
+        let consumer = self.stream.create_consumer(config).await;
+        let consumer = consumer.map_err(|e| unreadable(connect::chain(&e)))?;
+        let messages = consumer.messages().await;
+        let mut messages = messages.map_err(|e| unreadable(connect::chain(&e)))?;
+        let mut last = from.max(1) - 1;
+        loop {
+            let next = tokio::time::timeout(SILENCE_MAX, messages.next()).await;
+            let next = next.map_err(|_| unreadable("nothing came for a while".into()))?;
+            let message = match next.ok_or_else(|| unreadable("it ended too soon".into()))? {
+                Ok(message) => message,
+                // It is made anew by itself.
+                Err(e) => {
+                    tracing::debug!(stream = self.name, error = %e, "reading goes on after an error");
+                    continue;
+                }
+            };
+            let sequence = message
+                .info()
+                .map_err(|e| unreadable(e.to_string()))?
+                .stream_sequence;
+            // One that is made anew before its first message begins anywhere.
+            if sequence <= last {
+                continue;
+            }
+            last = sequence;
+            if sequence > upto {
+                return Err(unreadable(format!("message {upto} is not there")));
+            }
+            see(Stored {
+                sequence,
+                subject: message.subject.to_string(),
+                id: message.headers.as_ref().and_then(Id::of),
+                payload: message.payload.clone(),
+            })?;
+            if sequence == upto {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Reads messages of events, in this order as many of them as are read at once; at least the first. Those that
+    /// are not there any more, or make no sense, come without content.
+    pub async fn read(&self, sequences: &[u64]) -> Result<FxHashMap<u64, Option<Arc<Message>>>, Error> {
+        let mut found: FxHashMap<u64, Option<Arc<Message>>> = FxHashMap::default();
+        let mut bytes = 0;
+        let mut rest = sequences;
+        while !rest.is_empty() && bytes < READ_BYTES_MAX {
+            let near = |two: &&[u64]| two[0] < two[1] && two[1] - two[0] <= GAP_MAX;
+            let together = rest.windows(2).take_while(near).count() + 1;
+            if together >= TOGETHER_MIN {
+                let raw = self.read_run(rest[0], rest[together - 1]).await?;
+                let before = found.len();
+                for sequence in &rest[..together] {
+                    let Some((headers, payload)) = raw.get(sequence) else {
+                        break;
+                    };
+                    let message = self.understand(*sequence, headers, payload, &raw).await?;
+                    bytes += message.as_ref().map_or(0, |message| message.bytes);
+                    found.insert(*sequence, message);
+                }
+                rest = &rest[found.len() - before..];
+                if found.len() > before {
+                    continue;
+                }
+                // It may be gone, or the replica that was asked may lag behind.
+            }
+            // Up to the next that have neighbours.
+            let single = rest
+                .windows(TOGETHER_MIN)
+                .take_while(|some| !some.windows(2).all(|two| near(&two)))
+                .count();
+            let single = if single + TOGETHER_MIN > rest.len() {
+                rest.len()
+            } else {
+                single.max(1)
+            };
+            let reads = stream::iter(rest[..single].to_vec()).map(|sequence| async move {
+                let message = match self.read_one(sequence).await? {
+                    Some((headers, payload)) => {
+                        self.understand(sequence, &headers, &payload, &BTreeMap::new())
+                            .await?
+                    }
+                    None => None,
+                };
+                Ok::<_, Error>((sequence, message))
+            });
+            let mut reads = reads.buffered(SINGLE_READS_MAX);
+            while let Some(read) = reads.next().await {
+                let (sequence, message) = read?;
+                bytes += message.as_ref().map_or(0, |message| message.bytes);
+                found.insert(sequence, message);
+                if bytes >= READ_BYTES_MAX {
+                    break;
+                }
+            }
+            rest = &rest[single..];
+        }
+        self.shared
+            .counters
+            .read_back
+            .fetch_add(found.len() as u64, Relaxed);
+        Ok(found)
+    }
+
+    /// Reads messages of events between two sequences together, as many as fit, from any replica.
+    async fn read_run(&self, first: u64, last: u64) -> Result<Raw, Error> {
+        let unreadable =
+            |reason: String| Error::Unavailable(format!("stream {} cannot be read: {reason}", self.name));
+        let client = self.connection.reading.client();
+        let inbox = client.new_inbox();
+        let answers = client.subscribe(inbox.clone()).await;
+        let mut answers = answers.map_err(|e| unreadable(e.to_string()))?;
+        let question = serde_json::json!({
+            "seq": first,
+            "batch": last - first + 1,
+            "max_bytes": READ_BYTES_MAX,
+            "next_by_subj": self.connection.names.all_events(self.partition),
+        });
+        let asked = client
+            .publish_with_reply(
+                format!("$JS.API.DIRECT.GET.{}", self.name),
+                inbox,
+                question.to_string().into(),
+            )
+            .await;
+        asked.map_err(|e| unreadable(e.to_string()))?;
+        let mut read = Raw::new();
+        loop {
+            let answer = tokio::time::timeout(ANSWER_WAIT, answers.next()).await;
+            let Ok(Some(answer)) = answer else {
+                // What has come is good.
+                if read.is_empty() {
+                    return Err(unreadable("no answer".into()));
+                }
+                return Ok(read);
+            };
+            let sequence = answer.headers.as_ref().and_then(sequence_in);
+            match (answer.status, sequence, answer.headers) {
+                (None | Some(StatusCode::OK), Some(sequence), Some(headers)) => {
+                    read.insert(sequence, (headers, answer.payload));
+                }
+                // The end of the batch, or nothing is there.
+                (Some(status), _, _) if status == StatusCode::NOT_FOUND || status.as_u16() == 204 => {
+                    return Ok(read);
+                }
+                (status, _, _) => return Err(unreadable(format!("status {status:?}"))),
+            }
+        }
+    }
+
+    async fn read_one(&self, sequence: u64) -> Result<Option<(HeaderMap, Bytes)>, Error> {
+        let unreadable = |reason: String| {
+            Error::Unavailable(format!(
+                "message {sequence} of stream {} cannot be read: {reason}",
+                self.name
+            ))
+        };
+        match self.stream.direct_get(sequence).await {
+            Ok(message) => return Ok(Some((message.headers, message.payload))),
+            Err(e) if e.kind() == DirectGetErrorKind::NotFound => {}
+            Err(e) => return Err(unreadable(connect::chain(&e))),
+        }
+        // A replica may lag behind; the leader knows.
+        match self.stream.get_raw_message(sequence).await {
+            Ok(message) => Ok(Some((message.headers, message.payload))),
+            Err(e) if e.kind() == RawMessageErrorKind::NoMessageFound => Ok(None),
+            Err(e) => Err(unreadable(connect::chain(&e))),
+        }
+    }
+
+    async fn understand(
+        &self,
+        sequence: u64,
+        headers: &HeaderMap,
+        payload: &Bytes,
+        near: &Raw,
+    ) -> Result<Option<Arc<Message>>, Error> {
+        let requests = match group::decode(payload) {
+            Some(Content::Requests(requests)) => requests,
+            Some(Content::Last(parts, part)) => {
+                let Some(id) = Id::of(headers) else {
+                    return Ok(None);
+                };
+                match self.read_parts(sequence, id, parts, part, near).await? {
+                    Some(batch) => vec![batch],
+                    None => return Ok(None),
+                }
+            }
+            Some(Content::Part(_)) | None => return Ok(None),
+        };
+        Ok(Some(Arc::new(Message::new(self.partition, sequence, requests))))
+    }
+
+    /// Reads the parts of a request before its last one, which was found at `sequence`.
+    async fn read_parts(
+        &self,
+        sequence: u64,
+        id: Id,
+        count: u64,
+        last: Bytes,
+        near: &Raw,
+    ) -> Result<Option<Batch>, Error> {
+        let mut parts = vec![last];
+        let mut at = sequence;
+        while (parts.len() as u64) < count {
+            at -= 1;
+            if at == 0 {
+                return Ok(None);
+            }
+            // Between them may be what a stale owner has written.
+            let read = match near.get(&at) {
+                Some(read) => Some(read.clone()),
+                None => self.read_one(at).await?,
+            };
+            let Some((headers, payload)) = read else { continue };
+            let wanted = Id {
+                epoch: id.epoch,
+                n: id.n - parts.len() as u64,
+            };
+            match (Id::of(&headers), group::decode(&payload)) {
+                (Some(found), Some(Content::Part(part))) if found == wanted => parts.push(part),
+                // An earlier one of ours: a part is gone.
+                (Some(found), _) if found.epoch == id.epoch && found < wanted => return Ok(None),
+                _ => {}
+            }
+        }
+        parts.reverse();
+        Ok(group::join(&parts))
+    }
+}
+
+/// The chunk that a subject names.
+fn chunk_in(subject: &str) -> Option<u64> {
+    subject.rsplit_once(".e.")?.1.parse().ok()
+}
+
+fn sequence_in(headers: &HeaderMap) -> Option<u64> {
+    headers.get("Nats-Sequence")?.as_str().parse().ok()
+}
+
+struct Loading<'r> {
+    reader: &'r Reader,
+    loaded: Loaded,
+    follower: Follower,
+    /// Parts of a request that is not complete yet, and the sequence of the first.
+    parts: Vec<(u64, Bytes)>,
+    ready: FxHashMap<postrider_core::ids::SubscriptionId, usize>,
+    epoch: u64,
+}
+
+impl Loading<'_> {
+    fn see(&mut self, stored: Stored) -> Result<(), Error> {
+        let reader = self.reader;
+        let Some(id) = stored.id else {
+            self.follower.pass(stored.sequence);
+            return Ok(());
+        };
+        if id.epoch > self.epoch {
+            return Err(Error::Unavailable(format!(
+                "another node has taken stream {} over",
+                reader.name
+            )));
+        }
+        match self.follower.see(stored.sequence, id) {
+            Seen::PassOver => return Ok(()),
+            Seen::Marker => {
+                // Nobody was told that an incomplete request is stored.
+                self.parts.clear();
+                return Ok(());
+            }
+            Seen::Next { missing: 0 } => {}
+            Seen::Next { missing } => {
+                self.parts.clear();
+                let what = format!(
+                    "{missing} messages before {} of stream {}",
+                    stored.sequence, reader.name
+                );
+                reader.shared.damaged(what, 0);
+            }
+        }
+        let len = stored.payload.len() as u64;
+        let Some(chunk) = chunk_in(&stored.subject) else {
+            if stored.subject == reader.connection.names.journal(reader.partition) {
+                self.loaded.journal_bytes += len;
+                let records = journal::decode(reader.partition, &stored.payload).ok_or_else(|| {
+                    Error::Corrupt(format!(
+                        "message {} of stream {} is no journal that this program can read",
+                        stored.sequence, reader.name
+                    ))
+                })?;
+                for record in &records {
+                    self.loaded.book.apply(record);
+                }
+            }
+            return Ok(());
+        };
+        self.loaded.event_bytes += len;
+        self.loaded.chunk = self.loaded.chunk.max(chunk);
+        let requests = match group::decode(&stored.payload) {
+            Some(Content::Requests(requests)) => {
+                self.parts.clear();
+                requests
+            }
+            Some(Content::Part(part)) => {
+                self.parts.push((stored.sequence, part));
+                return Ok(());
+            }
+            Some(Content::Last(count, part)) => {
+                self.parts.push((stored.sequence, part));
+                let parts: Vec<Bytes> = self.parts.iter().map(|(_, part)| part.clone()).collect();
+                match group::join(&parts) {
+                    Some(batch) if parts.len() as u64 == count => vec![batch],
+                    _ => {
+                        self.parts.clear();
+                        return self.damaged(stored.sequence);
+                    }
+                }
+            }
+            None => return self.damaged(stored.sequence),
+        };
+        let first = self.parts.first().map_or(stored.sequence, |(first, _)| *first);
+        let bytes = len + self.parts.iter().map(|(_, part)| part.len() as u64).sum::<u64>();
+        self.parts.clear();
+        let appended = Appended {
+            chunk,
+            first,
+            sequence: stored.sequence,
+            bytes,
+        };
+        let message = Message::new(reader.partition, stored.sequence, requests);
+        let requests = message.entries.iter().map(|entry| (entry.first, &entry.batch));
+        self.ready.clear();
+        self.loaded.book.append(appended, requests, &mut self.ready);
+        if !self.ready.is_empty() {
+            reader
+                .shared
+                .keep(reader.partition, stored.sequence, Arc::new(message));
+        }
+        Ok(())
+    }
+
+    fn damaged(&self, sequence: u64) -> Result<(), Error> {
+        let position = place(self.reader.partition, sequence, 0);
+        let what = format!(
+            "message {sequence} of stream {} (position {position})",
+            self.reader.name
+        );
+        self.reader.shared.damaged(what, 0);
+        Ok(())
+    }
+}

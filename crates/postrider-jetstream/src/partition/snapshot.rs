@@ -1,0 +1,178 @@
+//! The book as bytes: written now and then, so that a takeover reads only what came after.
+
+use super::book::{Book, Chunk, GivenUp, Retry, Second, Sub, Waiting};
+use super::journal::{known_place, low, next, put_next, put_tried, time, tried};
+use bytes::Bytes;
+use postrider_core::ids::SubscriptionId;
+use postrider_core::retry::Reason;
+use postrider_store::record::batch::{Reader, put};
+
+const VERSION: u8 = 1;
+/// What the messages of a snapshot begin with.
+const PART: u8 = 1;
+const MANIFEST: u8 = 2;
+
+/// One message of a snapshot.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Piece {
+    Part(Bytes),
+    Manifest(Manifest),
+}
+
+/// Ends a snapshot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Manifest {
+    /// So many parts come before it, one right after the other in the chain.
+    pub parts: u64,
+    /// Bytes of all parts together.
+    pub bytes: u64,
+}
+
+/// The messages of a snapshot, none with more than about `bytes_max`.
+pub fn cut(snapshot: &[u8], bytes_max: usize) -> Vec<Bytes> {
+    let mut messages = Vec::new();
+    for part in snapshot.chunks(bytes_max) {
+        let mut message = Vec::with_capacity(2 + part.len());
+        message.extend_from_slice(&[VERSION, PART]);
+        message.extend_from_slice(part);
+        messages.push(message.into());
+    }
+    let mut manifest = vec![VERSION, MANIFEST];
+    put(&mut manifest, messages.len() as u64);
+    put(&mut manifest, snapshot.len() as u64);
+    messages.push(manifest.into());
+    messages
+}
+
+/// None if these bytes are no part of a snapshot that this program can read.
+pub fn piece(message: &Bytes) -> Option<Piece> {
+    if *message.first()? != VERSION {
+        return None;
+    }
+    match *message.get(1)? {
+        PART => Some(Piece::Part(message.slice(2..))),
+        MANIFEST => {
+            let mut reader = Reader::new(&message[2..]);
+            Some(Piece::Manifest(Manifest {
+                parts: reader.number()?,
+                bytes: reader.number()?,
+            }))
+        }
+        _ => None,
+    }
+}
+
+/// The book with all claims put back.
+pub fn encode(book: &Book) -> Vec<u8> {
+    let mut out = vec![VERSION];
+    put(&mut out, book.chunks.0.len() as u64);
+    for (first, chunk) in &book.chunks.0 {
+        for number in [*first, chunk.number, chunk.last, chunk.bytes] {
+            put(&mut out, number);
+        }
+    }
+    put(&mut out, book.closed_order.len() as u64);
+    for of in &book.closed_order {
+        put(&mut out, of.0);
+    }
+    let mut subs: Vec<(&SubscriptionId, &Sub)> = book.subs.iter().collect();
+    subs.sort_unstable_by_key(|(of, _)| **of);
+    put(&mut out, subs.len() as u64);
+    for (of, sub) in subs {
+        put(&mut out, of.0);
+        // No event is at the very beginning: sequences begin with 1.
+        put(&mut out, sub.upto.map_or(0, low));
+        let (waiting, retrying) = Book::unclaimed(sub);
+        put(&mut out, waiting.len() as u64);
+        let (mut last, mut received) = (0, 0);
+        for one in waiting {
+            put_next(&mut out, &mut last, one.position);
+            put_step(&mut out, &mut received, one.received);
+        }
+        put(&mut out, retrying.len() as u64);
+        for ((due, position), retry) in retrying {
+            put(&mut out, due.nanos() as u64);
+            put(&mut out, low(position));
+            put_tried(&mut out, &retry.tried);
+            put(&mut out, u64::from(retry.received));
+        }
+        put(&mut out, sub.letters.len() as u64);
+        for ((decided, position), letter) in &sub.letters {
+            put(&mut out, decided.nanos() as u64);
+            put(&mut out, low(*position));
+            put_tried(&mut out, &letter.tried);
+            out.push(letter.reason.code());
+        }
+    }
+    out
+}
+
+/// The book in a snapshot of a partition; none if it is not one.
+pub fn decode(partition: u8, snapshot: &[u8]) -> Option<Book> {
+    let (&version, rest) = snapshot.split_first()?;
+    if version != VERSION {
+        return None;
+    }
+    let mut reader = Reader::new(rest);
+    let mut book = Book::default();
+    for _ in 0..reader.count()? {
+        let first = reader.number()?;
+        let chunk = Chunk {
+            number: reader.number()?,
+            last: reader.number()?,
+            bytes: reader.number()?,
+            outstanding: 0,
+        };
+        book.chunks.0.insert(first, chunk);
+    }
+    for _ in 0..reader.count()? {
+        book.remember_closed(SubscriptionId(reader.number()?));
+    }
+    for _ in 0..reader.count()? {
+        let of = SubscriptionId(reader.number()?);
+        let mut sub = Sub::default();
+        let upto = reader.number()?;
+        if upto > 0 {
+            sub.upto = Some(known_place(partition, upto)?);
+        }
+        let (mut last, mut received) = (0, 0);
+        for _ in 0..reader.count()? {
+            let position = next(partition, &mut reader, &mut last)?;
+            let received = step(&mut reader, &mut received)?;
+            sub.waiting.push_back(Waiting { position, received });
+        }
+        for _ in 0..reader.count()? {
+            let due = time(reader.number()?);
+            let position = known_place(partition, reader.number()?)?;
+            let retry = Retry {
+                tried: tried(&mut reader)?,
+                received: reader.small()?,
+            };
+            sub.retrying.insert((due, position), retry);
+        }
+        for _ in 0..reader.count()? {
+            let decided = time(reader.number()?);
+            let position = known_place(partition, reader.number()?)?;
+            let letter = GivenUp {
+                tried: tried(&mut reader)?,
+                reason: Reason::from_code(u8::try_from(reader.number()?).ok()?),
+            };
+            sub.letters.insert((decided, position), letter);
+        }
+        book.restore(of, sub);
+    }
+    reader.is_empty().then_some(book)
+}
+
+fn put_step(out: &mut Vec<u8>, last: &mut Second, now: Second) {
+    let step = i64::from(now) - i64::from(*last);
+    put(out, (step << 1 ^ step >> 63) as u64);
+    *last = now;
+}
+
+fn step(reader: &mut Reader<'_>, last: &mut Second) -> Option<Second> {
+    let step = reader.number()?;
+    let step = (step >> 1) as i64 ^ -((step & 1) as i64);
+    *last = Second::try_from(i64::from(*last).checked_add(step)?).ok()?;
+    Some(*last)
+}

@@ -1,0 +1,620 @@
+//! A state that every node holds in memory, fed by one stream that any of them may write to.
+//!
+//! A message says which was the last one that its author had seen, and is stored only if that is still so: whoever was
+//! overtaken reads on, looks whether what it wants may still be done, and tries again. So all nodes apply the same
+//! commits in the same order, and each knows of every commit what was there before it. Whether a commit is stored whose
+//! acknowledgement got lost is seen in the stream: a place in it is taken once.
+//!
+//! Once the log has become long somebody writes down the state, in parts, and purges what was before it.
+
+mod book;
+mod frame;
+
+pub(crate) use frame::{Rest, put_bytes};
+
+use crate::connect::Connection;
+use async_nats::jetstream::consumer::DeliverPolicy;
+use async_nats::jetstream::consumer::push::OrderedConfig;
+use async_nats::jetstream::context::PublishErrorKind;
+use async_nats::jetstream::message::PublishMessage;
+use async_nats::jetstream::stream::{DirectGetErrorKind, LastRawMessageErrorKind, Stream};
+use book::{Book, Took};
+use bytes::Bytes;
+use frame::{HEAD_BYTES, Manifest, Message};
+use futures_util::StreamExt;
+use postrider_store::Error;
+use std::fmt::Display;
+use std::future::Future;
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
+use tokio::sync::{Notify, watch};
+use tokio::time::{Instant, timeout};
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+/// Whoever commits waits no longer than this: a cluster that has lost a leader needs up to nine seconds for another.
+const COMMIT_PATIENCE: Duration = Duration::from_secs(12);
+/// As long opening takes while nothing is heard.
+const OPEN_PATIENCE: Duration = Duration::from_secs(20);
+/// After a failure it is tried again this much later.
+const AGAIN: Duration = Duration::from_millis(50);
+/// A message that the server speaks of and that does not come by itself for so long is asked for.
+const TAIL_PATIENCE: Duration = Duration::from_millis(200);
+/// A snapshot may be superseded while it is read. That often it is tried.
+const OPEN_TRIES: usize = 8;
+
+/// What is replicated. It changes by what is applied to it and by nothing else, on all nodes alike.
+pub(crate) trait Machine: Send + 'static {
+    /// What a commit is about, to see whether it may still be made.
+    type Draft: Send + 'static;
+    /// What a commit came to, for the one who made it.
+    type Output: Send + 'static;
+    /// For people.
+    const WHAT: &'static str;
+
+    fn check(&self, draft: &Self::Draft, me: u64) -> Result<(), Error>;
+    /// The error says why it cannot be understood.
+    fn apply(&mut self, commit: Commit<'_>) -> Result<Self::Output, String>;
+    /// Appends everything that is in it.
+    fn snapshot(&self, out: &mut Vec<u8>);
+    /// Becomes what was written down after the message `sequence`, whatever it was before.
+    fn restore(&mut self, bytes: &[u8], sequence: u64) -> Result<(), String>;
+}
+
+pub(crate) struct Commit<'a> {
+    pub records: &'a [&'a [u8]],
+    pub by: u64,
+    /// This node has made it and is waiting for it.
+    pub known_here: bool,
+    pub sequence: u64,
+}
+
+/// Where a state is kept.
+#[derive(Clone)]
+pub(crate) struct Place {
+    pub connection: Connection,
+    /// What the subjects begin with.
+    pub subject: String,
+    pub stream: String,
+    /// A snapshot is written when the log is so long, at least.
+    pub snapshot_bytes: u64,
+}
+
+impl Place {
+    pub fn new(connection: &Connection, of: &str) -> Place {
+        let prefix = connection.names.prefix();
+        Place {
+            subject: format!("{prefix}.{of}"),
+            stream: format!("{prefix}-{of}"),
+            connection: connection.clone(),
+            snapshot_bytes: SNAPSHOT_BYTES,
+        }
+    }
+}
+
+/// A snapshot is written when the log is so long, unless the last was longer.
+const SNAPSHOT_BYTES: u64 = 4 << 20;
+
+pub(crate) struct Replicated<M: Machine> {
+    shared: Arc<Shared<M>>,
+    tasks: TaskTracker,
+}
+
+struct Shared<M: Machine> {
+    place: Place,
+    me: u64,
+    book: Mutex<Book<M>>,
+    /// The last message that was applied.
+    last: watch::Sender<u64>,
+    /// There is something to write.
+    waiting: Notify,
+    stop: CancellationToken,
+}
+
+impl<M: Machine> Replicated<M> {
+    /// The stream's last message, as its leader says.
+    pub async fn head(&self) -> Result<u64, Error> {
+        let stream = self.shared.stream().await?;
+        let info = stream.get_info().await.map_err(unavailable::<M>)?;
+        Ok(info.state.last_sequence)
+    }
+
+    /// Waits until everything is applied that was stored before now. Returns the last message of that.
+    pub async fn catch_up(&self) -> Result<u64, Error> {
+        let head = self.head().await?;
+        loop {
+            let seen = self.shared.book().last;
+            if seen >= head {
+                return Ok(head);
+            }
+            self.shared.catch_up(seen).await?;
+        }
+    }
+
+    /// `me` is a number that nobody else has, nor an earlier life of this node.
+    pub async fn open(place: Place, machine: M, me: u64) -> Result<Replicated<M>, Error> {
+        let shared = Arc::new(Shared {
+            me,
+            book: Mutex::new(Book::new(me, machine)),
+            last: watch::Sender::new(0),
+            waiting: Notify::new(),
+            stop: CancellationToken::new(),
+            place,
+        });
+        let tasks = TaskTracker::new();
+        let opened = timeout(OPEN_PATIENCE, shared.open(&tasks)).await;
+        let opened = opened.unwrap_or_else(|_| Err(unavailable::<M>("JetStream does not answer")));
+        if let Err(e) = opened {
+            shared.stop.cancel();
+            return Err(e);
+        }
+        tasks.spawn(shared.clone().write());
+        tasks.close();
+        Ok(Replicated { shared, tasks })
+    }
+
+    /// Looks at the state.
+    pub fn read<T>(&self, look: impl FnOnce(&M) -> T) -> T {
+        look(&self.shared.book().machine)
+    }
+
+    /// Changes what is this node's own beside the state.
+    pub fn local<T>(&self, change: impl FnOnce(&mut M) -> T) -> T {
+        change(&mut self.shared.book().machine)
+    }
+
+    /// Whether anything can be read at all.
+    pub fn broken(&self) -> Option<Error> {
+        self.shared.book().broken.clone()
+    }
+
+    /// The last message that was applied, and the state after it.
+    pub fn read_at<T>(&self, look: impl FnOnce(&M, u64) -> T) -> T {
+        let book = self.shared.book();
+        look(&book.machine, book.last)
+    }
+
+    /// Rises with every message that is applied, a moment later.
+    pub fn last(&self) -> watch::Receiver<u64> {
+        self.shared.last.subscribe()
+    }
+
+    /// Makes a commit durable, even if nobody waits for it any more.
+    pub fn commit(
+        &self,
+        records: &[Vec<u8>],
+        draft: M::Draft,
+    ) -> impl Future<Output = Result<M::Output, Error>> + use<M> {
+        let until = Instant::now() + COMMIT_PATIENCE;
+        let stored = self.shared.book().commit(records, draft, until);
+        self.shared.waiting.notify_one();
+        async move { stored.await.map_err(|_| Error::Closed)? }
+    }
+
+    /// Ends. Commits that wait are not made.
+    pub async fn close(&self) {
+        self.shared.stop.cancel();
+        self.tasks.wait().await;
+        self.shared.book().close();
+    }
+}
+
+impl<M: Machine> Drop for Replicated<M> {
+    fn drop(&mut self) {
+        self.shared.stop.cancel();
+    }
+}
+
+fn unavailable<M: Machine>(why: impl Display) -> Error {
+    Error::Unavailable(format!("{}: {why}", M::WHAT))
+}
+
+/// A snapshot on its way into the stream.
+struct Writing {
+    at: u64,
+    bytes: u64,
+    chunks: Vec<Bytes>,
+}
+
+impl<M: Machine> Shared<M> {
+    fn book(&self) -> MutexGuard<'_, Book<M>> {
+        self.book.lock().expect("no panic holds it")
+    }
+
+    fn subject(&self, of: &str) -> String {
+        format!("{}.{of}", self.place.subject)
+    }
+
+    fn payload_max(&self) -> usize {
+        self.place.connection.message_max()
+    }
+
+    /// True when it is time to end.
+    async fn pause(&self, pause: Duration) -> bool {
+        timeout(pause, self.stop.cancelled()).await.is_ok()
+    }
+
+    async fn open(self: &Arc<Self>, tasks: &TaskTracker) -> Result<(), Error> {
+        let Place {
+            connection,
+            stream,
+            subject,
+            ..
+        } = &self.place;
+        while let Err(e) = connection.stream(stream, vec![format!("{subject}.>")]).await {
+            tracing::debug!(error = %e, "cannot make the stream yet");
+            self.pause(AGAIN).await;
+        }
+        let upto = self.load().await?;
+        // Nobody is at work yet, so whoever waits for it sees each step.
+        let mut last = self.last.subscribe();
+        tasks.spawn(self.clone().tail());
+        let reached = last.wait_for(|last| *last >= upto).await.map(drop);
+        reached.map_err(|_| Error::Closed)?;
+        match &self.book().broken {
+            Some(broken) => Err(broken.clone()),
+            None => Ok(()),
+        }
+    }
+
+    async fn stream(&self) -> Result<Stream<()>, Error> {
+        let stream = self
+            .place
+            .connection
+            .asking
+            .get_stream_no_info(&self.place.stream)
+            .await;
+        stream.map_err(unavailable::<M>)
+    }
+
+    /// Takes up the last snapshot, if there is one. Returns the number of the stream's last message.
+    async fn load(&self) -> Result<u64, Error> {
+        let stream = self.stream().await?;
+        for _ in 0..OPEN_TRIES {
+            let info = match stream.get_info().await {
+                Ok(info) => info,
+                Err(e) => {
+                    tracing::debug!(error = %e, "{}: the stream does not answer", M::WHAT);
+                    if self.pause(AGAIN).await {
+                        return Err(Error::Closed);
+                    }
+                    continue;
+                }
+            };
+            match self.load_snapshot(&stream, info.state.first_sequence).await {
+                Ok(true) => return Ok(info.state.last_sequence),
+                // Another one took its place meanwhile.
+                Ok(false) => {}
+                Err(e @ Error::Corrupt(_)) => return Err(e),
+                Err(e) => {
+                    tracing::debug!(error = %e, "the snapshot cannot be read yet");
+                    if self.pause(AGAIN).await {
+                        return Err(Error::Closed);
+                    }
+                }
+            }
+        }
+        Err(unavailable::<M>("the last snapshot cannot be read"))
+    }
+
+    /// False if what is there does not go with what is left of the log.
+    async fn load_snapshot(&self, stream: &Stream<()>, first: u64) -> Result<bool, Error> {
+        let subject = self.subject("manifest");
+        let found = match stream.get_last_raw_message_by_subject(&subject).await {
+            Ok(message) => Some(message),
+            Err(e) if e.kind() == LastRawMessageErrorKind::NoMessageFound => None,
+            Err(e) => return Err(unavailable::<M>(e)),
+        };
+        let Some(found) = found else {
+            // The log is whole, or has lost its beginning to a purge that is just being made.
+            return Ok(first <= self.book().last + 1);
+        };
+        let damaged = || {
+            Error::Corrupt(format!(
+                "{}: the manifest {} cannot be read",
+                M::WHAT,
+                found.sequence
+            ))
+        };
+        let Some(Message::Manifest(manifest)) = frame::decode(&found.payload) else {
+            return Err(damaged());
+        };
+        if manifest.at + 1 < first {
+            return Ok(false);
+        }
+        if manifest.at <= self.book().last && self.book().last > 0 && first <= self.book().last + 1 {
+            // What is known is newer, and the log goes on from there.
+            return Ok(true);
+        }
+        let mut whole = Vec::with_capacity(manifest.bytes as usize);
+        for (place, sequence) in manifest.chunks.iter().enumerate() {
+            let Some(message) = self.get(stream, *sequence).await? else {
+                return Ok(false);
+            };
+            match frame::decode(&message) {
+                Some(Message::Chunk { at, index, bytes, .. })
+                    if at == manifest.at && index == place as u64 =>
+                {
+                    whole.extend_from_slice(bytes)
+                }
+                _ => return Err(damaged()),
+            }
+        }
+        self.book().restore(&manifest, &whole)?;
+        self.last.send_replace(manifest.at);
+        Ok(true)
+    }
+
+    /// One message, if it is there.
+    async fn get(&self, stream: &Stream<()>, sequence: u64) -> Result<Option<Bytes>, Error> {
+        match stream.direct_get(sequence).await {
+            Ok(message) => return Ok(Some(message.payload)),
+            // Any replica answers, and it may lag.
+            Err(e) if e.kind() == DirectGetErrorKind::NotFound => {}
+            Err(e) => tracing::debug!(error = %e, sequence, "direct get failed"),
+        }
+        match stream.get_raw_message(sequence).await {
+            Ok(message) => Ok(Some(message.payload)),
+            Err(e) if e.kind() == LastRawMessageErrorKind::NoMessageFound => Ok(None),
+            Err(e) => Err(unavailable::<M>(e)),
+        }
+    }
+
+    /// Applies a message, if it is the next.
+    fn take(&self, sequence: u64, payload: &[u8]) -> Took {
+        let (took, last) = {
+            let mut book = self.book();
+            let took = book.take(sequence, payload);
+            if let (Took::Next, Some(broken)) = (took, &book.broken) {
+                tracing::error!(error = %broken, "nothing more can be read or changed");
+            }
+            (took, book.last)
+        };
+        if took == Took::Next {
+            self.last.send_replace(last);
+        }
+        took
+    }
+
+    /// Applies everything as it comes.
+    async fn tail(self: Arc<Self>) {
+        while !self.stop.is_cancelled() {
+            if let Err(e) = self.read_on().await {
+                tracing::debug!(error = %e, "{}: reading is begun anew", M::WHAT);
+            }
+            if self.pause(AGAIN).await {
+                return;
+            }
+        }
+    }
+
+    async fn read_on(&self) -> Result<(), Error> {
+        let from = self.book().last + 1;
+        let stream = self
+            .place
+            .connection
+            .reading
+            .get_stream_no_info(&self.place.stream)
+            .await;
+        let stream = stream.map_err(unavailable::<M>)?;
+        let config = OrderedConfig {
+            deliver_subject: self.place.connection.client.new_inbox(),
+            deliver_policy: DeliverPolicy::ByStartSequence { start_sequence: from },
+            ..OrderedConfig::default()
+        };
+        let made = tokio::select! {
+            biased;
+            () = self.stop.cancelled() => return Ok(()),
+            made = stream.create_consumer(config) => made,
+        };
+        let mut messages = made
+            .map_err(unavailable::<M>)?
+            .messages()
+            .await
+            .map_err(unavailable::<M>)?;
+        loop {
+            let message = tokio::select! {
+                biased;
+                () = self.stop.cancelled() => return Ok(()),
+                message = messages.next() => message,
+            };
+            let message = match message {
+                Some(Ok(message)) => message,
+                // It sees to itself.
+                Some(Err(e)) => {
+                    tracing::debug!(error = %e, "{}: a pause in what is read", M::WHAT);
+                    continue;
+                }
+                None => return Ok(()),
+            };
+            let sequence = message.info().map_err(unavailable::<M>)?.stream_sequence;
+            if self.take(sequence, &message.payload) == Took::Gap {
+                return self.mend().await;
+            }
+        }
+    }
+
+    /// Something is missing: it was purged while nothing could be heard, or it has yet to come.
+    async fn mend(&self) -> Result<(), Error> {
+        let stream = self.stream().await?;
+        let info = stream.get_info().await.map_err(unavailable::<M>)?;
+        let next = self.book().last + 1;
+        if info.state.first_sequence > next {
+            tracing::warn!(
+                from = next,
+                to = info.state.first_sequence,
+                "{}: what was missed is gone from the log; the snapshot is taken up",
+                M::WHAT
+            );
+            self.load().await?;
+        }
+        Ok(())
+    }
+
+    /// Waits until everything is applied that was stored before now, as far as the leader knows.
+    async fn catch_up(&self, seen: u64) -> Result<(), Error> {
+        let mut last = self.last.subscribe();
+        let moved = async { drop(last.wait_for(|last| *last > seen).await) };
+        if timeout(TAIL_PATIENCE, moved).await.is_ok() {
+            return Ok(());
+        }
+        let stream = self.stream().await?;
+        let info = stream.get_info().await.map_err(unavailable::<M>)?;
+        if info.state.last_sequence < seen {
+            let (ends, was) = (info.state.last_sequence, seen);
+            let lost =
+                format!("the stream ends at {ends} though {was} was stored: JetStream has lost messages");
+            tracing::error!("{}: {lost}; restart the node to go on with what is left", M::WHAT);
+            return Err(unavailable::<M>(lost));
+        }
+        loop {
+            let next = self.book().last + 1;
+            if next > info.state.last_sequence {
+                return Ok(());
+            }
+            if next < info.state.first_sequence {
+                self.load().await?;
+                continue;
+            }
+            match stream.get_raw_message(next).await {
+                Ok(message) => {
+                    self.take(next, &message.payload);
+                }
+                Err(e) => return Err(unavailable::<M>(e)),
+            }
+        }
+    }
+
+    /// Writes what waits, one message at a time.
+    async fn write(self: Arc<Self>) {
+        let mut snapshot: Option<Writing> = None;
+        while !self.stop.is_cancelled() {
+            let message = self.book().next_message(self.payload_max(), Instant::now());
+            if let Some(message) = message {
+                self.publish("log", message.into()).await;
+            } else if snapshot.is_none() && !self.wants_snapshot() {
+                tokio::select! {
+                    biased;
+                    () = self.stop.cancelled() => {}
+                    () = self.waiting.notified() => {}
+                }
+            }
+            if snapshot.is_none() && self.wants_snapshot() {
+                snapshot = Some(self.begin_snapshot());
+            }
+            if let Some(writing) = &snapshot
+                && self.write_snapshot(writing).await
+            {
+                snapshot = None;
+            }
+        }
+        self.book().close();
+    }
+
+    /// Sends one message to be stored as the next. Whether it was is seen in the book.
+    async fn publish(&self, subject: &str, payload: Bytes) {
+        let seen = self.book().last;
+        let message = PublishMessage::build()
+            .payload(payload.clone())
+            .expected_last_sequence(seen);
+        let sent = async {
+            let ack = self
+                .place
+                .connection
+                .js
+                .send_publish(self.subject(subject), message)
+                .await?;
+            ack.await
+        };
+        let sent = tokio::select! {
+            biased;
+            () = self.stop.cancelled() => return,
+            sent = sent => sent,
+        };
+        let error = match sent {
+            Ok(ack) => {
+                // Unless the tail was faster.
+                self.take(ack.sequence, &payload);
+                return;
+            }
+            Err(e) => e,
+        };
+        let caught_up = match error.kind() {
+            PublishErrorKind::WrongLastSequence => self.catch_up(seen).await,
+            // It may be stored, now or later: the next message that takes this place decides.
+            _ => Err(unavailable::<M>(&error)),
+        };
+        if let Err(e) = caught_up {
+            tracing::debug!(error = %e, "{}: a message could not be stored yet", M::WHAT);
+            self.pause(AGAIN).await;
+        }
+    }
+
+    fn wants_snapshot(&self) -> bool {
+        self.book().wants_snapshot(self.place.snapshot_bytes)
+    }
+
+    fn begin_snapshot(&self) -> Writing {
+        let (at, whole) = {
+            let mut book = self.book();
+            book.own_chunks.clear();
+            (book.last, Bytes::from(book.snapshot()))
+        };
+        let room = self.payload_max().saturating_sub(HEAD_BYTES).max(1);
+        let count = whole.len().div_ceil(room).max(1);
+        let part = |n: usize| whole.slice(n * room..((n + 1) * room).min(whole.len()));
+        Writing {
+            at,
+            bytes: whole.len() as u64,
+            chunks: (0..count).map(part).collect(),
+        }
+    }
+
+    /// Stores one message more of a snapshot. True when there is nothing more to do for it.
+    async fn write_snapshot(&self, writing: &Writing) -> bool {
+        let (stored, superseded) = {
+            let book = self.book();
+            let superseded = book.snapshot_at > writing.at || book.last < writing.at;
+            (book.own_chunks.clone(), superseded || book.broken.is_some())
+        };
+        if superseded {
+            return true;
+        }
+        if self.book().snapshot_at == writing.at {
+            self.purge(writing.at).await;
+            return true;
+        }
+        let next = stored.len() as u64;
+        if let Some(bytes) = writing.chunks.get(stored.len()) {
+            // Somebody else was faster.
+            if next == 0 && !self.wants_snapshot() {
+                return true;
+            }
+            let chunk = frame::encode_chunk(self.me, writing.at, next, bytes);
+            self.publish("snap", chunk.into()).await;
+            return false;
+        }
+        let manifest = Manifest {
+            by: self.me,
+            at: writing.at,
+            chunks: stored.into_values().collect(),
+            bytes: writing.bytes,
+        };
+        self.publish("manifest", frame::encode_manifest(&manifest).into())
+            .await;
+        false
+    }
+
+    /// Everything that a snapshot says is in it: nobody needs the log before it, nor earlier snapshots.
+    async fn purge(&self, at: u64) {
+        let purged = async {
+            let stream = self.stream().await?;
+            let purged = stream.purge().sequence(at + 1).await;
+            purged.map_err(unavailable::<M>)
+        };
+        match purged.await {
+            Ok(purged) => tracing::debug!(messages = purged.purged, "{}: purged the log", M::WHAT),
+            Err(e) => tracing::warn!(error = %e, "cannot purge the log; the next snapshot does"),
+        }
+    }
+}

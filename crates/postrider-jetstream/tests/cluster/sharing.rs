@@ -1,0 +1,224 @@
+//! Nodes come, go, and share what there is.
+
+use crate::crew::{LEASE, epochs, even, node, open, open_with, served, settings, shares, standing, until};
+use crate::servers::{PATIENCE, Servers};
+use postrider_core::ids::Secret;
+use postrider_jetstream::Cluster;
+use postrider_jetstream::members::{NodeId, Standing};
+use postrider_store::EventLog;
+use postrider_store::conformance::events;
+use tokio::time::Instant;
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nodes_share_the_partitions_evenly() {
+    let servers = Servers::one();
+    let a = open(&servers, 8, 1).await;
+    until(&a, "one has all", |known| even(known, &[1], 8)).await;
+    assert!(*a.members.steward().borrow());
+    let b = open(&servers, 8, 2).await;
+    until(&b, "two share", |known| even(known, &[1, 2], 8)).await;
+    let c = open(&servers, 8, 3).await;
+    for one in [&a, &b, &c] {
+        until(one, "three share", |known| even(known, &[1, 2, 3], 8)).await;
+    }
+    let (x, y, z) = (served(&a), served(&b), served(&c));
+    assert_eq!(x.len() + y.len() + z.len(), 8);
+    assert!(x.is_disjoint(&y) && y.is_disjoint(&z) && x.is_disjoint(&z));
+    // The first has kept partition 0, and with it what only one may do.
+    assert_eq!(
+        [&a, &b, &c].map(|one| *one.members.steward().borrow()),
+        [true, false, false]
+    );
+    // Each epoch is another, and greater than those before.
+    let known = a.members.membership();
+    assert_eq!(known.nodes.len(), 3);
+    assert!(
+        known
+            .partitions
+            .iter()
+            .all(|one| one.epoch > 0 && one.waiting.is_some())
+    );
+    assert_eq!(known.nodes[1].url, "https://node-2.example");
+
+    // Who leaves in good order says so: it is not one that died.
+    c.close().await;
+    until(&a, "two share again", |known| even(known, &[1, 2], 8)).await;
+    assert_eq!(standing(&a.members.membership(), 3), None);
+    a.close().await;
+    until(&b, "one has all again", |known| even(known, &[2], 8)).await;
+    assert!(*b.members.steward().borrow());
+    b.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_that_drains_gives_everything_away_and_hands_on_what_is_published() {
+    let servers = Servers::one();
+    let a = open(&servers, 4, 1).await;
+    until(&a, "one has all", |known| even(known, &[1], 4)).await;
+    let early = a.log.append(events(&[("early", &[1])])).await.unwrap();
+    let b = open(&servers, 4, 2).await;
+    until(&b, "two share", |known| even(known, &[1, 2], 4)).await;
+    a.members.drain().await;
+    let mut drained = a.members.drained();
+    tokio::time::timeout(PATIENCE, drained.wait_for(|drained| *drained))
+        .await
+        .unwrap()
+        .unwrap();
+    assert!(served(&a).is_empty());
+    for one in [&a, &b] {
+        let all = |known: &_| standing(known, 1) == Some(Standing::Draining) && served(&b).len() == 4;
+        until(one, "the other has all", all).await;
+    }
+    // What the one accepted, the other delivers; what is published to the one is appended by the other.
+    assert_eq!(
+        b.log.backlog(postrider_store::conformance::sub(1)).waiting,
+        1,
+        "{early}"
+    );
+    let owners = |known: &postrider_jetstream::Membership| known.owners().map(|id| id.0).collect::<Vec<_>>();
+    until(&a, "it is known who owns", |known| owners(known) == [2]).await;
+    a.log.append(events(&[("small", &[1])])).await.unwrap();
+    let large = "x".repeat(3 << 20);
+    a.log.append(events(&[(&large, &[1])])).await.unwrap();
+    assert_eq!(b.log.backlog(postrider_store::conformance::sub(1)).waiting, 3);
+    until(&b, "it is counted", |known| known.counts.forwarded == 2).await;
+    a.close().await;
+    until(&b, "it has left", |known| standing(known, 1).is_none()).await;
+    b.close().await;
+}
+
+// Whoever is asked tells the node that is meant, and a node that was drained can be told to take part again.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_is_drained_by_another_and_takes_part_again() {
+    let servers = Servers::one();
+    let a = open(&servers, 4, 1).await;
+    let b = open(&servers, 4, 2).await;
+    until(&a, "two share", |known| even(known, &[1, 2], 4)).await;
+    a.drain(NodeId(2), true).await.unwrap();
+    until(&a, "one has all", |known| {
+        shares(known) == [(1, 4), (2, 0)] && standing(known, 2) == Some(Standing::Draining)
+    })
+    .await;
+    assert!(served(&b).is_empty());
+    a.drain(NodeId(2), false).await.unwrap();
+    until(&a, "two share again", |known| {
+        even(known, &[1, 2], 4) && standing(known, 2) == Some(Standing::Live)
+    })
+    .await;
+    let refused = a.drain(NodeId(7), true).await.unwrap_err();
+    assert!(refused.to_string().contains("away"), "{refused}");
+    a.close().await;
+    b.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_that_comes_back_has_its_partitions_at_once() {
+    let servers = Servers::one();
+    let a = open(&servers, 4, 1).await;
+    until(&a, "one has all", |known| even(known, &[1], 4)).await;
+    a.log.append(events(&[("kept", &[1])])).await.unwrap();
+    let before = epochs(&a);
+    a.abandon().await;
+    let again = Instant::now();
+    let a = open(&servers, 4, 1).await;
+    until(&a, "it has all again", |known| {
+        even(known, &[1], 4) && served(&a).len() == 4
+    })
+    .await;
+    let took = again.elapsed();
+    assert!(epochs(&a).iter().zip(before).all(|(now, before)| *now > before));
+    assert_eq!(a.log.backlog(postrider_store::conformance::sub(1)).waiting, 1);
+    println!("back after {took:?}, with a lease of {LEASE:?}");
+    a.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn two_processes_cannot_be_one_node() {
+    let servers = Servers::one();
+    let a = open(&servers, 2, 7).await;
+    until(&a, "it is there", |known| even(known, &[7], 2)).await;
+    let refused = Cluster::open(settings(&servers, 2), node(7)).await;
+    let why = refused.err().expect("it is refused").to_string();
+    assert!(
+        why.contains("another process already runs as node 0000000000000007"),
+        "{why}"
+    );
+    assert!(why.contains("node-7") && why.contains("data directory"), "{why}");
+    assert_eq!(served(&a).len(), 2, "the first one is not disturbed");
+    assert!(a.members.failed().borrow().is_none());
+    a.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_process_that_was_replaced_says_so_and_ends() {
+    let servers = Servers::one();
+    let a = open(&servers, 2, 7).await;
+    until(&a, "it is there", |known| even(known, &[7], 2)).await;
+    // As if it had not been reachable when the other one began.
+    let bucket = postrider_jetstream::bucket::Bucket::open(&a.connection)
+        .await
+        .unwrap();
+    let beat = bucket
+        .read("node.0000000000000007")
+        .await
+        .unwrap()
+        .unwrap()
+        .value
+        .unwrap();
+    let beat = String::from_utf8(beat.to_vec()).unwrap();
+    let other = beat
+        .replacen("\"incarnation\":1", "\"incarnation\":2", 1)
+        .replacen(
+            &format!("{:016x}", a.members.node().process),
+            "00000000000000ff",
+            1,
+        );
+    assert_ne!(beat, other);
+    bucket.put("node.0000000000000007", other.into()).await.unwrap();
+    let mut failed = a.members.failed();
+    let why = tokio::time::timeout(PATIENCE, failed.wait_for(Option::is_some))
+        .await
+        .unwrap()
+        .unwrap()
+        .clone();
+    assert!(
+        why.unwrap()
+            .contains("another process has taken the place of this node")
+    );
+    assert!(!a.members.lease().valid_now());
+    assert!(a.log.append(events(&[("no more", &[1])])).await.is_err());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_facts_of_a_cluster_are_fixed_and_its_secrets_shared() {
+    let servers = Servers::one();
+    let a = open(&servers, 4, 1).await;
+    let refused = Cluster::open(settings(&servers, 8), node(2)).await;
+    let why = refused.err().expect("it is refused").to_string();
+    assert!(
+        why.contains("made with 4 partitions") && why.contains("8"),
+        "{why}"
+    );
+    let b = open(&servers, 4, 2).await;
+    assert_eq!(a.facts, b.facts);
+    assert_eq!(a.log.identity(), b.log.identity());
+
+    let mine = a.secret("token-key", || Secret::new("made by a")).await.unwrap();
+    let theirs = b.secret("token-key", || panic!("there is one")).await.unwrap();
+    assert_eq!((mine.expose(), theirs.expose()), ("made by a", "made by a"));
+    let (x, y) = tokio::join!(
+        a.secret("client", || Secret::new("x")),
+        b.secret("client", || Secret::new("y"))
+    );
+    assert_eq!(
+        x.unwrap().expose(),
+        y.unwrap().expose(),
+        "both have what the first made"
+    );
+    assert!(a.secret("a.b", || Secret::new("x")).await.is_err());
+    a.close().await;
+    b.close().await;
+    let again = open_with(settings(&servers, 4), node(3)).await;
+    assert_eq!(again.facts.identity, a.facts.identity);
+    again.close().await;
+}

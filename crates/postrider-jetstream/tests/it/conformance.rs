@@ -1,0 +1,36 @@
+use crate::server::{Server, installed};
+use crate::support::Node;
+use postrider_jetstream::Bounds;
+use postrider_store::conformance;
+
+#[tokio::test(flavor = "multi_thread")]
+async fn one_partition_keeps_the_logs_promise() {
+    let Some(program) = installed() else { return };
+    let server = Server::start(program);
+    conformance::all(&Node::new(&server, 1, Bounds::default()).await).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn several_partitions_keep_the_logs_promise() {
+    let Some(program) = installed() else { return };
+    let server = Server::start(program);
+    conformance::all(&Node::new(&server, 4, Bounds::default()).await).await;
+}
+
+// Hardly anything stays in memory, snapshots are written all the time and what is done with is removed, and the larger
+// requests are cut over many messages.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_logs_promise_does_not_depend_on_what_is_in_memory() {
+    let Some(program) = installed() else { return };
+    let server = Server::start_with(program, "max_payload: 65536");
+    let bounds = Bounds {
+        cache_bytes: 100 << 10,
+        chunk_bytes: 200 << 10,
+        chunk_messages: 20,
+        snapshot_journal_bytes: 2 << 10,
+        snapshot_event_bytes: 500 << 10,
+    };
+    for partitions in [1, 3] {
+        conformance::all(&Node::new(&server, partitions, bounds).await).await;
+    }
+}

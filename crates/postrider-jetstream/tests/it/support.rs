@@ -1,0 +1,121 @@
+//! Logs on a server, as the cluster would make them.
+
+use crate::server::Server;
+use async_trait::async_trait;
+use postrider_core::ids::Position;
+use postrider_jetstream::partition::partition_of;
+use postrider_jetstream::{
+    Bounds, Connection, JetStreamLog, Names, NodeShared, Nowhere, Partition, Settings,
+};
+use postrider_store::EventLog;
+use postrider_store::conformance::Subject;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex};
+
+static EPOCH: AtomicU64 = AtomicU64::new(1);
+
+/// Greater than all before, as a revision of the store of leases is.
+pub fn next_epoch() -> u64 {
+    EPOCH.fetch_add(1, Relaxed)
+}
+
+pub async fn connect(server: &Server) -> Connection {
+    let settings = Settings {
+        urls: vec![server.url()],
+        ..Settings::default()
+    };
+    Connection::open(&settings, "test").await.unwrap()
+}
+
+/// The same with streams of another name.
+pub fn named(mut connection: Connection, name: &str) -> Connection {
+    connection.names = Names::new(name);
+    connection
+}
+
+pub fn empty_log(connection: &Connection) -> Arc<JetStreamLog> {
+    log_with(connection, Bounds::default())
+}
+
+pub fn log_with(connection: &Connection, bounds: Bounds) -> Arc<JetStreamLog> {
+    let shared = NodeShared::with_bounds("test", Arc::new(|| true), bounds);
+    Arc::new(JetStreamLog::new(
+        connection.clone(),
+        7,
+        shared,
+        Arc::new(Nowhere),
+    ))
+}
+
+pub async fn take(connection: &Connection, log: &JetStreamLog, number: u8) -> Arc<Partition> {
+    let partition = Partition::take(connection, number, next_epoch(), log.shared().clone()).await;
+    log.add(partition.unwrap())
+}
+
+/// A node that owns so many partitions.
+pub struct Node {
+    connection: Connection,
+    partitions: u8,
+    bounds: Bounds,
+    opened: Mutex<Option<(Connection, Arc<JetStreamLog>)>>,
+    count: AtomicU64,
+}
+
+impl Node {
+    pub async fn new(server: &Server, partitions: u8, bounds: Bounds) -> Node {
+        Node::over(connect(server).await, partitions, bounds)
+    }
+
+    pub fn over(connection: Connection, partitions: u8, bounds: Bounds) -> Node {
+        Node {
+            connection,
+            partitions,
+            bounds,
+            opened: Mutex::new(None),
+            count: AtomicU64::new(0),
+        }
+    }
+
+    async fn opened(&self, connection: Connection) -> Arc<dyn EventLog> {
+        let log = log_with(&connection, self.bounds);
+        // Not from the first on: nothing depends on which partitions they are.
+        for number in 0..self.partitions {
+            take(&connection, &log, 5 + 3 * number).await;
+        }
+        *self.opened.lock().unwrap() = Some((connection, log.clone()));
+        log
+    }
+}
+
+#[async_trait]
+impl Subject for Node {
+    async fn open(&self) -> Arc<dyn EventLog> {
+        let mut connection = self.connection.clone();
+        let count = self.count.fetch_add(1, Relaxed);
+        connection.names = Names::new(&format!("t{}-{count}", self.partitions));
+        self.opened(connection).await
+    }
+
+    async fn reopen(&self, log: Arc<dyn EventLog>) -> Arc<dyn EventLog> {
+        log.close().await.unwrap();
+        self.crash(log).await
+    }
+
+    async fn crash(&self, log: Arc<dyn EventLog>) -> Arc<dyn EventLog> {
+        let (connection, held) = self.opened.lock().unwrap().take().expect("it was opened");
+        drop((held, log));
+        self.opened(connection).await
+    }
+
+    fn lane(&self, position: Position) -> u64 {
+        u64::from(partition_of(position))
+    }
+
+    fn is_ordered(&self) -> bool {
+        self.partitions == 1
+    }
+
+    fn begins_by_match(&self) -> bool {
+        true
+    }
+}

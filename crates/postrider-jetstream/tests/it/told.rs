@@ -1,0 +1,77 @@
+//! What publishers were told, and whether the log keeps to it.
+
+use postrider_core::ids::Position;
+use postrider_jetstream::JetStreamLog;
+use postrider_store::conformance::events;
+use postrider_store::{Claim, Error, EventLog};
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+
+/// What publishers were told.
+#[derive(Default)]
+pub struct Told {
+    pub accepted: Mutex<BTreeMap<Position, String>>,
+    pub refused: Mutex<BTreeSet<String>>,
+}
+
+impl Told {
+    pub fn count(&self) -> usize {
+        self.accepted.lock().unwrap().len()
+    }
+}
+
+/// Publishes one request after the other until it is refused, or enough.
+pub async fn publish(log: &JetStreamLog, told: &Told, publisher: usize, enough: &AtomicBool) {
+    for n in 0.. {
+        let text = format!("{publisher}/{n:06} {}", "x".repeat(1 + n % 700));
+        let result = log.append(events(&[(&text, &[1])])).await;
+        match result {
+            Ok(position) => {
+                told.accepted.lock().unwrap().insert(position, text);
+            }
+            Err(Error::Unavailable(_)) => {
+                told.refused.lock().unwrap().insert(text);
+                return;
+            }
+            Err(e) => panic!("{e}"),
+        }
+        if enough.load(Relaxed) {
+            return;
+        }
+    }
+}
+
+/// Everything that was accepted is there once, where its publisher was told, in each publisher's order; what was refused
+/// may be there, once.
+pub fn check(told: &Told, claims: &[Claim], but_for: &BTreeSet<Position>) {
+    let accepted = told.accepted.lock().unwrap();
+    let refused = told.refused.lock().unwrap();
+    let mut found: BTreeMap<Position, &str> = BTreeMap::new();
+    let mut texts = BTreeSet::new();
+    let mut last: BTreeMap<&str, &str> = BTreeMap::new();
+    for claim in claims {
+        let text = claim.object();
+        assert!(
+            found.insert(claim.position(), text).is_none(),
+            "{} twice",
+            claim.position()
+        );
+        assert!(texts.insert(text), "{text} is there twice");
+        let publisher = text.split('/').next().unwrap();
+        let before = last.insert(publisher, text);
+        assert!(
+            before.is_none_or(|before| before < text),
+            "{text} after {before:?}"
+        );
+        let known =
+            accepted.get(&claim.position()).is_some_and(|known| known == text) || refused.contains(text);
+        assert!(known, "{text} at {} was never published there", claim.position());
+    }
+    for (position, text) in accepted
+        .iter()
+        .filter(|(position, _)| !but_for.contains(position))
+    {
+        assert_eq!(found.get(position), Some(&text.as_str()), "{text} is lost");
+    }
+}

@@ -1,0 +1,163 @@
+//! The archive of several nodes.
+
+use crate::nats::Nats;
+use async_trait::async_trait;
+use postrider_core::ids::SubscriptionId;
+use postrider_core::retry::Reason;
+use postrider_jetstream::archive::JetStreamArchive;
+use postrider_jetstream::connect::Connection;
+use postrider_store::conformance::{self, ArchiveSubject, at};
+use postrider_store::{Archive, BlobId, BlobRecord, Mark, ReplayJob, ReplayState};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+static NODES: AtomicU64 = AtomicU64::new(1);
+
+fn me() -> u64 {
+    NODES.fetch_add(1, Relaxed)
+}
+
+struct Subject {
+    nats: Nats,
+    opened: Mutex<Option<Connection>>,
+    snapshot_bytes: u64,
+}
+
+impl Subject {
+    async fn opened(&self, connection: &Connection) -> Arc<dyn Archive> {
+        let opened = JetStreamArchive::open_with(connection, me(), self.snapshot_bytes).await;
+        Arc::new(opened.unwrap())
+    }
+}
+
+#[async_trait]
+impl ArchiveSubject for Subject {
+    async fn open(&self) -> Arc<dyn Archive> {
+        let connection = self.nats.connect(&format!("a{}", me())).await;
+        *self.opened.lock().unwrap() = Some(connection.clone());
+        self.opened(&connection).await
+    }
+
+    async fn reopen(&self, archive: Arc<dyn Archive>) -> Arc<dyn Archive> {
+        drop(archive);
+        let connection = self.opened.lock().unwrap().clone().unwrap();
+        self.opened(&connection).await
+    }
+}
+
+// With snapshots so often that most of what is read comes from one.
+#[tokio::test(flavor = "multi_thread")]
+async fn keeps_the_archives_promise() {
+    for snapshot_bytes in [1 << 30, 2_000] {
+        let subject = Subject {
+            nats: Nats::start(),
+            opened: Mutex::default(),
+            snapshot_bytes,
+        };
+        conformance::archive::archive(&subject).await;
+    }
+}
+
+fn blob(marks: Vec<Mark>) -> BlobRecord {
+    BlobRecord {
+        id: BlobId(0),
+        subscription: SubscriptionId(1),
+        subscription_name: "s".into(),
+        topic_name: "t".into(),
+        account: "a".into(),
+        container: "c".into(),
+        path: "p".into(),
+        written: at(1),
+        bytes: 5,
+        marks,
+    }
+}
+
+const LETTER: Mark = Mark {
+    reason: Reason::BadRequest,
+    replays: 0,
+    purged: false,
+};
+
+#[tokio::test(flavor = "multi_thread")]
+async fn marks_that_another_node_has_changed_are_not_overwritten() {
+    let nats = Nats::start();
+    let connection = nats.connect("p").await;
+    let one = JetStreamArchive::open(&connection, me()).await.unwrap();
+    let two = JetStreamArchive::open(&connection, me()).await.unwrap();
+    let id = one.add(blob(vec![LETTER, LETTER])).await.unwrap();
+    let was = [LETTER, LETTER];
+    let replayed = Mark { replays: 1, ..LETTER };
+    let purged = Mark {
+        purged: true,
+        ..LETTER
+    };
+    assert!(one.mark_if(id, &was, vec![replayed, LETTER]).await.unwrap());
+    assert!(!two.mark_if(id, &was, vec![LETTER, purged]).await.unwrap());
+    let fresh = two.get(id).await.unwrap().unwrap().marks;
+    assert_eq!(fresh, [replayed, LETTER], "what was refused shows why");
+    assert!(two.mark_if(id, &fresh, vec![replayed, purged]).await.unwrap());
+    let job = job(two.next_job().await.unwrap());
+    let put = one.put_job_if(job.clone(), id, &fresh, vec![replayed, replayed]);
+    assert!(!put.await.unwrap());
+    assert_eq!(one.jobs().await.unwrap(), [], "not one without the other");
+    assert_eq!(one.get(id).await.unwrap().unwrap().marks, [replayed, purged]);
+}
+
+fn job(id: u64) -> ReplayJob {
+    ReplayJob {
+        id,
+        request: "{}".into(),
+        created: at(1),
+        next: (BlobId(0), 0),
+        last: BlobId(9),
+        replayed: 0,
+        failed: 0,
+        state: ReplayState::Running,
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_replay_is_seen_and_stopped_by_other_nodes() {
+    let nats = Nats::start();
+    let connection = nats.connect("p").await;
+    let one = JetStreamArchive::open(&connection, me()).await.unwrap();
+    let two = JetStreamArchive::open(&connection, me()).await.unwrap();
+    let told = async |archive: &JetStreamArchive| {
+        let told = tokio::time::timeout(Duration::from_secs(20), archive.jobs_changed()).await;
+        told.expect("it is told");
+    };
+    let id = one.next_job().await.unwrap();
+    one.put_job(job(id), None).await.unwrap();
+    told(&two).await;
+    assert_eq!(two.jobs().await.unwrap(), [job(id)]);
+    two.ask_to_cancel(id).await.unwrap();
+    told(&one).await;
+    assert_eq!(one.to_cancel().await.unwrap(), [id]);
+    // What it says on its way is not its end.
+    one.put_job(
+        ReplayJob {
+            replayed: 3,
+            ..job(id)
+        },
+        None,
+    )
+    .await
+    .unwrap();
+    assert_eq!(one.to_cancel().await.unwrap(), [id]);
+    let cancelled = ReplayJob {
+        state: ReplayState::Cancelled,
+        ..job(id)
+    };
+    one.put_job(cancelled.clone(), None).await.unwrap();
+    told(&two).await;
+    conformance::eventually("it has ended there too", || {
+        let jobs = futures_util::FutureExt::now_or_never(two.jobs());
+        jobs.is_some_and(|jobs| jobs.unwrap() == [cancelled.clone()])
+    })
+    .await;
+    assert_eq!(two.to_cancel().await.unwrap(), [0u64; 0]);
+    two.ask_to_cancel(id).await.unwrap();
+    assert_eq!(two.to_cancel().await.unwrap(), [0u64; 0], "it does not run");
+}

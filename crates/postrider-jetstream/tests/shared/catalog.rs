@@ -1,0 +1,412 @@
+//! The catalogue of several nodes.
+
+use crate::nats::{Line, Nats};
+use async_trait::async_trait;
+use postrider_core::ids::TopicId;
+use postrider_core::subscription::DomainTopic;
+use postrider_jetstream::catalog::JetStreamCatalog;
+use postrider_jetstream::connect::Connection;
+use postrider_store::conformance::{self, CatalogSubject, at, topic};
+use postrider_store::{Catalog, Change, Error, Follower, Loaded};
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex};
+use tokio::task::JoinSet;
+
+/// Every node of every test is another one.
+static NODES: AtomicU64 = AtomicU64::new(1);
+
+fn me() -> u64 {
+    NODES.fetch_add(1, Relaxed)
+}
+
+struct Subject {
+    nats: Nats,
+    opened: Mutex<Option<Connection>>,
+}
+
+#[async_trait]
+impl CatalogSubject for Subject {
+    async fn open(&self) -> Arc<dyn Catalog> {
+        let connection = self.nats.connect(&format!("c{}", me())).await;
+        *self.opened.lock().unwrap() = Some(connection.clone());
+        Arc::new(JetStreamCatalog::open(&connection, me()).await.unwrap())
+    }
+
+    async fn reopen(&self, catalog: Arc<dyn Catalog>) -> Arc<dyn Catalog> {
+        drop(catalog);
+        let connection = self.opened.lock().unwrap().clone().unwrap();
+        Arc::new(JetStreamCatalog::open(&connection, me()).await.unwrap())
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn keeps_the_catalogues_promise() {
+    let subject = Subject {
+        nats: Nats::start(),
+        opened: Mutex::default(),
+    };
+    conformance::catalog(&subject).await;
+}
+
+pub fn put(name: &str, created: i64) -> Change {
+    Change::PutDomainTopic(DomainTopic {
+        domain: TopicId(1),
+        name: name.into(),
+        automatic: true,
+        created: at(created),
+    })
+}
+
+/// What `put` was told.
+fn seconds(topic: &DomainTopic) -> i64 {
+    (topic.created.nanos() - at(0).nanos()) / 1_000_000_000
+}
+
+pub fn created(loaded: &Loaded) -> BTreeMap<String, i64> {
+    let topics = loaded.domain_topics.iter();
+    topics.map(|topic| (topic.name.clone(), seconds(topic))).collect()
+}
+
+/// Keeps what it is told.
+#[derive(Default)]
+struct Told {
+    state: Mutex<(u64, BTreeMap<String, i64>)>,
+    changes: AtomicU64,
+}
+
+#[async_trait]
+impl Follower for Told {
+    async fn changed(&self, changes: Vec<Change>, sequence: u64) {
+        let mut state = self.state.lock().unwrap();
+        let in_order = sequence >= state.0;
+        state.0 = if in_order { sequence } else { u64::MAX };
+        for change in changes {
+            self.changes.fetch_add(1, Relaxed);
+            match change {
+                Change::PutDomainTopic(topic) => {
+                    let created = seconds(&topic);
+                    state.1.insert(topic.name, created);
+                }
+                Change::DeleteDomainTopic(_, name) => {
+                    state.1.remove(&name);
+                }
+                _ => {}
+            }
+        }
+    }
+}
+
+/// A node of a test: a catalogue that is followed.
+pub struct Node {
+    pub catalog: Arc<JetStreamCatalog>,
+    told: Arc<Told>,
+    _following: JoinSet<()>,
+}
+
+impl Node {
+    async fn open(connection: &Connection, snapshot_bytes: u64) -> Node {
+        let opened = Node::try_open(connection, snapshot_bytes).await;
+        opened.expect("it opens")
+    }
+
+    pub async fn try_open(connection: &Connection, snapshot_bytes: u64) -> Option<Node> {
+        let catalog = JetStreamCatalog::open_with(connection, me(), snapshot_bytes)
+            .await
+            .ok()?;
+        let catalog = Arc::new(catalog);
+        catalog.load().await.unwrap();
+        let told = Arc::new(Told::default());
+        let mut following = JoinSet::new();
+        let (follow, follower) = (catalog.clone(), told.clone());
+        following.spawn(async move { follow.follow(follower).await });
+        Some(Node {
+            catalog,
+            told,
+            _following: following,
+        })
+    }
+
+    /// What it was told, which must have come in order.
+    fn told(&self) -> BTreeMap<String, i64> {
+        let state = self.told.state.lock().unwrap();
+        assert_ne!(state.0, u64::MAX, "it came in order");
+        state.1.clone()
+    }
+
+    /// Commits until it is not refused; how often it was.
+    async fn insist(&self, change: Change) -> usize {
+        for refused in 0.. {
+            match self.catalog.commit(vec![change.clone()]).await {
+                Ok(()) => return refused,
+                Err(Error::Conflict(_)) => tokio::task::yield_now().await,
+                Err(other) => panic!("{other}"),
+            }
+        }
+        unreachable!()
+    }
+}
+
+pub const LARGE: u64 = 1 << 30;
+
+// Whoever is asked about something right after another node has made it must know of it.
+#[tokio::test(flavor = "multi_thread")]
+async fn whoever_has_caught_up_knows_what_was_stored_before() {
+    let nats = Nats::start();
+    let one = Node::open(&nats.connect("p").await, LARGE).await;
+    let other = Arc::new(Node::open(&nats.connect("p").await, LARGE).await);
+    for commit in 0..100 {
+        let name = format!("n{commit}");
+        one.catalog.commit(vec![put(&name, commit)]).await.unwrap();
+        // Several at once share one look, but never one that began before they asked.
+        let mut asking = JoinSet::new();
+        for _ in 0..4 {
+            let (other, name) = (other.clone(), name.clone());
+            asking.spawn(async move {
+                other.catalog.catch_up().await.unwrap();
+                assert!(other.told().contains_key(&name), "{name}");
+            });
+        }
+        asking.join_all().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nodes_that_change_different_things_do_not_disturb_each_other() {
+    let nats = Nats::start();
+    let mut nodes = Vec::new();
+    for _ in 0..3 {
+        let connection = nats.connect("p").await;
+        nodes.push(Arc::new(Node::open(&connection, LARGE).await));
+    }
+    let mut writing = JoinSet::new();
+    for (n, node) in nodes.iter().enumerate() {
+        for commit in 0..100 {
+            let node = node.clone();
+            writing.spawn(async move {
+                let change = put(&format!("n{n}-{commit}"), commit);
+                node.catalog.commit(vec![change]).await.unwrap();
+            });
+        }
+    }
+    writing.join_all().await;
+    let last = nodes.iter().map(|node| node.catalog.sequence()).max().unwrap();
+    for (n, node) in nodes.iter().enumerate() {
+        node.catalog.applied(last).await;
+        let loaded = created(&node.catalog.load().await.unwrap());
+        assert_eq!(loaded.len(), 300);
+        let told = node.told();
+        let own = format!("n{n}-");
+        assert_eq!(told.len(), 200, "nobody is told of what is its own");
+        assert!(
+            told.iter()
+                .all(|(name, at)| !name.starts_with(&own) && loaded[name] == *at)
+        );
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn of_two_who_change_the_same_one_is_refused_and_nothing_is_lost() {
+    const ROUNDS: i64 = 60;
+    let nats = Nats::start();
+    let one = Arc::new(Node::open(&nats.connect("p").await, LARGE).await);
+    let two = Arc::new(Node::open(&nats.connect("p").await, LARGE).await);
+    let mut writing = JoinSet::new();
+    for (node, own) in [(&one, 0), (&two, 1)] {
+        let node = node.clone();
+        writing.spawn(async move {
+            let mut refused = 0;
+            for n in 0..ROUNDS {
+                refused += node.insist(put("same", n * 2 + own)).await;
+                refused += node.insist(put(&format!("own{own}"), n)).await;
+            }
+            refused
+        });
+    }
+    let refused: usize = writing.join_all().await.into_iter().sum();
+    assert!(refused > 0, "they got in each other's way at least once");
+    let last = one.catalog.sequence().max(two.catalog.sequence());
+    for node in [&one, &two] {
+        node.catalog.applied(last).await;
+    }
+    let (first, second) = (
+        one.catalog.load().await.unwrap(),
+        two.catalog.load().await.unwrap(),
+    );
+    assert_eq!(first, second);
+    let stored = created(&first);
+    assert_eq!((stored["own0"], stored["own1"]), (ROUNDS - 1, ROUNDS - 1));
+    for node in [&one, &two] {
+        assert_eq!(
+            node.told.changes.load(Relaxed),
+            ROUNDS as u64 * 2,
+            "each is told of everything that the other has done"
+        );
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_name_is_given_once() {
+    let nats = Nats::start();
+    let one = Node::open(&nats.connect("p").await, LARGE).await;
+    let two = Node::open(&nats.connect("p").await, LARGE).await;
+    one.catalog
+        .commit(vec![Change::PutTopic(topic(1, "Orders"))])
+        .await
+        .unwrap();
+    // It is in force there: but whoever has looked for the name before that does not know.
+    two.catalog.applied(one.catalog.sequence()).await;
+    let change = || vec![Change::PutTopic(topic(2, "orders"))];
+    let refused = two.catalog.commit(change()).await.unwrap_err();
+    assert!(matches!(refused, Error::Conflict(_)), "{refused}");
+    assert_eq!(
+        refused.to_string(),
+        "the topic was changed by another node at the same time; try again"
+    );
+    one.catalog
+        .commit(vec![Change::DeleteTopic(TopicId(1))])
+        .await
+        .unwrap();
+    two.catalog.applied(one.catalog.sequence()).await;
+    two.catalog.commit(change()).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_log_is_purged_once_a_snapshot_holds_what_was_in_it() {
+    let nats = Nats::start();
+    let connection = nats.connect("p").await;
+    let one = Node::open(&connection, 20_000).await;
+    let two = Node::open(&nats.connect("p").await, 20_000).await;
+    let long = "x".repeat(500);
+    let mut ids = Vec::new();
+    for n in 0..200 {
+        let node = if n % 3 == 0 { &one } else { &two };
+        node.insist(put(&format!("{long}{}", n % 40), n)).await;
+        if n % 50 == 0 {
+            ids.push(node.catalog.next_id().await.unwrap());
+        }
+    }
+    let mut stream = connection.js.get_stream("p-catalog").await.unwrap();
+    let state = stream.info().await.unwrap().state.clone();
+    assert!(state.first_sequence > 50, "purged: {state:?}");
+    assert!(state.messages < 150, "{state:?}");
+    let three = Node::open(&nats.connect("p").await, 20_000).await;
+    let expected = one.catalog.load().await.unwrap();
+    assert_eq!(created(&expected).len(), 40);
+    assert_eq!(three.catalog.load().await.unwrap(), expected);
+    let fresh = three.catalog.next_id().await.unwrap();
+    assert!(ids.iter().all(|id| *id < fresh), "{ids:?} {fresh}");
+}
+
+// A commit of several megabytes does not fit into a message.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_commit_may_be_longer_than_a_message() {
+    let nats = Nats::start();
+    let one = Node::open(&nats.connect("p").await, 20_000).await;
+    let two = Node::open(&nats.connect("p").await, 20_000).await;
+    let long = "y".repeat(10_000);
+    let changes: Vec<Change> = (0..300).map(|n| put(&format!("{long}{n}"), n)).collect();
+    let (large, small) = tokio::join!(
+        one.catalog.commit(changes),
+        two.catalog.commit(vec![put("small", 1)])
+    );
+    large.unwrap();
+    small.unwrap();
+    two.catalog.applied(one.catalog.sequence()).await;
+    assert_eq!(two.told.changes.load(Relaxed), 300);
+    let expected = one.catalog.load().await.unwrap();
+    assert_eq!(expected.domain_topics.len(), 301);
+    let three = Node::open(&nats.connect("p").await, 20_000).await;
+    assert_eq!(three.catalog.load().await.unwrap(), expected);
+}
+
+// The server is killed while two nodes write; each counts what it was told is stored.
+#[tokio::test(flavor = "multi_thread")]
+async fn every_acknowledged_commit_is_there_once_after_a_kill() {
+    const COMMITS: i64 = 400;
+    let nats = Arc::new(Nats::start());
+    let mut writing = JoinSet::new();
+    let mut nodes = Vec::new();
+    let done = Arc::new(AtomicU64::new(0));
+    for _ in 0..2 {
+        let node = Node::open(&nats.connect("p").await, 30_000).await;
+        nodes.push(Arc::new(node));
+    }
+    for (n, node) in nodes.iter().enumerate() {
+        let (node, done) = (node.clone(), done.clone());
+        writing.spawn(async move {
+            let mut stored = Vec::new();
+            for commit in 0..COMMITS {
+                let name = format!("n{n}-{commit}");
+                // One after the other, each a new name: what is there says which were stored.
+                match node.catalog.commit(vec![put(&name, commit)]).await {
+                    Ok(()) => stored.push(name),
+                    Err(Error::Unavailable(_)) => {}
+                    Err(other) => panic!("{other}"),
+                }
+                done.fetch_add(1, Relaxed);
+            }
+            stored
+        });
+    }
+    for kill in 1..=2 {
+        let reached = || done.load(Relaxed) >= kill * 200;
+        conformance::eventually("some are stored", reached).await;
+        nats.kill();
+        nats.run();
+    }
+    let mut stored: Vec<String> = writing.join_all().await.into_iter().flatten().collect();
+    stored.sort();
+    assert_eq!(stored.len(), COMMITS as usize * 2, "none was given up");
+    let fresh = Node::open(&nats.connect("p").await, LARGE).await;
+    let mut found: Vec<String> = created(&fresh.catalog.load().await.unwrap())
+        .into_keys()
+        .collect();
+    found.sort();
+    assert_eq!(found, stored);
+    let last = fresh.catalog.sequence();
+    for node in &nodes {
+        node.catalog.applied(last).await;
+        assert_eq!(
+            node.told.changes.load(Relaxed),
+            COMMITS as u64,
+            "each was told once"
+        );
+    }
+}
+
+// A node that hears nothing for so long that the log is gone learns from the snapshot what has changed.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_that_was_away_is_told_what_has_become_of_the_catalogue() {
+    let nats = Nats::start();
+    let direct = nats.connect("p").await;
+    let one = Node::open(&direct, 5_000).await;
+    let line = Line::to(&nats).await;
+    let two = Node::open(&line.connect("p").await, 5_000).await;
+    for n in 0..10 {
+        one.insist(put(&format!("early{n}"), n)).await;
+    }
+    two.catalog.applied(one.catalog.sequence()).await;
+    let seen = two.catalog.sequence();
+    line.cut();
+    for n in 0..300 {
+        one.insist(put(&format!("late{}", n % 20), n)).await;
+        let gone = Change::DeleteDomainTopic(TopicId(1), format!("early{}", n % 10));
+        one.insist(gone).await;
+    }
+    let mut stream = direct.js.get_stream("p-catalog").await.unwrap();
+    let first = stream.info().await.unwrap().state.first_sequence;
+    assert!(
+        first > seen + 1,
+        "{first}: what it has missed is gone from the log"
+    );
+    line.mend();
+    // It is refused until it knows; then it may.
+    two.insist(put("mine", 1)).await;
+    one.catalog.applied(two.catalog.sequence()).await;
+    let expected = one.catalog.load().await.unwrap();
+    assert_eq!(two.catalog.load().await.unwrap(), expected);
+    let mut told = two.told();
+    told.insert("mine".into(), 1);
+    assert_eq!(told, created(&expected));
+}

@@ -1,0 +1,102 @@
+//! The catalogue on three servers, of which one dies.
+
+use crate::catalog::{LARGE, Node, created, put};
+use crate::servers::{PATIENCE, Servers};
+use postrider_core::ids::Secret;
+use postrider_jetstream::{Auth, Connection, Settings};
+use postrider_store::conformance;
+use postrider_store::{Catalog, Error};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use tokio::task::JoinSet;
+
+async fn connect(servers: &Servers) -> Connection {
+    let settings = Settings {
+        urls: servers.urls(),
+        auth: Auth::Password {
+            user: "app".into(),
+            password: Secret::new("app"),
+        },
+        replicas: 3,
+        ..Settings::default()
+    };
+    let connecting = async {
+        loop {
+            // A cluster that has just started has no leader yet.
+            match Connection::open(&settings, "test").await {
+                Ok(connection) => return connection,
+                Err(_) => tokio::task::yield_now().await,
+            }
+        }
+    };
+    tokio::time::timeout(PATIENCE, connecting)
+        .await
+        .expect("it answers")
+}
+
+async fn open(connection: &Connection) -> Node {
+    let opening = async {
+        loop {
+            if let Some(node) = Node::try_open(connection, LARGE).await {
+                return node;
+            }
+        }
+    };
+    tokio::time::timeout(PATIENCE, opening).await.expect("it opens")
+}
+
+// Two nodes write, sometimes the same; the server that leads the stream is killed in the middle and comes back.
+#[tokio::test(flavor = "multi_thread")]
+async fn every_acknowledged_commit_is_there_once_after_the_leader_is_gone() {
+    const COMMITS: i64 = 150;
+    let mut servers = Servers::three();
+    let connection = connect(&servers).await;
+    let nodes = [open(&connection).await, open(&connect(&servers).await).await].map(Arc::new);
+    let done = Arc::new(AtomicU64::new(0));
+    let mut writing = JoinSet::new();
+    for (n, node) in nodes.iter().enumerate() {
+        let (node, done) = (node.clone(), done.clone());
+        writing.spawn(async move {
+            let mut stored = Vec::new();
+            for commit in 0..COMMITS {
+                let name = format!("n{n}-{commit}");
+                let changes = match commit % 5 {
+                    0 => vec![put(&name, commit), put("same", commit)],
+                    _ => vec![put(&name, commit)],
+                };
+                loop {
+                    match node.catalog.commit(changes.clone()).await {
+                        Ok(()) => break stored.push(name),
+                        Err(Error::Conflict(_)) => tokio::task::yield_now().await,
+                        // It may be stored all the same.
+                        Err(Error::Unavailable(_)) => break,
+                        Err(other) => panic!("{other}"),
+                    }
+                }
+                done.fetch_add(1, Relaxed);
+            }
+            stored
+        });
+    }
+    conformance::eventually("some are stored", || done.load(Relaxed) >= 100).await;
+    let stream = connection.js.get_stream("postrider-catalog").await.unwrap();
+    let info = stream.get_info().await.unwrap();
+    let leader = info
+        .cluster
+        .and_then(|cluster| cluster.leader)
+        .expect("it has a leader");
+    let number: usize = leader.trim_start_matches('n').parse().unwrap();
+    servers.0[number].kill();
+    servers.0[number].run();
+    let stored: Vec<String> = writing.join_all().await.into_iter().flatten().collect();
+    let fresh = open(&connect(&servers).await).await;
+    let found = created(&fresh.catalog.load().await.unwrap());
+    let lost: Vec<&String> = stored.iter().filter(|name| !found.contains_key(*name)).collect();
+    assert!(lost.is_empty(), "{lost:?}");
+    assert!(stored.len() > COMMITS as usize, "{}", stored.len());
+    let last = fresh.catalog.sequence();
+    for node in &nodes {
+        node.catalog.applied(last).await;
+        assert_eq!(created(&node.catalog.load().await.unwrap()), found);
+    }
+}

@@ -1,0 +1,169 @@
+//! The log's promise, and what becomes of it when the server that leads a stream dies or hangs.
+
+use crate::servers::{PATIENCE, Servers};
+use crate::support::{Node, empty_log, named, take};
+use crate::told::{Told, check, publish};
+use futures_util::future::join_all;
+use postrider_core::ids::Secret;
+use postrider_core::retry::Next;
+use postrider_jetstream::{Auth, Bounds, Connection, Settings};
+use postrider_store::conformance::{self, WANT, at, claim_all, eventually, settled, sub};
+use postrider_store::{Claim, EventLog, Want};
+use std::collections::BTreeSet;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::time::Instant;
+
+async fn connect(servers: &Servers) -> Connection {
+    let settings = Settings {
+        urls: servers.urls(),
+        auth: Auth::Password {
+            user: "app".into(),
+            password: Secret::new("app"),
+        },
+        replicas: 3,
+        ..Settings::default()
+    };
+    let connecting = async {
+        loop {
+            // A cluster that has just started has no leader yet, and makes no streams.
+            if let Ok(connection) = Connection::open(&settings, "test").await
+                && connection.stream("begin", vec!["begin".into()]).await.is_ok()
+            {
+                return connection;
+            }
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::time::timeout(PATIENCE, connecting)
+        .await
+        .expect("it answers")
+}
+
+/// Which of the servers leads a partition's stream.
+async fn leader(connection: &Connection, number: u8) -> usize {
+    let name = connection.names.partition(number);
+    let found = async {
+        loop {
+            if let Ok(stream) = connection.js.get_stream(&name).await
+                && let Ok(info) = stream.get_info().await
+                && let Some(leader) = info.cluster.and_then(|cluster| cluster.leader)
+            {
+                return leader.trim_start_matches('n').parse().expect("n0, n1 or n2");
+            }
+        }
+    };
+    tokio::time::timeout(PATIENCE, found)
+        .await
+        .expect("it has a leader")
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn three_servers_keep_the_logs_promise() {
+    let servers = Servers::three();
+    let connection = connect(&servers).await;
+    conformance::all(&Node::over(connection, 1, Bounds::default())).await;
+}
+
+// The server that leads is killed while everybody publishes and settles, and comes back; then it hangs, for longer than the
+// others wait before they choose another, and comes back as one that has missed everything; then the same happens while the
+// partition changes hands.
+#[tokio::test(flavor = "multi_thread")]
+async fn nothing_accepted_is_lost_when_the_leader_dies_or_hangs() {
+    let mut servers = Servers::three();
+    let connection = connect(&servers).await;
+    let log = empty_log(&connection);
+    take(&connection, &log, 3).await;
+    let told = Told::default();
+    let enough = AtomicBool::new(false);
+    let mut done = BTreeSet::new();
+    let publishers = join_all((0..16).map(|n| publish(&log, &told, n, &enough)));
+    let faults = async {
+        for fault in ["killed", "hangs"] {
+            let before = told.count();
+            eventually("more are accepted", || told.count() > before + 300).await;
+            let some = Want {
+                events_max: 50,
+                ..WANT
+            };
+            let claims = log.claim(sub(1), at(0), some).await.unwrap();
+            let leads = leader(&connection, 3).await;
+            let began = Instant::now();
+            match fault {
+                "killed" => servers.0[leads].kill(),
+                _ => servers.0[leads].pause(),
+            }
+            let silent = told.count();
+            // Settled while nobody is there to write it down.
+            let all = claims.iter().map(|claim| settled(claim, Next::Done)).collect();
+            log.settle(sub(1), all).await.unwrap();
+            eventually("it goes on", || told.count() > silent + 100).await;
+            println!(
+                "the leader {fault}: events are taken in again after {:?}",
+                began.elapsed()
+            );
+            match fault {
+                "killed" => servers.0[leads].run(),
+                _ => servers.0[leads].resume(),
+            }
+            log.flush().await.unwrap();
+            done.extend(claims.iter().map(Claim::position));
+        }
+        enough.store(true, Relaxed);
+    };
+    tokio::join!(publishers, faults);
+    assert!(
+        told.refused.lock().unwrap().is_empty(),
+        "nobody waited for longer than the patience"
+    );
+    drop(log);
+    let log = empty_log(&connection);
+    take(&connection, &log, 3).await;
+    let claims = claim_all(&*log, sub(1), at(0)).await;
+    check(&told, &claims, &done);
+    assert!(
+        claims.iter().all(|claim| !done.contains(&claim.position())),
+        "what was flushed is settled"
+    );
+}
+
+// A node takes the partition while the server that leads it hangs, with messages of the old owner that it has taken in and
+// acknowledged to nobody. The old owner does not know, and goes on.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_takeover_while_the_leader_hangs_loses_and_doubles_nothing() {
+    let servers = Servers::three();
+    let old_connection = connect(&servers).await;
+    let new_connection = connect(&servers).await;
+    for round in 0..2 {
+        let name = format!("r{round}");
+        let (connection, other) = (
+            named(old_connection.clone(), &name),
+            named(new_connection.clone(), &name),
+        );
+        let old = empty_log(&connection);
+        let partition = take(&connection, &old, 0).await;
+        let told = Told::default();
+        let never = AtomicBool::new(false);
+        let publishers = join_all((0..16).map(|n| publish(&old, &told, n, &never)));
+        let takeover = async {
+            eventually("some are accepted", || told.count() > 300).await;
+            let leads = leader(&connection, 0).await;
+            servers.0[leads].pause();
+            let new = empty_log(&other);
+            let began = Instant::now();
+            take(&other, &new, 0).await;
+            println!("taken over {:?} after the leader began to hang", began.elapsed());
+            servers.0[leads].resume();
+            // The old one hears of it when it tries to write again.
+            tokio::time::timeout(PATIENCE, partition.ended().cancelled())
+                .await
+                .unwrap();
+            new
+        };
+        let (_, new) = tokio::join!(publishers, takeover);
+        check(&told, &claim_all(&*new, sub(1), at(0)).await, &BTreeSet::new());
+        drop(new);
+        let third = empty_log(&connection);
+        take(&connection, &third, 0).await;
+        check(&told, &claim_all(&*third, sub(1), at(0)).await, &BTreeSet::new());
+    }
+}

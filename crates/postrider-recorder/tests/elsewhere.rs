@@ -1,0 +1,180 @@
+//! A recorder among others: events are accepted at one node and attempted at another.
+
+mod support;
+
+use postrider_core::ids::Position;
+use postrider_core::outcome::Outcome;
+use postrider_core::time::Clock;
+use postrider_engine::recorder::{Decision, Fate, Happening, Place, Query, Recorder, Recordings};
+use postrider_recorder::{Config, FlightRecorder};
+use std::sync::Arc;
+use std::time::Duration;
+use support::{HandClock, attempt, audience, one, retry, run};
+
+const MINUTE: Duration = Duration::from_secs(60);
+
+fn place(first: u64) -> Place {
+    Place {
+        first: Position(first),
+        index: 0,
+    }
+}
+
+#[test]
+fn what_happened_to_events_of_other_nodes_is_found_by_their_places() {
+    let directory = tempfile::tempdir().unwrap();
+    let clock = HandClock::new();
+    let config = Config {
+        segment_span: MINUTE,
+        ..Config::new(directory.path().to_owned())
+    };
+    let recorder = FlightRecorder::open(config.clone(), clock.clone()).unwrap();
+    let audience = audience(1, 10, 1);
+    let subscription = &audience.subscriptions[0];
+    let endpoint: Arc<str> = "https://receiver-10.example/hook".into();
+    let accepted = clock.now();
+    // One is accepted here, the other elsewhere; both are attempted here, in different segments.
+    recorder.accepted(one(&audience, 7, accepted));
+    let tries = |first: u64, number: u32, outcome: Outcome| {
+        let now = clock.now();
+        let decision = match outcome {
+            Outcome::Success => Decision::Done,
+            _ => retry(now, number),
+        };
+        let run = run(first, 0, 1, number, now, decision);
+        recorder.attempted(attempt(subscription, &endpoint, now, outcome, vec![run]));
+    };
+    for first in [7, 900] {
+        tries(first, 1, Outcome::Busy);
+    }
+    recorder.flush();
+    for _ in 0..3 {
+        clock.advance(2 * MINUTE);
+        recorder.accepted(one(
+            &audience,
+            1000 + clock.now().nanos() as u64 % 1000,
+            clock.now(),
+        ));
+        recorder.flush();
+    }
+    for first in [7, 900] {
+        tries(first, 2, Outcome::Success);
+    }
+    recorder.flush();
+
+    let look = |recorder: &FlightRecorder| {
+        let found = recorder.happened(&[
+            (place(900), accepted),
+            (place(5), accepted),
+            (place(7), accepted),
+            // By a clock that is too far ahead: what was before is not looked for.
+            (place(900), accepted + 20 * MINUTE),
+        ]);
+        let numbers = |at: usize| -> Vec<(u64, u32, Outcome)> {
+            let each = found[at].iter().flat_map(|one| match &one.fate {
+                Fate::Matched(delivery) => {
+                    let attempts = delivery.attempts.iter();
+                    let each = |attempt: &_| {
+                        let postrider_engine::recorder::AttemptStory { number, outcome, .. } = attempt;
+                        (one.id.0, *number, *outcome)
+                    };
+                    attempts.map(each).collect::<Vec<_>>()
+                }
+                Fate::Refused(_) => Vec::new(),
+            });
+            each.collect()
+        };
+        let both = [(10, 1, Outcome::Busy), (10, 2, Outcome::Success)];
+        assert_eq!(numbers(0), both);
+        assert_eq!(numbers(1), []);
+        assert_eq!(numbers(2), both);
+        assert_eq!(found[0][0].name, "sub-10");
+        assert_eq!(numbers(3), [(10, 2, Outcome::Success)]);
+        // Only what was accepted here can be named here.
+        let events = recorder.events_at(&[place(900), place(7)]);
+        assert!(events[0].is_none());
+        assert_eq!(events[1].as_ref().unwrap().id, "event-000000000007");
+    };
+    look(&recorder);
+    recorder.stop();
+    drop(recorder);
+    let recorder = FlightRecorder::open(config, clock.clone()).unwrap();
+    recorder.wait_indexed();
+    look(&recorder);
+}
+
+// A page that goes on behind any line goes on with the next one.
+#[test]
+fn every_line_says_how_to_go_on_behind_it() {
+    let directory = tempfile::tempdir().unwrap();
+    let clock = HandClock::new();
+    let recorder = FlightRecorder::open(Config::new(directory.path().to_owned()), clock.clone()).unwrap();
+    let audience = audience(1, 10, 1);
+    for number in 0..40 {
+        recorder.accepted(one(&audience, number, clock.now()));
+        clock.advance(Duration::from_secs(1));
+    }
+    recorder.flush();
+    let query = Query {
+        limit: 100,
+        ..Query::default()
+    };
+    let all = recorder.search(&query).events;
+    assert_eq!(all.len(), 40);
+    for (at, line) in all.iter().enumerate() {
+        assert_eq!(line.place, Some(place(39 - at as u64)));
+        let cursor = Some(line.behind);
+        let rest = recorder
+            .search(&Query {
+                cursor,
+                ..query.clone()
+            })
+            .events;
+        assert_eq!(rest, all[at + 1..]);
+        let mut from = line.behind;
+        from.event += 1;
+        let cursor = Some(from);
+        let rest = recorder
+            .search(&Query {
+                cursor,
+                ..query.clone()
+            })
+            .events;
+        assert_eq!(rest, all[at..], "with itself");
+    }
+}
+
+#[test]
+fn watchers_are_told_where_to_ask_for_what_is_not_known_here() {
+    for among_others in [false, true] {
+        let directory = tempfile::tempdir().unwrap();
+        let clock = HandClock::new();
+        let config = Config {
+            among_others,
+            ..Config::new(directory.path().to_owned())
+        };
+        let recorder = FlightRecorder::open(config, clock.clone()).unwrap();
+        let mut lines = recorder.subscribe();
+        let audience = audience(1, 10, 1);
+        let now = clock.now();
+        recorder.accepted(one(&audience, 7, now));
+        let endpoint: Arc<str> = "https://receiver-10.example/hook".into();
+        for first in [7, 900] {
+            let run = run(first, 0, 1, 1, now, Decision::Done);
+            let subscription = &audience.subscriptions[0];
+            recorder.attempted(attempt(subscription, &endpoint, now, Outcome::Success, vec![run]));
+        }
+        recorder.flush();
+        let mut told = Vec::new();
+        while let Ok(line) = lines.try_recv() {
+            let attempted = matches!(line.what, Happening::Attempted { .. });
+            told.push((attempted, line.id.clone(), line.elsewhere));
+        }
+        let known = "event-000000000007".to_owned();
+        let mut expected = vec![(false, known.clone(), None), (true, known, None)];
+        if among_others {
+            expected.push((true, String::new(), Some(place(900))));
+        }
+        assert_eq!(told, expected);
+    }
+}

@@ -1,0 +1,690 @@
+//! Two engines on one catalogue: what one changes is in force on the other.
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use postrider_core::envelope::Envelope;
+use postrider_core::event::{Batch, EventRef, Schema, Span};
+use postrider_core::filter::Filter;
+use postrider_core::ids::{Secret, SubscriptionId, TopicId};
+use postrider_core::json::Raw;
+use postrider_core::outcome::Outcome;
+use postrider_core::probation::{Delay, EndpointDelay};
+use postrider_core::profile::Profiles;
+use postrider_core::retry::Reason;
+use postrider_core::subscription::{
+    Batching, Destination, Origin, RetryChoice, Subscription, Topic, TopicKind, WebHook,
+};
+use postrider_core::time::{Clock, Timestamp};
+use postrider_engine::counters::by_reason;
+use postrider_engine::dead_letters::DeadLetters;
+use postrider_engine::deliver::{Answer, Reply, Request, Transport};
+use postrider_engine::handshake::OperationState;
+use postrider_engine::node::{Node, Sharing};
+use postrider_engine::replay::ReplayRequest;
+use postrider_engine::{Engine, Error, Parts, dispatch, handshake};
+use postrider_sim::blobs::MemoryBlobs;
+use postrider_sim::clock::SimClock;
+use postrider_store::memory::{MemoryArchive, MemoryLog, SharedCatalog};
+use postrider_store::{Archive, Catalog, Change, HandshakeState, ReplayState};
+use std::sync::atomic::{AtomicU16, Ordering::Relaxed};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+use tokio::sync::watch;
+
+const HOOK: &str = "https://hook.example/1";
+
+/// Answers with one status, and writes down what it was sent.
+struct Receiver {
+    status: AtomicU16,
+    got: Mutex<Vec<String>>,
+}
+
+#[async_trait]
+impl Transport for Receiver {
+    async fn send(self: Arc<Self>, request: Request) -> Reply {
+        self.got.lock().unwrap().push(request.url.to_string());
+        Reply::Answered(Answer {
+            status: self.status.load(Relaxed),
+            ..Answer::default()
+        })
+    }
+}
+
+struct One {
+    engine: Arc<Engine>,
+    steward: watch::Sender<bool>,
+    sharing: watch::Sender<Sharing>,
+    receiver: Arc<Receiver>,
+}
+
+struct World {
+    clock: Arc<SimClock>,
+    nodes: Vec<One>,
+    /// As a third node would change it.
+    other: SharedCatalog,
+    archive: Arc<MemoryArchive>,
+}
+
+impl World {
+    async fn new() -> World {
+        let clock = Arc::new(SimClock::start());
+        clock.keep_steady();
+        let mut catalogs = SharedCatalog::handles(3);
+        let other = catalogs.pop().unwrap();
+        let archive = Arc::new(MemoryArchive::default());
+        let mut nodes = Vec::new();
+        for (n, catalog) in catalogs.into_iter().enumerate() {
+            let receiver = Arc::new(Receiver {
+                status: AtomicU16::new(200),
+                got: Mutex::default(),
+            });
+            let (steward, is_steward) = watch::channel(n == 0);
+            let (sharing, is_sharing) = watch::channel(Sharing::new(n, 2));
+            let parts = Parts {
+                log: Arc::new(MemoryLog::new(7)),
+                catalog: Arc::new(catalog),
+                transport: receiver.clone(),
+                clock: clock.clone(),
+                wall: clock.clone(),
+                profiles: Profiles::default(),
+                id_prefix: "/subscriptions/x".into(),
+                dispatch: dispatch::Config::default(),
+                dead_letters: DeadLetters::new(Arc::new(MemoryBlobs::default()), archive.clone(), None),
+                handshake: handshake::Rules::default(),
+                recorder: Arc::new(postrider_engine::recorder::Nothing),
+                node: Node {
+                    name: Some(format!("n{n}").into()),
+                    steward: is_steward,
+                    sharing: is_sharing,
+                },
+            };
+            let engine = Engine::start(parts).await.unwrap();
+            engine.read_replays_with(Box::new(|_| Some(ReplayRequest::default())));
+            nodes.push(One {
+                engine,
+                steward,
+                sharing,
+                receiver,
+            });
+        }
+        World {
+            clock,
+            nodes,
+            other,
+            archive,
+        }
+    }
+
+    fn engine(&self, n: usize) -> &Arc<Engine> {
+        &self.nodes[n].engine
+    }
+
+    async fn pass(&self, time: Duration) {
+        self.clock.sleep_until(self.clock.now() + time).await;
+    }
+
+    async fn until(&self, what: &str, holds: impl Fn() -> bool) {
+        let end = self.clock.now() + Duration::from_secs(3600);
+        while !holds() {
+            assert!(self.clock.now() < end, "never came true: {what}");
+            self.pass(Duration::from_millis(10)).await;
+        }
+    }
+
+    /// Makes a topic and a subscription of it on the first node, and waits for the second.
+    async fn with_subscription(&self) -> Arc<Subscription> {
+        self.engine(0).put_topic(topic(1, "orders")).await.unwrap();
+        let made = self.engine(0).put_subscription(subscription(2)).await.unwrap();
+        let second = &self.engine(1).directory;
+        self.until("it is in force", || second.subscription_by_id(made.id).is_some())
+            .await;
+        made
+    }
+
+    async fn publish(&self, n: usize) -> Vec<SubscriptionId> {
+        let engine = self.engine(n);
+        let entry = engine.directory.topic_by_id(TopicId(1)).expect("it is there");
+        let text = r#"{"id":"1","subject":"s","eventType":"t","eventTime":"2026-01-01T00:00:00Z","dataVersion":"1","data":{}}"#;
+        let mut router = engine.router(&entry, self.clock.now());
+        let event = Envelope::read(Schema::EventGrid, Raw::parse(text).unwrap(), None);
+        let matched = router.route(&event, None);
+        let (sets, routed) = router.finish();
+        let found = sets[matched as usize].to_vec();
+        let batch = Batch {
+            topic: TopicId(1),
+            schema: Schema::EventGrid,
+            received: self.clock.now(),
+            publisher: "test".into(),
+            trace: None,
+            replay: 0,
+            body: Bytes::from_static(text.as_bytes()),
+            events: vec![EventRef {
+                object: Span::new(0, text.len()),
+                matched,
+                ..EventRef::default()
+            }],
+            matched: sets,
+        };
+        engine.accept(&entry, batch, routed).await.unwrap();
+        found
+    }
+
+    fn delay(&self, n: usize) -> Option<Delay> {
+        let all = self.engine(n).dispatcher.endpoints();
+        all.iter()
+            .find(|one| one.name == HOOK)
+            .and_then(|one| one.state.delay)
+    }
+
+    async fn change(&self, change: Change) {
+        while let Err(e) = self.other.commit(vec![change.clone()]).await {
+            // Nobody follows the third.
+            assert!(matches!(e, postrider_store::Error::Conflict(_)), "{e}");
+            self.other.load().await.unwrap();
+        }
+    }
+}
+
+fn topic(id: u64, name: &str) -> Topic {
+    Topic {
+        id: TopicId(id),
+        name: name.into(),
+        kind: TopicKind::Custom,
+        resource_group: "rg1".into(),
+        location: "here".into(),
+        tags: Default::default(),
+        input_schema: Schema::EventGrid,
+        mapping: None,
+        keys: [Secret::new("a"), Secret::new("b")],
+        local_auth_disabled: false,
+        public_network: true,
+        inbound_ip_rules: Vec::new(),
+        profile: None,
+        created: Timestamp::MIN,
+        extras: None,
+    }
+}
+
+fn subscription(id: u64) -> Subscription {
+    Subscription {
+        id: SubscriptionId(id),
+        name: format!("s{id}"),
+        topic: TopicId(1),
+        domain_topic: None,
+        destination: Destination::WebHook(WebHook {
+            url: Secret::new(HOOK),
+            batching: Batching::default(),
+            attributes: Vec::new(),
+            aad_tenant: None,
+            aad_application: None,
+            rate_max: None,
+        }),
+        identity: None,
+        filter: Filter::default(),
+        labels: Vec::new(),
+        expires: None,
+        delivery_schema: Schema::EventGrid,
+        retry: RetryChoice::default(),
+        dead_letter: None,
+        dead_letter_identity: None,
+        profile: None,
+        created: Timestamp::MIN,
+        origin: Origin::Config,
+        pauses: Default::default(),
+        extras: None,
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_is_made_and_changed_on_one_node_is_in_force_on_the_other() {
+    let world = World::new().await;
+    let made = world.with_subscription().await;
+    let got = || world.nodes[1].receiver.got.lock().unwrap().len();
+    assert_eq!(world.publish(1).await, [made.id]);
+    world.until("it is delivered there", || got() == 1).await;
+    assert!(world.nodes[0].receiver.got.lock().unwrap().is_empty());
+
+    // Paused on the second, it is on the first, and resumed there again.
+    world.engine(1).pause_subscription(made.id).await.unwrap();
+    let paused = |n: usize| {
+        let known = world.engine(n).directory.subscription_by_id(made.id);
+        known.is_some_and(|known| known.pauses.is_paused())
+    };
+    world.until("it is paused", || paused(0)).await;
+    world.publish(0).await;
+    world.engine(0).resume_subscription(made.id).await.unwrap();
+    let first = || world.nodes[0].receiver.got.lock().unwrap().len();
+    world.until("it goes on", || first() == 1 && !paused(1)).await;
+
+    let mut renamed = topic(1, "Sales");
+    renamed.location = "there".into();
+    world.engine(1).put_topic(renamed).await.unwrap();
+    world
+        .until("it is renamed", || {
+            world.engine(0).directory.topic("sales").is_some()
+        })
+        .await;
+    assert!(world.engine(0).directory.topic("orders").is_none());
+    assert_eq!(world.publish(0).await, [made.id], "it kept its routes");
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_waits_for_a_subscription_that_is_deleted_elsewhere_is_dropped_and_counted() {
+    let world = World::new().await;
+    let made = world.with_subscription().await;
+    world.nodes[1].receiver.status.store(503, Relaxed);
+    world.publish(1).await;
+    let backlog = || world.engine(1).log().backlog(made.id);
+    world
+        .until("it is to be tried again", || backlog().retrying == 1)
+        .await;
+    world.engine(0).delete_subscription(made.id).await.unwrap();
+    let dropped = || {
+        let dropped = &world.engine(1).dispatcher.counters.dropped;
+        by_reason(dropped, Reason::SubscriptionGone).load(Relaxed)
+    };
+    world.until("it is dropped", || dropped() == 1).await;
+    assert!(world.engine(1).dispatcher.outlet(made.id).is_none());
+    assert_eq!(world.publish(1).await, []);
+    // A topic takes its subscriptions with it.
+    let again = world.engine(1).put_subscription(subscription(3)).await.unwrap();
+    world
+        .until("it is in force", || {
+            world.engine(0).dispatcher.outlet(again.id).is_some()
+        })
+        .await;
+    world.engine(1).delete_topic(TopicId(1)).await.unwrap();
+    world
+        .until("all of it is gone", || {
+            let engine = world.engine(0);
+            engine.directory.topic_by_id(TopicId(1)).is_none() && engine.dispatcher.outlet(again.id).is_none()
+        })
+        .await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_endpoint_that_one_node_leaves_alone_is_left_alone_by_the_other() {
+    let world = World::new().await;
+    world.with_subscription().await;
+    world.nodes[0].receiver.status.store(503, Relaxed);
+    for _ in 0..10 {
+        world.publish(0).await;
+    }
+    world
+        .until("it is delayed there", || world.delay(0).is_some())
+        .await;
+    world.until("and here", || world.delay(1).is_some()).await;
+    let (first, second) = (world.delay(0).unwrap(), world.delay(1).unwrap());
+    assert_eq!(
+        second.until,
+        first.until + Duration::from_secs(10),
+        "whoever found out asks first"
+    );
+    world.publish(1).await;
+    let got = |n: usize| world.nodes[n].receiver.got.lock().unwrap().len();
+    assert_eq!(got(1), 0);
+    world.nodes[0].receiver.status.store(200, Relaxed);
+    world.publish(0).await;
+    // The first asks when the time is over, and both go on.
+    world.until("it is well again", || world.delay(0).is_none()).await;
+    assert!(world.clock.now() < second.until);
+    world.until("and here", || got(1) == 1).await;
+    assert!(world.clock.now() < second.until);
+
+    // Nobody asks for a node that is gone: after a while the others do.
+    let delay = Delay {
+        cause: Outcome::NotFound,
+        since: world.clock.now(),
+        until: world.clock.now() + Duration::from_secs(300),
+        step: Duration::from_secs(300),
+    };
+    let of_the_third = EndpointDelay {
+        endpoint: HOOK.into(),
+        delay,
+        by: Some("n2".into()),
+    };
+    world.change(Change::PutEndpointDelay(of_the_third)).await;
+    world.until("it holds", || world.delay(1).is_some()).await;
+    world.publish(1).await;
+    world.until("it is asked", || got(1) == 2).await;
+    assert!(world.clock.now() >= delay.until + Duration::from_secs(10));
+    world
+        .until("it is well everywhere", || {
+            world.delay(0).is_none() && world.delay(1).is_none()
+        })
+        .await;
+}
+
+const BASE: &str = "https://here";
+const API: &str = "2020-06-01";
+
+fn asked(id: u64) -> Subscription {
+    Subscription {
+        origin: Origin::Azure,
+        ..subscription(id)
+    }
+}
+
+impl World {
+    /// A webhook that is asked by the first node, until a visit is awaited everywhere.
+    async fn awaiting(&self, id: u64) -> Arc<postrider_store::Handshake> {
+        self.engine(0).ask(asked(id), BASE, API).await.unwrap();
+        let waits = |n: usize| {
+            let pending = self
+                .engine(n)
+                .handshakes
+                .pending(TopicId(1), None, &format!("s{id}"));
+            pending.filter(|one| matches!(one.state, HandshakeState::Awaiting { .. }))
+        };
+        self.until("a visit is awaited", || waits(0).is_some() && waits(1).is_some())
+            .await;
+        waits(1).unwrap()
+    }
+
+    fn in_force(&self, n: usize, id: u64) -> bool {
+        let found = self.engine(n).directory.subscription_by_id(SubscriptionId(id));
+        found.is_some()
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_webhook_that_one_node_asks_may_answer_to_the_other() {
+    let world = World::new().await;
+    world.with_subscription().await;
+    let handshake = world.awaiting(5).await;
+    assert_eq!(handshake.by.as_deref(), Some("n0"));
+    let token = handshake.token.expose();
+    let visited = world.engine(1).confirm("s5", &handshake.operation, token).await;
+    assert_eq!(visited.unwrap().operation, handshake.operation);
+    assert!(world.in_force(1, 5));
+    world.until("it is in force", || world.in_force(0, 5)).await;
+    let state = |n: usize| world.engine(n).handshakes.operation(&handshake.operation);
+    world
+        .until("both know", || {
+            state(0) == Some(OperationState::Succeeded) && state(1) == Some(OperationState::Succeeded)
+        })
+        .await;
+    assert_eq!(world.other.load().await.unwrap().handshakes, []);
+    assert_eq!(world.engine(0).handshakes.under_way(), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_handshake_that_is_superseded_elsewhere_ends() {
+    let world = World::new().await;
+    world.with_subscription().await;
+    let handshake = world.awaiting(5).await;
+    world.engine(1).put_subscription(subscription(5)).await.unwrap();
+    let state = |n: usize| world.engine(n).handshakes.operation(&handshake.operation);
+    world
+        .until("it is cancelled", || state(0) == Some(OperationState::Canceled))
+        .await;
+    assert_eq!(state(1), Some(OperationState::Canceled));
+    world.until("it is in force", || world.in_force(0, 5)).await;
+    // Long after it would have failed.
+    world.pass(Duration::from_secs(3600)).await;
+    assert_eq!(world.other.load().await.unwrap().handshakes, []);
+}
+
+#[tokio::test(start_paused = true)]
+async fn handshakes_of_a_node_that_is_gone_are_taken_up() {
+    let world = World::new().await;
+    world.with_subscription().await;
+    let handshake = world.awaiting(5).await;
+    world.engine(0).stop(async {}).await.unwrap();
+    world
+        .engine(1)
+        .take_up_handshakes(|by| by == Some("n0"))
+        .await
+        .unwrap();
+    let stored = world.other.load().await.unwrap().handshakes;
+    assert_eq!(stored[0].by.as_deref(), Some("n1"));
+    // Nobody visits: it fails in time, and its own node says so.
+    let state = || world.engine(1).handshakes.operation(&handshake.operation);
+    world
+        .until("it has failed", || {
+            matches!(state(), Some(OperationState::Failed { .. }))
+        })
+        .await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn only_the_steward_ends_what_has_expired() {
+    let world = World::new().await;
+    world.with_subscription().await;
+    world.nodes[0].steward.send_replace(false);
+    let expiring = Subscription {
+        expires: Some(world.clock.now() + Duration::from_secs(60)),
+        ..subscription(5)
+    };
+    world.engine(0).put_subscription(expiring).await.unwrap();
+    world.pass(Duration::from_secs(600)).await;
+    assert!(world.in_force(0, 5) && world.in_force(1, 5));
+    assert_eq!(
+        world.publish(1).await,
+        [SubscriptionId(2)],
+        "it gets nothing any more"
+    );
+    world.nodes[1].steward.send_replace(true);
+    world
+        .until("it is gone", || !world.in_force(0, 5) && !world.in_force(1, 5))
+        .await;
+    assert!(world.in_force(0, 2));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_replay_is_run_by_whoever_is_the_steward() {
+    let world = World::new().await;
+    world.nodes[0].steward.send_replace(false);
+    let started = world
+        .engine(0)
+        .start_replay(None, ReplayRequest::default(), "{}".into());
+    let job = started.await.unwrap().unwrap();
+    world.pass(Duration::from_secs(60)).await;
+    let stored = world.archive.jobs().await.unwrap();
+    assert_eq!(stored[0].state, ReplayState::Running);
+    assert!(world.engine(0).is_under_way(&stored[0]) && !world.engine(0).is_replaying(job.id));
+    world.nodes[1].steward.send_replace(true);
+    // There is nothing to replay.
+    world.pass(Duration::from_secs(1)).await;
+    assert_eq!(world.archive.jobs().await.unwrap()[0].state, ReplayState::Done);
+}
+
+// Both nodes change the same subscription again and again; whoever is refused tries again.
+#[tokio::test(start_paused = true)]
+async fn nodes_that_change_the_same_end_with_the_same() {
+    let world = World::new().await;
+    world.with_subscription().await;
+    let change = async |n: usize| {
+        let mut refused = 0;
+        for round in 0..50 {
+            let changed = Subscription {
+                labels: vec![format!("n{n} {round}")],
+                ..subscription(2)
+            };
+            loop {
+                match world.engine(n).put_subscription(changed.clone()).await {
+                    Ok(_) => break,
+                    Err(Error::Store(postrider_store::Error::Conflict(_))) => refused += 1,
+                    Err(other) => panic!("{other}"),
+                }
+                tokio::task::yield_now().await;
+            }
+        }
+        refused
+    };
+    tokio::join!(change(0), change(1));
+    let labels = |n: usize| {
+        let known = world.engine(n).directory.subscription_by_id(SubscriptionId(2));
+        known.unwrap().labels.clone()
+    };
+    world.until("both are the same", || labels(0) == labels(1)).await;
+    world.pass(Duration::from_secs(1)).await;
+    let stored = world.other.load().await.unwrap().subscriptions;
+    assert_eq!(
+        (labels(0), labels(1)),
+        (stored[0].labels.clone(), stored[0].labels.clone())
+    );
+}
+
+// A subscription is changed by what was read of it, on both nodes: the first change must not be lost under the second.
+#[tokio::test(start_paused = true)]
+async fn what_was_read_before_another_node_changed_it_changes_nothing() {
+    let world = World::new().await;
+    let made = world.with_subscription().await;
+    let read = world.engine(1).read_subscription(TopicId(1), None, "S2");
+    assert_eq!(read.in_force.as_deref(), Some(&*made));
+    let labelled = |label: &str| Subscription {
+        labels: vec![label.into()],
+        ..subscription(2)
+    };
+    let first = world.engine(0).put_subscription(labelled("first")).await.unwrap();
+    let known = |n: usize| world.engine(n).directory.subscription_by_id(made.id).unwrap();
+    // It is in force already: only what was read tells.
+    world.until("it is in force", || known(1) == first).await;
+    let second = world.engine(1);
+    let refused = second.put_subscription_over(labelled("second"), read).await;
+    assert!(
+        matches!(refused, Err(Error::Store(postrider_store::Error::Conflict(_)))),
+        "{refused:?}"
+    );
+    assert_eq!(known(1).labels, ["first"]);
+    // A pause is none of what was decided, and stays.
+    let read = second.read_subscription(TopicId(1), None, "s2");
+    second.pause_subscription(made.id).await.unwrap();
+    let put = second
+        .put_subscription_over(labelled("second"), read)
+        .await
+        .unwrap();
+    assert!(put.pauses.is_paused());
+
+    // The same with its topic, which goes.
+    let entry = second.directory.topic_by_id(TopicId(1)).unwrap();
+    world.engine(0).put_topic(topic(1, "sales")).await.unwrap();
+    world
+        .until("it is renamed", || second.directory.topic("sales").is_some())
+        .await;
+    let refused = second.put_topic_over(topic(1, "orders"), Some(entry)).await;
+    assert!(matches!(
+        refused.map(drop),
+        Err(Error::Store(postrider_store::Error::Conflict(_)))
+    ));
+    let entry = second.directory.topic_by_id(TopicId(1)).unwrap();
+    world.engine(0).delete_topic(TopicId(1)).await.unwrap();
+    world
+        .until("it is gone", || {
+            second.directory.topic_by_id(TopicId(1)).is_none()
+        })
+        .await;
+    let refused = second.put_topic_over(topic(1, "orders"), Some(entry)).await;
+    assert!(refused.is_err(), "it does not come back");
+    assert!(world.other.load().await.unwrap().topics.is_empty());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_wish_that_another_node_asks_a_webhook_about_is_not_lost() {
+    let world = World::new().await;
+    world.with_subscription().await;
+    let (first, second) = (world.engine(0), world.engine(1));
+    let read = second.read_subscription(TopicId(1), None, "s5");
+    let handshake = world.awaiting(5).await;
+    let conflict = |result: Result<(), Error>| {
+        assert!(
+            matches!(result, Err(Error::Store(postrider_store::Error::Conflict(_)))),
+            "{result:?}"
+        );
+    };
+    let again = second.ask_over(asked(5), read.clone(), BASE, API).await;
+    conflict(again.map(drop));
+    conflict(
+        second
+            .put_subscription_over(subscription(5), read)
+            .await
+            .map(drop),
+    );
+    let pending = |n: usize| world.engine(n).handshakes.pending(TopicId(1), None, "s5");
+    let still = |n: usize| pending(n).is_some_and(|one| one.operation == handshake.operation);
+    assert!(still(0) && still(1), "it is asked on");
+    // Whoever has read of it may.
+    let read = second.read_subscription(TopicId(1), None, "s5");
+    second.put_subscription_over(subscription(5), read).await.unwrap();
+    world.until("it is in force", || world.in_force(0, 5)).await;
+    assert_eq!(first.handshakes.pending(TopicId(1), None, "s5"), None);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_handshake_that_is_cancelled_elsewhere_takes_the_topic_of_its_resource_with_it() {
+    let world = World::new().await;
+    let (first, second) = (world.engine(0), world.engine(1));
+    let scope = first.scope("/subscriptions/x/rg/1", "a.b", "here").await.unwrap();
+    let id = scope.topic.id;
+    let wish = Subscription {
+        topic: id,
+        ..asked(5)
+    };
+    first.ask(wish, BASE, API).await.unwrap();
+    let pending = |n: usize| world.engine(n).handshakes.pending(id, None, "s5");
+    world.until("it is known", || pending(1).is_some()).await;
+    second.cancel_handshake(id, None, "s5").await.unwrap();
+    let gone = |n: usize| world.engine(n).directory.topic_by_id(id).is_none();
+    world.until("all of it is gone", || gone(0) && gone(1)).await;
+    let stored = world.other.load().await.unwrap();
+    assert!(stored.topics.is_empty() && stored.handshakes.is_empty());
+
+    // One that something else hangs on stays.
+    let scope = second
+        .scope("/subscriptions/x/rg/1", "a.b", "here")
+        .await
+        .unwrap();
+    let id = scope.topic.id;
+    let there = |n: usize| world.engine(n).directory.topic_by_id(id).is_some();
+    world.until("it is there", || there(0)).await;
+    let of = |one: Subscription| Subscription { topic: id, ..one };
+    first.put_subscription(of(subscription(7))).await.unwrap();
+    second.ask(of(asked(5)), BASE, API).await.unwrap();
+    let pending = |n: usize| world.engine(n).handshakes.pending(id, None, "s5");
+    world.until("it is known", || pending(0).is_some()).await;
+    first.cancel_handshake(id, None, "s5").await.unwrap();
+    world.until("it is cancelled", || pending(1).is_none()).await;
+    assert!(there(0) && there(1));
+}
+
+// The webhook allows six requests a minute: both nodes together keep to it, and one that is left alone has all of it.
+#[tokio::test(start_paused = true)]
+async fn nodes_share_the_rate_that_a_webhook_allows() {
+    let world = World::new().await;
+    world.with_subscription().await;
+    let mut paced = subscription(2);
+    if let Destination::WebHook(hook) = &mut paced.destination {
+        hook.rate_max = Some(6);
+    }
+    world.engine(0).put_subscription(paced.clone()).await.unwrap();
+    let paces = |n: usize| {
+        let known = world.engine(n).directory.subscription_by_id(paced.id);
+        known.is_some_and(|known| known.destination == paced.destination)
+    };
+    world.until("it is known", || paces(1)).await;
+    for n in [0, 1] {
+        for _ in 0..60 {
+            world.publish(n).await;
+        }
+    }
+    let got = |n: usize| world.nodes[n].receiver.got.lock().unwrap().len();
+    for _ in 0..5 {
+        let before = (got(0), got(1));
+        world.pass(Duration::from_secs(60)).await;
+        let sent = (got(0) - before.0, got(1) - before.1);
+        assert!(sent.0 + sent.1 <= 7, "{sent:?} in a minute");
+        assert!(sent.0 >= 2 && sent.1 >= 2, "{sent:?}: each has its share");
+    }
+    // The second is gone.
+    world.nodes[1].engine.stop(async {}).await.unwrap();
+    world.nodes[0].sharing.send_replace(Sharing::ALONE);
+    world.pass(Duration::from_secs(30)).await;
+    let before = got(0);
+    world.pass(Duration::from_secs(60)).await;
+    assert!(
+        (5..=7).contains(&(got(0) - before)),
+        "{} in a minute",
+        got(0) - before
+    );
+}

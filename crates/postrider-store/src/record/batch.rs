@@ -1,0 +1,297 @@
+//! How a publish request is stored: a head that says where in the body its events are and whom they matched, then the
+//! body as it came. Numbers take as few bytes as they need.
+
+use bytes::Bytes;
+use postrider_core::event::{Batch, EventRef, Lacks, Schema, Span};
+use postrider_core::ids::{SubscriptionId, TopicId};
+use postrider_core::time::Timestamp;
+
+/// Appends a number in as few bytes as it takes.
+pub fn put(out: &mut Vec<u8>, mut n: u64) {
+    while n >= 0x80 {
+        out.push(n as u8 | 0x80);
+        n >>= 7;
+    }
+    out.push(n as u8);
+}
+
+/// Reads what `put` wrote.
+pub struct Reader<'a> {
+    bytes: &'a [u8],
+}
+
+impl<'a> Reader<'a> {
+    pub fn new(bytes: &'a [u8]) -> Reader<'a> {
+        Reader { bytes }
+    }
+
+    pub fn number(&mut self) -> Option<u64> {
+        let mut n = 0u64;
+        for shift in (0..64).step_by(7) {
+            let (&byte, rest) = self.bytes.split_first()?;
+            self.bytes = rest;
+            n |= u64::from(byte & 0x7f) << shift;
+            if byte < 0x80 {
+                return Some(n);
+            }
+        }
+        None
+    }
+
+    pub fn small(&mut self) -> Option<u32> {
+        u32::try_from(self.number()?).ok()
+    }
+
+    pub fn text(&mut self) -> Option<&'a str> {
+        let len = self.number()? as usize;
+        if len > self.bytes.len() {
+            return None;
+        }
+        let (text, rest) = self.bytes.split_at(len);
+        self.bytes = rest;
+        std::str::from_utf8(text).ok()
+    }
+
+    /// A count of things that take at least one byte each.
+    pub fn count(&mut self) -> Option<usize> {
+        let n = self.number()? as usize;
+        (n <= self.bytes.len()).then_some(n)
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.bytes.is_empty()
+    }
+
+    /// How many bytes have not been read.
+    pub fn left(&self) -> usize {
+        self.bytes.len()
+    }
+}
+
+/// Everything of a batch but its body, which follows in the payload as it is.
+pub fn encode_batch_head(batch: &Batch) -> Vec<u8> {
+    let mut out = Vec::with_capacity(64 + batch.events.len() * 12);
+    if batch.replay == 0 {
+        put(&mut out, 1);
+    } else {
+        put(&mut out, 2);
+        put(&mut out, u64::from(batch.replay));
+    }
+    put(&mut out, batch.topic.0);
+    put(
+        &mut out,
+        match batch.schema {
+            Schema::EventGrid => 0,
+            Schema::CloudEvent => 1,
+            Schema::Custom => 2,
+        },
+    );
+    put(&mut out, batch.received.nanos() as u64);
+    put(&mut out, batch.publisher.len() as u64);
+    out.extend_from_slice(batch.publisher.as_bytes());
+    let trace = batch.trace.as_deref().unwrap_or("");
+    put(&mut out, trace.len() as u64);
+    out.extend_from_slice(trace.as_bytes());
+    put(&mut out, batch.matched.len() as u64);
+    for set in &batch.matched {
+        put(&mut out, set.len() as u64);
+        let mut last = 0;
+        for id in set {
+            put(&mut out, id.0.wrapping_sub(last));
+            last = id.0;
+        }
+    }
+    put(&mut out, batch.events.len() as u64);
+    let mut end = 0;
+    for event in &batch.events {
+        put(&mut out, u64::from(event.object.start - end));
+        put(&mut out, u64::from(event.object.len));
+        end = event.object.start + event.object.len;
+        put(&mut out, u64::from(event.matched));
+        let flags = u64::from(event.lacks.topic)
+            | u64::from(event.lacks.data_version) << 1
+            | u64::from(event.lacks.metadata_version) << 2
+            | u64::from(!event.data_version.is_empty()) << 3
+            | u64::from(!event.topic.is_empty()) << 4;
+        put(&mut out, flags);
+        for span in [event.data_version, event.topic] {
+            if !span.is_empty() {
+                put(&mut out, u64::from(span.start - event.object.start));
+                put(&mut out, u64::from(span.len));
+            }
+        }
+    }
+    put(&mut out, batch.body.len() as u64);
+    out
+}
+
+/// The batch in a payload; none if it is not one.
+pub fn decode_batch(payload: &Bytes) -> Option<Batch> {
+    let mut reader = Reader::new(payload);
+    let replay = match reader.number()? {
+        1 => 0,
+        2 => reader.small()?,
+        _ => return None,
+    };
+    let topic = TopicId(reader.number()?);
+    let schema = match reader.number()? {
+        0 => Schema::EventGrid,
+        1 => Schema::CloudEvent,
+        2 => Schema::Custom,
+        _ => return None,
+    };
+    let received = Timestamp::from_nanos(reader.number()? as i64);
+    let publisher = reader.text()?.into();
+    let trace = Some(reader.text()?).filter(|t| !t.is_empty()).map(Into::into);
+    let sets = reader.count()?;
+    let mut matched = Vec::with_capacity(sets);
+    for _ in 0..sets {
+        let count = reader.count()?;
+        let mut last = 0u64;
+        let mut set = Vec::with_capacity(count);
+        for _ in 0..count {
+            last = last.wrapping_add(reader.number()?);
+            set.push(SubscriptionId(last));
+        }
+        matched.push(set.into_boxed_slice());
+    }
+    let count = reader.count()?;
+    let mut events = Vec::with_capacity(count);
+    let mut end = 0u32;
+    for _ in 0..count {
+        let start = end.checked_add(reader.small()?)?;
+        let len = reader.small()?;
+        end = start.checked_add(len)?;
+        let set = reader.small()?;
+        if set as usize >= matched.len() {
+            return None;
+        }
+        let flags = reader.number()?;
+        let mut span = |present: bool| {
+            if !present {
+                return Some(Span::default());
+            }
+            let at = start.checked_add(reader.small()?)?;
+            let len = reader.small()?;
+            (at.checked_add(len)? <= end).then_some(Span { start: at, len })
+        };
+        events.push(EventRef {
+            object: Span { start, len },
+            matched: set,
+            data_version: span(flags & 8 != 0)?,
+            topic: span(flags & 16 != 0)?,
+            lacks: Lacks {
+                topic: flags & 1 != 0,
+                data_version: flags & 2 != 0,
+                metadata_version: flags & 4 != 0,
+            },
+        });
+    }
+    let len = reader.number()? as usize;
+    if len != reader.bytes.len() || end as usize > len || std::str::from_utf8(reader.bytes).is_err() {
+        return None;
+    }
+    let body = payload.slice(payload.len() - len..);
+    Some(Batch {
+        topic,
+        schema,
+        received,
+        publisher,
+        trace,
+        replay,
+        body,
+        events,
+        matched,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn any_batch() -> impl Strategy<Value = Batch> {
+        let set = prop::collection::btree_set(any::<u64>(), 0..5)
+            .prop_map(|s| s.into_iter().map(SubscriptionId).collect::<Box<[_]>>());
+        let event = ("[a-z]{0,20}", 0u32..3, any::<[bool; 4]>());
+        (
+            any::<u64>(),
+            any::<u32>(),
+            prop_oneof![Just(0), Just(1), any::<u32>()],
+            "[ -~]{0,20}",
+            prop::collection::vec(set, 3),
+            prop::collection::vec(event, 1..6),
+        )
+            .prop_map(|(topic, received, replay, publisher, matched, events)| {
+                let mut body = Vec::new();
+                let mut refs = Vec::new();
+                for (text, set, flags) in events {
+                    body.push(b',');
+                    let start = body.len();
+                    body.extend_from_slice(text.as_bytes());
+                    let object = Span::new(start, body.len());
+                    refs.push(EventRef {
+                        object,
+                        matched: set,
+                        data_version: if flags[3] && object.len > 2 {
+                            Span::new(start + 1, start + 2)
+                        } else {
+                            Span::default()
+                        },
+                        topic: Span::default(),
+                        lacks: Lacks {
+                            topic: flags[0],
+                            data_version: flags[1],
+                            metadata_version: flags[2],
+                        },
+                    });
+                }
+                Batch {
+                    topic: TopicId(topic),
+                    schema: Schema::Custom,
+                    received: Timestamp::from_nanos(i64::from(received)),
+                    publisher: publisher.into(),
+                    trace: None,
+                    replay,
+                    body: body.into(),
+                    events: refs,
+                    matched,
+                }
+            })
+    }
+
+    fn payload(batch: &Batch) -> Bytes {
+        let mut out = encode_batch_head(batch);
+        out.extend_from_slice(&batch.body);
+        out.into()
+    }
+
+    proptest! {
+        #[test]
+        fn batches_survive(batch in any_batch()) {
+            prop_assert_eq!(decode_batch(&payload(&batch)), Some(batch));
+        }
+
+        // Version 1 is version 2 without the number of replays, and what an older program reads.
+        #[test]
+        fn only_a_replay_takes_version_2(batch in any_batch()) {
+            let replayed = payload(&Batch { replay: 1, ..batch.clone() });
+            let published = payload(&Batch { replay: 0, ..batch.clone() });
+            prop_assert_eq!((published[0], &replayed[..2]), (1, &[2, 1][..]));
+            prop_assert_eq!(&published[1..], &replayed[2..]);
+        }
+
+        #[test]
+        fn damaged_payloads_never_panic(batch in any_batch(), at in any::<usize>(), byte in any::<u8>(), cut in any::<usize>()) {
+            let mut bytes = payload(&batch).to_vec();
+            let at = at % bytes.len();
+            bytes[at] = byte;
+            bytes.truncate(bytes.len() - cut % bytes.len());
+            if let Some(batch) = decode_batch(&bytes.into()) {
+                for i in 0..batch.events.len() {
+                    let _ = (batch.events[i].object.range(), batch.matched(i));
+                }
+            }
+        }
+    }
+}

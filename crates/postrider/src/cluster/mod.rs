@@ -1,0 +1,244 @@
+//! What a server does as one node of several: it joins the others, shares their secrets, and cares for what they leave.
+
+pub mod peers;
+pub mod view;
+
+use crate::config::{Config, StoreKind};
+use crate::material;
+use anyhow::{Context, Result, bail};
+use postrider_core::ids::Secret;
+use postrider_core::time::Clock;
+use postrider_engine::Engine;
+use postrider_engine::clock::SystemClock;
+use postrider_engine::node::{self, Sharing};
+use postrider_jetstream::connect::without_secrets;
+use postrider_jetstream::{Cluster, Membership, Node, NodeId, Settings};
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+use std::sync::Arc;
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+
+/// Where a node keeps its own number.
+const NODE_ID: &str = "node-id";
+
+/// How the store is reached and laid out; none with the embedded store.
+pub fn settings(config: &Config) -> Option<Settings> {
+    let clustered = config.store.kind == StoreKind::Jetstream;
+    clustered.then(|| config.store.jetstream.settings())
+}
+
+/// Joins the cluster. `url` is where this node can be reached.
+pub async fn join(config: &Config, settings: Settings, url: String) -> Result<Arc<Cluster>> {
+    let id = own_id(&config.data_dir)?;
+    let node = Node {
+        id,
+        process: crate::serve::random(),
+        name: name(config, id),
+        url,
+        version: env!("CARGO_PKG_VERSION").into(),
+        started: SystemClock.now(),
+    };
+    let shown = settings.urls.iter().map(|url| without_secrets(url));
+    let urls = shown.collect::<Vec<_>>().join(", ");
+    let cluster = Cluster::open(settings, node).await;
+    let cluster = cluster.with_context(|| format!("joining the cluster at {urls}"))?;
+    Ok(Arc::new(cluster))
+}
+
+/// The node's own number, made at its first start.
+fn own_id(data_dir: &Path) -> Result<NodeId> {
+    let path = data_dir.join(NODE_ID);
+    match material::read_if_there(&path)? {
+        Some(text) => match NodeId::parse(text.trim()) {
+            Some(id) => Ok(id),
+            None => bail!(
+                "{} does not hold the number of a node: put it back, or remove it to join as a new node",
+                path.display()
+            ),
+        },
+        None => {
+            let id = NodeId(crate::serve::random());
+            material::write_public(&path, &format!("{id}\n"))?;
+            Ok(id)
+        }
+    }
+}
+
+/// What people call the node. Several may run on one machine, so its name alone does not do.
+fn name(config: &Config, id: NodeId) -> String {
+    let configured = config.store.jetstream.node_name.clone();
+    configured.unwrap_or_else(|| {
+        let machine = rustix::system::uname().nodename().to_string_lossy().into_owned();
+        let plain = |c: &char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
+        let machine: String = machine.chars().filter(plain).take(48).collect();
+        let short = &id.to_string()[..4];
+        match machine.is_empty() {
+            true => format!("node-{short}"),
+            false => format!("{machine}-{short}"),
+        }
+    })
+}
+
+/// Makes the secrets of this node those of the cluster: any node takes the tokens, keys and certificates of any other.
+/// Whoever comes first gives its own. Says whether a file has changed.
+pub async fn share_secrets(cluster: &Cluster, config: &Config) -> Result<bool> {
+    let mut changed = false;
+    for shared in material::shared(config) {
+        let own = shared.read()?;
+        let agreed = cluster.secret(shared.name, || Secret::new(own.clone())).await;
+        let agreed = agreed.with_context(|| format!("sharing the secret {:?}", shared.name))?;
+        if agreed.expose() != own {
+            shared.write(agreed.expose())?;
+            changed = true;
+        }
+    }
+    Ok(changed)
+}
+
+/// The node as the engine knows it, and who tells it how many share the work.
+pub fn node(cluster: &Cluster) -> (node::Node, watch::Sender<Sharing>) {
+    let me = cluster.members.node().id;
+    let (share, sharing) = watch::channel(sharing(me, &cluster.members.membership()));
+    let node = node::Node {
+        name: Some(me.to_string().into()),
+        steward: cluster.members.steward(),
+        sharing,
+    };
+    (node, share)
+}
+
+/// Which of the nodes that deliver this one is. One that is about to counts itself.
+fn sharing(me: NodeId, membership: &Membership) -> Sharing {
+    let mut all: BTreeSet<NodeId> = membership.owners().collect();
+    all.insert(me);
+    Sharing::new(all.range(..me).count(), all.len())
+}
+
+/// Cares for what other nodes leave, until it is told to stop.
+pub async fn tend(
+    cluster: Arc<Cluster>,
+    engine: Arc<Engine>,
+    share: watch::Sender<Sharing>,
+    stop: CancellationToken,
+) {
+    let me = cluster.members.node().id;
+    let mut changes = cluster.members.changes();
+    let mut steward = cluster.members.steward();
+    let mut swept: BTreeMap<u8, u64> = BTreeMap::new();
+    loop {
+        let membership = changes.borrow_and_update().clone();
+        let is_steward = *steward.borrow_and_update();
+        let now = sharing(me, &membership);
+        share.send_if_modified(|known| std::mem::replace(known, now) != now);
+        tokio::select! {
+            () = stop.cancelled() => return,
+            () = look_after(&cluster, &engine, &membership, is_steward, &mut swept) => {}
+        }
+        let more = tokio::select! {
+            () = stop.cancelled() => return,
+            more = changes.changed() => more,
+            more = steward.changed() => more,
+        };
+        if more.is_err() {
+            return;
+        }
+    }
+}
+
+/// What fails is tried again at the next change, and a heartbeat is one.
+async fn look_after(
+    cluster: &Cluster,
+    engine: &Arc<Engine>,
+    membership: &Membership,
+    is_steward: bool,
+    swept: &mut BTreeMap<u8, u64>,
+) {
+    if let Err(e) = sweep(cluster, engine, swept).await {
+        tracing::debug!(error = %e, "what deleted subscriptions left cannot be looked for");
+    }
+    if is_steward {
+        let present: BTreeSet<String> = membership.present().map(|member| member.id.to_string()).collect();
+        let gone = |by: Option<&str>| by.is_none_or(|by| !present.contains(by));
+        if let Err(e) = engine.take_up_handshakes(gone).await {
+            tracing::warn!(error = %e, "handshakes of a node that has gone cannot be taken up");
+        }
+    }
+}
+
+/// Ends the deliveries of subscriptions that were deleted while nobody served a partition.
+async fn sweep(
+    cluster: &Cluster,
+    engine: &Engine,
+    swept: &mut BTreeMap<u8, u64>,
+) -> Result<(), postrider_engine::Error> {
+    let served: BTreeMap<u8, u64> = cluster
+        .log
+        .partitions()
+        .iter()
+        .map(|one| (one.number(), one.epoch()))
+        .collect();
+    if served
+        .iter()
+        .all(|(number, epoch)| swept.get(number) == Some(epoch))
+    {
+        *swept = served;
+        return Ok(());
+    }
+    // A subscription that is not known here yet is not one that is deleted.
+    let head = cluster.catalog.head().await?;
+    cluster.catalog.applied(head).await;
+    let strays = cluster
+        .log
+        .strays(|id| engine.directory.subscription_by_id(id).is_some());
+    engine.retire_strays(strays).await?;
+    *swept = served;
+    Ok(())
+}
+
+/// Where others reach this node: as configured, or as it listens.
+pub fn url(
+    config: &Config,
+    http: Option<std::net::SocketAddr>,
+    https: Option<std::net::SocketAddr>,
+) -> String {
+    let configured = config.listen.public_url.clone();
+    let listening = || {
+        https
+            .map(|at| format!("https://{at}"))
+            .or(http.map(|at| format!("http://{at}")))
+    };
+    configured.or_else(listening).unwrap_or_default()
+}
+
+/// Says what a test clock cannot do.
+pub fn check_clock(test_clock: bool) -> Result<()> {
+    if test_clock {
+        bail!("--test-clock: a clock that a test moves belongs to one server; use store.kind = \"embedded\"");
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_node_keeps_its_number() {
+        let directory = tempfile::tempdir().unwrap();
+        let id = own_id(directory.path()).unwrap();
+        assert_eq!(own_id(directory.path()).unwrap(), id);
+        std::fs::write(directory.path().join(NODE_ID), "12").unwrap();
+        let refused = own_id(directory.path()).unwrap_err().to_string();
+        assert!(refused.contains("node-id"), "{refused}");
+    }
+
+    #[test]
+    fn a_node_has_a_name_of_its_own() {
+        let mut config = Config::default();
+        let of = |config: &Config, id| name(config, NodeId(id));
+        assert_ne!(of(&config, 1 << 60), of(&config, 2 << 60));
+        config.store.jetstream.node_name = Some("a".into());
+        assert_eq!(of(&config, 1 << 60), "a");
+    }
+}

@@ -1,0 +1,651 @@
+//! `postrider migrate`: moves everything of a stopped server from one kind of store to the other.
+//!
+//! The source is only read. A destination that is not all there carries a mark by which no server starts on it and the
+//! next run begins anew; a source that was moved carries one by which no server starts on it by mistake.
+
+mod copy;
+pub mod marks;
+mod progress;
+mod tally;
+
+use crate::config::{self, Config, Loaded, ServeFlags};
+use crate::serve::{self, runtime};
+use crate::{cluster, material, terminal, test_clock};
+use anyhow::{Context, Result, bail, ensure};
+use copy::{Copied, Stores};
+use marks::{MovedTo, MovingIn, hex};
+use postrider_core::time::{Clock, Timestamp};
+use postrider_embedded::{EmbeddedArchive, EmbeddedCatalog, EmbeddedLog};
+use postrider_engine::clock::SystemClock;
+use postrider_jetstream::bucket::Bucket;
+use postrider_jetstream::connect::without_secrets;
+use postrider_jetstream::migration::{self, Migration, State};
+use postrider_jetstream::{Cluster, Connection, Node, NodeId, Settings};
+use postrider_store::{Archive, Catalog, EventLog};
+use progress::say;
+use serde_json::{Value, json};
+use std::io::IsTerminal;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// How long it may take until all partitions are this process's own, when those that had them are gone.
+const PARTITIONS_PATIENCE: Duration = Duration::from_secs(60);
+const KIND: &str = "POSTRIDER_STORE__KIND";
+
+/// Move topics, subscriptions, keys, undelivered events and dead letters of a stopped server to another store
+#[derive(Clone, Debug, clap::Args)]
+pub struct MigrateArgs {
+    /// The kind of store to move to; the other one is where everything is now
+    #[arg(long, value_enum)]
+    to: To,
+    /// Configuration file (TOML) with data_dir and [store.jetstream]; also POSTRIDER_CONFIG
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// The directory of the embedded store [default: ./postrider-data]
+    #[arg(long, value_name = "DIR")]
+    data_dir: Option<PathBuf>,
+    /// Take a migration back: empty a destination that is not all there, and let the source be used again
+    #[arg(long)]
+    undo: bool,
+    /// How to tell what was moved: text or json
+    #[arg(long, short = 'o', value_enum, default_value_t)]
+    output: Output,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum To {
+    Jetstream,
+    Embedded,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
+enum Output {
+    #[default]
+    Text,
+    Json,
+}
+
+pub fn run(args: &MigrateArgs) -> Result<ExitCode> {
+    let _ = tracing_subscriber::fmt()
+        // Partitions that are taken and given back are no news here.
+        .with_env_filter("warn,async_nats=error,postrider_jetstream::members=error")
+        .with_target(false)
+        .with_ansi(std::io::stderr().is_terminal())
+        .with_writer(std::io::stderr)
+        .try_init();
+    let loaded = load(args)?;
+    runtime(None)?.block_on(async {
+        let ends = Ends::new(&loaded.config);
+        let told = match (args.to, args.undo) {
+            (To::Jetstream, false) => ends.to_jetstream().await?,
+            (To::Embedded, false) => ends.to_embedded().await?,
+            (To::Jetstream, true) => ends.undo_to_jetstream().await?,
+            (To::Embedded, true) => ends.undo_to_embedded().await?,
+        };
+        match args.output {
+            Output::Json => terminal::print(format!("{:#}", told.json)),
+            Output::Text => terminal::print(told.text),
+        }?;
+        Ok(ExitCode::SUCCESS)
+    })
+}
+
+/// Whichever store the configuration chooses, both are looked at: so it is read as if it chose the one that has more
+/// to be said about.
+fn load(args: &MigrateArgs) -> Result<Loaded> {
+    let flags = ServeFlags {
+        config: args.config.clone(),
+        data_dir: args.data_dir.clone(),
+        ..ServeFlags::default()
+    };
+    let env = std::env::vars().filter(|(name, _)| !name.eq_ignore_ascii_case(KIND));
+    Ok(config::load(
+        &flags,
+        env.chain([(KIND.into(), "jetstream".into())]),
+    )?)
+}
+
+/// What happened, for people and for programs.
+struct Told {
+    text: String,
+    json: Value,
+}
+
+/// Both ends of a migration, by the configuration.
+struct Ends<'c> {
+    config: &'c Config,
+    settings: Settings,
+    /// Where the cluster is, for people.
+    place: String,
+}
+
+/// What a server keeps in its directory.
+struct Embedded {
+    stores: Stores,
+    identity: u64,
+}
+
+impl Embedded {
+    async fn open(data_dir: &Path) -> Result<Embedded> {
+        let opening = |what: &str| format!("opening {}", data_dir.join(what).display());
+        let log = EmbeddedLog::open(data_dir, serve::random()).await;
+        let log = log.with_context(|| opening("log"))?;
+        let catalog = serve::open_catalog(data_dir, &log)?;
+        let archive = EmbeddedArchive::open(&data_dir.join("archive.redb"));
+        let archive = archive.with_context(|| opening("archive.redb"))?;
+        Ok(Embedded::of(log, catalog, archive))
+    }
+
+    fn of(log: EmbeddedLog, catalog: EmbeddedCatalog, archive: EmbeddedArchive) -> Embedded {
+        Embedded {
+            identity: log.identity(),
+            stores: Stores {
+                log: Arc::new(log),
+                catalog: Arc::new(catalog),
+                archive: Arc::new(archive),
+            },
+        }
+    }
+
+    async fn close(self) -> Result<()> {
+        Ok(self.stores.log.close().await?)
+    }
+}
+
+/// A cluster that is all this process's own.
+struct Owned {
+    cluster: Cluster,
+    stores: Stores,
+}
+
+impl Owned {
+    async fn open(settings: &Settings) -> Result<Owned> {
+        let process = serve::random();
+        let node = Node {
+            id: NodeId(serve::random()),
+            process,
+            name: "postrider-migrate".into(),
+            url: String::new(),
+            version: env!("CARGO_PKG_VERSION").into(),
+            started: SystemClock.now(),
+        };
+        let cluster = Cluster::open_moving(settings.clone(), node).await?;
+        let owned = Owned {
+            stores: Stores {
+                log: cluster.log.clone(),
+                catalog: cluster.catalog.clone(),
+                archive: cluster.archive.clone(),
+            },
+            cluster,
+        };
+        owned.have_all(settings).await?;
+        Ok(owned)
+    }
+
+    /// Waits until all partitions are here.
+    async fn have_all(&self, settings: &Settings) -> Result<()> {
+        let all = usize::from(self.cluster.facts.partitions);
+        let here = || self.cluster.log.partitions().len();
+        let mut changes = self.cluster.members.changes();
+        let waiting = async { while here() < all && changes.changed().await.is_ok() {} };
+        let patience = PARTITIONS_PATIENCE + settings.lease * 2;
+        let _ = tokio::time::timeout(patience, waiting).await;
+        ensure!(
+            here() == all,
+            "only {} of {all} partitions could be taken over within {} s: look whether another node runs, and at the \
+             streams' health",
+            here(),
+            patience.as_secs()
+        );
+        self.alone()
+    }
+
+    /// Whether nobody has come meanwhile.
+    fn alone(&self) -> Result<()> {
+        let membership = self.cluster.members.membership();
+        let me = self.cluster.members.node().id;
+        let others: Vec<&str> = membership
+            .present()
+            .filter(|member| member.id != me)
+            .map(|member| member.name.as_str())
+            .collect();
+        ensure!(
+            others.is_empty(),
+            "a node of the cluster was started meanwhile: {}. Stop it and run this again",
+            others.join(", ")
+        );
+        let here = self
+            .cluster
+            .log
+            .partitions()
+            .iter()
+            .filter(|one| one.is_open())
+            .count();
+        let all = usize::from(self.cluster.facts.partitions);
+        ensure!(
+            here == all,
+            "partitions were lost meanwhile: {here} of {all} are left; run this again"
+        );
+        Ok(())
+    }
+
+    async fn close(self) {
+        self.cluster.close().await;
+    }
+}
+
+fn now() -> Timestamp {
+    SystemClock.now()
+}
+
+impl<'c> Ends<'c> {
+    fn new(config: &'c Config) -> Ends<'c> {
+        let settings = config.store.jetstream.settings();
+        let shown: Vec<String> = settings.urls.iter().map(|url| without_secrets(url)).collect();
+        Ends {
+            config,
+            place: format!(
+                "JetStream at {} (prefix \"{}\")",
+                shown.join(", "),
+                settings.prefix
+            ),
+            settings,
+        }
+    }
+
+    fn data_dir(&self) -> &Path {
+        &self.config.data_dir
+    }
+
+    /// Where the embedded store is, for people elsewhere.
+    fn directory(&self) -> String {
+        let path = std::path::absolute(self.data_dir()).unwrap_or_else(|_| self.data_dir().into());
+        let machine = rustix::system::uname().nodename().to_string_lossy().into_owned();
+        format!("{} on {machine}", path.display())
+    }
+
+    async fn connect(&self) -> Result<Connection> {
+        Ok(Connection::open(&self.settings, "migrate").await?)
+    }
+
+    /// Refuses as long as nodes run.
+    async fn nobody_runs(&self, connection: &Connection, bucket: &Bucket) -> Result<()> {
+        let live = migration::live_nodes(connection, bucket, &self.settings).await?;
+        if live.is_empty() {
+            return Ok(());
+        }
+        let named = live.iter().map(|node| match node.url.is_empty() {
+            true => node.name.clone(),
+            false => format!("{} ({})", node.name, node.url),
+        });
+        let named: Vec<String> = named.collect();
+        bail!("nodes of the cluster run: {}. Stop them first", named.join(", "))
+    }
+
+    async fn to_jetstream(&self) -> Result<Told> {
+        let data_dir = self.data_dir();
+        ensure!(
+            data_dir.join("state.redb").exists(),
+            "{} holds no embedded store to be moved",
+            data_dir.display()
+        );
+        let _lock = serve::lock(data_dir)?;
+        if let Some(MovingIn { .. }) = MovingIn::read(data_dir)? {
+            marks::check(data_dir)?;
+        }
+        test_clock::check_unused(data_dir, now())?;
+        let source = Embedded::open(data_dir).await?;
+        let connection = self.connect().await?;
+        let mut bucket = Bucket::open(&connection).await?;
+        let moved_to = MovedTo::read(data_dir)?;
+        match Migration::read(&bucket).await? {
+            Some(found)
+                if found.is_with(source.identity) && found.state == State::Verified && moved_to.is_some() =>
+            {
+                // Everything was done but for the last step.
+                Migration::forget(&bucket).await?;
+                return Ok(self.finished("jetstream"));
+            }
+            // What is there was begun by us, or is what has been moved into this very store.
+            Some(found) if found.is_with(source.identity) => {}
+            Some(found) => bail!(found.refusal()),
+            None => {
+                if moved_to.is_some() {
+                    marks::check(data_dir)?;
+                }
+                self.nobody_runs(&connection, &bucket).await?;
+                self.nothing_there(&connection).await?;
+            }
+        }
+        let here = source.identity;
+        let mark = |state| Migration::new(state, here, self.directory(), now());
+        self.nobody_runs(&connection, &bucket).await?;
+        mark(State::Copying).write(&bucket).await?;
+        migration::wipe(&connection).await?;
+        bucket = Bucket::open(&connection).await?;
+        mark(State::Copying).write(&bucket).await?;
+
+        say(format!("moving {} to {}", data_dir.display(), self.place));
+        let destination = Owned::open(&self.settings).await?;
+        let copied = copy::copy(&source.stores, &destination.stores).await?;
+        material::prepare(self.config, now())?;
+        cluster::share_secrets(&destination.cluster, self.config).await?;
+        destination.alone()?;
+        destination.close().await;
+        let destination = Owned::open(&self.settings).await?;
+        copy::verify(&copied, &source.stores, &destination.stores).await?;
+        let identity = destination.cluster.facts.identity;
+        destination.alone()?;
+        destination.close().await;
+        source.close().await?;
+
+        mark_verified(&bucket, mark(State::Verified)).await?;
+        let moved_to = MovedTo {
+            cluster: hex(identity),
+            place: self.place.clone(),
+            at: now().to_string(),
+        };
+        moved_to.write(data_dir)?;
+        Migration::forget(&bucket).await?;
+        Ok(self.told("jetstream", &copied))
+    }
+
+    /// Refuses a cluster that holds something already.
+    async fn nothing_there(&self, connection: &Connection) -> Result<()> {
+        let me = serve::random();
+        let catalog = postrider_jetstream::catalog::JetStreamCatalog::open(connection, me).await?;
+        let archive = postrider_jetstream::archive::JetStreamArchive::open(connection, me).await?;
+        let loaded = catalog.load().await?;
+        let blobs = archive.last().await?;
+        catalog.close().await;
+        archive.close().await;
+        let (topics, subscriptions) = (loaded.topics.len(), loaded.subscriptions.len());
+        ensure!(
+            topics == 0 && subscriptions == 0 && loaded.handshakes.is_empty() && blobs.is_none(),
+            "{} holds a server's data already ({topics} topics, {subscriptions} subscriptions): set another \
+             store.jetstream.prefix, or remove its streams and its bucket",
+            self.place
+        );
+        Ok(())
+    }
+
+    async fn to_embedded(&self) -> Result<Told> {
+        let data_dir = self.data_dir();
+        let _lock = serve::lock(data_dir)?;
+        let connection = self.connect().await?;
+        ensure!(
+            Bucket::exists(&connection).await?,
+            "{} holds nothing to be moved: there is no bucket {}-nodes",
+            self.place,
+            self.settings.prefix
+        );
+        let bucket = Bucket::open(&connection).await?;
+        let moving_in = MovingIn::read(data_dir)?;
+        match Migration::read(&bucket).await? {
+            Some(found) if found.state == State::Moved => {
+                if moving_in.is_some_and(|mark| mark.verified) {
+                    MovingIn::remove(data_dir)?;
+                    return Ok(self.finished("embedded"));
+                }
+                bail!(found.refusal());
+            }
+            Some(found) => bail!(found.refusal()),
+            None => {}
+        }
+        self.nobody_runs(&connection, &bucket).await?;
+        let source = Owned::open(&self.settings).await?;
+        let identity = hex(source.cluster.facts.identity);
+        self.make_room(&identity, moving_in)?;
+        let mark = |verified| MovingIn {
+            cluster: identity.clone(),
+            place: self.place.clone(),
+            at: now().to_string(),
+            verified,
+        };
+        mark(false).write(data_dir)?;
+
+        say(format!("moving {} to {}", self.place, data_dir.display()));
+        let destination = Embedded::open(data_dir).await?;
+        let copied = copy::copy(&source.stores, &destination.stores).await?;
+        material::prepare(self.config, now())?;
+        cluster::share_secrets(&source.cluster, self.config).await?;
+        destination.close().await?;
+        let destination = Embedded::open(data_dir).await?;
+        copy::verify(&copied, &source.stores, &destination.stores).await?;
+        let here = destination.identity;
+        destination.close().await?;
+        source.alone()?;
+
+        mark(true).write(data_dir)?;
+        let moved = Migration::new(State::Moved, here, self.directory(), now());
+        mark_verified(&bucket, moved).await?;
+        source.close().await;
+        MovingIn::remove(data_dir)?;
+        Ok(self.told("embedded", &copied))
+    }
+
+    /// Sees that the directory holds no store: what an interrupted run has left is removed, what was moved into this
+    /// very cluster is put aside.
+    fn make_room(&self, cluster: &str, moving_in: Option<MovingIn>) -> Result<()> {
+        let data_dir = self.data_dir();
+        if let Some(mark) = moving_in {
+            ensure!(
+                mark.cluster == cluster,
+                "{} holds what an interrupted migration from {} has left: take it back with --undo, or choose \
+                 another data_dir",
+                data_dir.display(),
+                mark.place
+            );
+            return marks::wipe(data_dir);
+        }
+        match MovedTo::read(data_dir)? {
+            Some(mark) if mark.cluster == cluster => {
+                let aside = marks::set_aside(data_dir, now())?;
+                say(format!(
+                    "what was moved to the cluster before is in {}",
+                    aside.display()
+                ));
+                Ok(())
+            }
+            _ => {
+                let there = marks::store_files(data_dir);
+                let there: Vec<String> = there.iter().map(|path| path.display().to_string()).collect();
+                ensure!(
+                    there.is_empty(),
+                    "{} holds a store already ({}): choose another data_dir, or move these away",
+                    data_dir.display(),
+                    there.join(", ")
+                );
+                Ok(())
+            }
+        }
+    }
+
+    async fn undo_to_jetstream(&self) -> Result<Told> {
+        let data_dir = self.data_dir();
+        let _lock = serve::lock(data_dir)?;
+        let mut done = Vec::new();
+        if data_dir.join("state.redb").exists() {
+            let source = Embedded::open(data_dir).await?;
+            let identity = source.identity;
+            source.close().await?;
+            // The cluster may be gone for good; the directory can be used all the same.
+            match self.half_done(identity).await {
+                Ok(true) => done.push(format!("what was written to {} is removed", self.place)),
+                Ok(false) => {}
+                Err(e) => say(format!("{} is not looked at: {e:#}", self.place)),
+            }
+        }
+        if MovedTo::read(data_dir)?.is_some() {
+            MovedTo::remove(data_dir)?;
+            done.push(format!(
+                "{} can be used with store.kind = \"embedded\" again",
+                data_dir.display()
+            ));
+        }
+        Ok(undone(done))
+    }
+
+    /// Removes what an interrupted migration of this store has left in the cluster. False if there is none.
+    async fn half_done(&self, identity: u64) -> Result<bool> {
+        let connection = self.connect().await?;
+        if !Bucket::exists(&connection).await? {
+            return Ok(false);
+        }
+        let bucket = Bucket::open(&connection).await?;
+        let ours = |found: &Migration| found.is_with(identity) && found.state != State::Moved;
+        if !Migration::read(&bucket).await?.is_some_and(|found| ours(&found)) {
+            return Ok(false);
+        }
+        self.nobody_runs(&connection, &bucket).await?;
+        migration::wipe(&connection).await?;
+        Ok(true)
+    }
+
+    async fn undo_to_embedded(&self) -> Result<Told> {
+        let data_dir = self.data_dir();
+        let _lock = serve::lock(data_dir)?;
+        let mut done = Vec::new();
+        if MovingIn::read(data_dir)?.is_some() {
+            marks::wipe(data_dir)?;
+            MovingIn::remove(data_dir)?;
+            done.push(format!("what was written to {} is removed", data_dir.display()));
+        }
+        let connection = self.connect().await?;
+        if Bucket::exists(&connection).await? {
+            let bucket = Bucket::open(&connection).await?;
+            let moved = Migration::read(&bucket).await?;
+            if moved.is_some_and(|found| found.state == State::Moved) {
+                Migration::forget(&bucket).await?;
+                done.push(format!("{} can be used again", self.place));
+            }
+        }
+        Ok(undone(done))
+    }
+
+    fn finished(&self, to: &str) -> Told {
+        Told {
+            text: format!(
+                "everything had been moved and verified before. {}",
+                self.what_next(to)
+            ),
+            json: json!({ "to": to, "finished": true }),
+        }
+    }
+
+    fn what_next(&self, to: &str) -> String {
+        let node = match to {
+            "jetstream" => " on every node",
+            _ => "",
+        };
+        format!("Set store.kind = \"{to}\" in the configuration{node} and start the server.")
+    }
+
+    fn told(&self, to: &str, copied: &Copied) -> Told {
+        let Copied {
+            catalog,
+            blobs,
+            replays,
+            tally,
+            strays,
+            damaged,
+            took,
+        } = copied;
+        let total = tally.total();
+        let seconds = took.as_secs_f64();
+        let rate = tally.events as f64 / seconds.max(0.001);
+        let mut text = format!(
+            "moved and verified: {} topics, {} domain topics, {} subscriptions, {} handshakes, {} delayed endpoints, \
+             {} blobs of dead letters, {} replays\n\
+             {} events ({} bytes) in {seconds:.1} s, {rate:.0} events/s: {} first attempts, {} retries, {} dead letters to \
+             be written\n\
+             checksum {} on both sides\n",
+            catalog.topics.len(),
+            catalog.domain_topics.len(),
+            catalog.subscriptions.len(),
+            catalog.handshakes.len(),
+            catalog.endpoint_delays.len(),
+            blobs,
+            replays,
+            tally.events,
+            tally.bytes,
+            total.waiting,
+            total.retrying,
+            total.letters,
+            tally.checksum(),
+        );
+        if *strays > 0 {
+            text.push_str(&format!(
+                "left out: {strays} deliveries for subscriptions that were deleted\n"
+            ));
+        }
+        if *damaged > 0 {
+            text.push_str(&format!(
+                "left out: {damaged} deliveries whose events are damaged in the source\n"
+            ));
+        }
+        text.push_str(&self.what_next(to));
+        let named = |of| {
+            let found = catalog.subscriptions.iter().find(|one| one.id == of);
+            found.map_or_else(String::new, |one| one.name.clone())
+        };
+        let by_subscription: Vec<Value> = tally
+            .by_subscription
+            .iter()
+            .map(|(of, counts)| {
+                json!({
+                    "id": of.0,
+                    "name": named(*of),
+                    "waiting": counts.waiting,
+                    "retrying": counts.retrying,
+                    "deadLetters": counts.letters,
+                })
+            })
+            .collect();
+        let json = json!({
+            "to": to,
+            "finished": true,
+            "topics": catalog.topics.len(),
+            "domainTopics": catalog.domain_topics.len(),
+            "subscriptions": catalog.subscriptions.len(),
+            "handshakes": catalog.handshakes.len(),
+            "delayedEndpoints": catalog.endpoint_delays.len(),
+            "blobs": blobs,
+            "replays": replays,
+            "events": tally.events,
+            "bytes": tally.bytes,
+            "waiting": total.waiting,
+            "retrying": total.retrying,
+            "deadLetters": total.letters,
+            "bySubscription": by_subscription,
+            "checksum": tally.checksum(),
+            "strays": strays,
+            "damaged": damaged,
+            "seconds": seconds,
+            "eventsPerSecond": rate,
+        });
+        Told { text, json }
+    }
+}
+
+fn undone(done: Vec<String>) -> Told {
+    let text = match done.is_empty() {
+        true => "there is nothing to take back".to_owned(),
+        false => done.join("\n"),
+    };
+    Told {
+        json: json!({ "undone": done }),
+        text,
+    }
+}
+
+/// An answer that was lost says nothing: what counts is what is there.
+async fn mark_verified(bucket: &Bucket, mark: Migration) -> Result<()> {
+    let written = mark.write(bucket).await;
+    match Migration::read(bucket).await? {
+        Some(found) if found == mark => Ok(()),
+        _ => Ok(written?),
+    }
+}

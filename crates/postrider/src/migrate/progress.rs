@@ -1,0 +1,79 @@
+//! How far a migration has come: a bar on a terminal, lines elsewhere.
+
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressState, ProgressStyle};
+use std::io::IsTerminal;
+use std::time::Duration;
+use tokio::time::Instant;
+
+/// Without a terminal a line is written no more often than this.
+const LINE_EVERY: Duration = Duration::from_secs(5);
+
+pub struct Progress {
+    what: &'static str,
+    total: u64,
+    done: u64,
+    began: Instant,
+    shown: Instant,
+    bar: Option<ProgressBar>,
+}
+
+/// Says what happens, on the standard error: the standard output is for the report.
+pub fn say(text: impl std::fmt::Display) {
+    eprintln!("{text}");
+}
+
+impl Progress {
+    /// Begins to count deliveries.
+    pub fn new(what: &'static str, total: u64) -> Progress {
+        let bar = std::io::stderr().is_terminal().then(|| {
+            let style = ProgressStyle::with_template("{msg} {bar:40} {pos}/{len} {rate} {eta} left")
+                .expect("a fixed template")
+                .with_key("rate", |state: &ProgressState, out: &mut dyn std::fmt::Write| {
+                    // There is nobody to tell if a bar cannot be drawn.
+                    let _ = write!(out, "{:.0}/s", state.per_sec());
+                });
+            let bar = ProgressBar::with_draw_target(Some(total), ProgressDrawTarget::stderr());
+            bar.set_style(style);
+            bar.set_message(what);
+            bar
+        });
+        let now = Instant::now();
+        Progress {
+            what,
+            total,
+            done: 0,
+            began: now,
+            shown: now,
+            bar,
+        }
+    }
+
+    pub fn add(&mut self, count: u64) {
+        self.done += count;
+        match &self.bar {
+            Some(bar) => bar.set_position(self.done),
+            None if self.shown.elapsed() >= LINE_EVERY => {
+                self.shown = Instant::now();
+                say(format!(
+                    "{}: {} of {} deliveries",
+                    self.what, self.done, self.total
+                ));
+            }
+            None => {}
+        }
+    }
+
+    /// How long it took.
+    pub fn end(self) -> Duration {
+        let took = self.began.elapsed();
+        if let Some(bar) = self.bar {
+            bar.finish_and_clear();
+        }
+        let seconds = took.as_secs_f64();
+        say(format!(
+            "{}: {} deliveries in {seconds:.1} s",
+            self.what, self.done
+        ));
+        took
+    }
+}

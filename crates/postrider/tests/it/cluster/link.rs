@@ -1,0 +1,149 @@
+//! A way between two processes on this machine that a test can cut.
+
+use std::net::SocketAddr;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::runtime::Runtime;
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+
+/// What becomes of what is sent over a link.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Weather {
+    Clear,
+    /// Nothing arrives and nobody is told: what was sent waits, and arrives late if both sides are still there then.
+    Lost,
+    /// The same for what whoever connected sends; it still hears the other side.
+    LostThere,
+    /// The same for what the other side sends.
+    LostBack,
+    /// Connections are reset, new ones too.
+    Cut,
+}
+
+impl Weather {
+    fn passes_there(self) -> bool {
+        matches!(self, Weather::Clear | Weather::LostBack)
+    }
+
+    fn passes_back(self) -> bool {
+        matches!(self, Weather::Clear | Weather::LostThere)
+    }
+}
+
+/// Where links live.
+pub struct Roads(Option<Runtime>);
+
+impl Roads {
+    pub fn new() -> Roads {
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(1)
+            .enable_all()
+            .build();
+        Roads(Some(runtime.expect("a runtime")))
+    }
+
+    /// A link to that address, from a free port.
+    pub fn link(&self, to: SocketAddr) -> Link {
+        let runtime = self.0.as_ref().expect("it is there until it is dropped");
+        let listener = runtime.block_on(TcpListener::bind("127.0.0.1:0"));
+        let listener = listener.expect("a free port");
+        let address = listener.local_addr().expect("it is bound");
+        let (weather, known) = watch::channel(Weather::Clear);
+        runtime.spawn(accept(listener, to, known));
+        Link { address, weather }
+    }
+}
+
+impl Drop for Roads {
+    fn drop(&mut self) {
+        if let Some(runtime) = self.0.take() {
+            runtime.shutdown_background();
+        }
+    }
+}
+
+/// Forgets its connections when it is dropped.
+pub struct Link {
+    pub address: SocketAddr,
+    weather: watch::Sender<Weather>,
+}
+
+impl Link {
+    pub fn set(&self, weather: Weather) {
+        self.weather.send_replace(weather);
+    }
+}
+
+async fn accept(listener: TcpListener, to: SocketAddr, weather: watch::Receiver<Weather>) {
+    let mut end = weather.clone();
+    let mut connections = JoinSet::new();
+    loop {
+        tokio::select! {
+            accepted = listener.accept() => {
+                if let Ok((near, _)) = accepted {
+                    connections.spawn(connection(near, to, weather.clone()));
+                }
+            }
+            Some(_) = connections.join_next(), if !connections.is_empty() => {}
+            gone = end.wait_for(|_| false) => {
+                assert!(gone.is_err(), "only the link's end is waited for");
+                return;
+            }
+        }
+    }
+}
+
+async fn connection(near: TcpStream, to: SocketAddr, weather: watch::Receiver<Weather>) {
+    // Whatever ends it, the other side sees a reset.
+    let _ = near.set_zero_linger();
+    let _ = near.set_nodelay(true);
+    let mut cut = weather.clone();
+    tokio::select! {
+        biased;
+        _ = cut.wait_for(|weather| *weather == Weather::Cut) => {}
+        () = carry(near, to, weather) => {}
+    }
+}
+
+async fn carry(near: TcpStream, to: SocketAddr, mut weather: watch::Receiver<Weather>) {
+    if weather
+        .wait_for(|weather| *weather == Weather::Clear)
+        .await
+        .is_err()
+    {
+        return;
+    }
+    let Ok(far) = TcpStream::connect(to).await else {
+        return;
+    };
+    let _ = far.set_zero_linger();
+    let _ = far.set_nodelay(true);
+    let (near_in, near_out) = near.into_split();
+    let (far_in, far_out) = far.into_split();
+    tokio::join!(
+        pass(near_in, far_out, weather.clone(), Weather::passes_there),
+        pass(far_in, near_out, weather, Weather::passes_back),
+    );
+}
+
+async fn pass(
+    mut from: OwnedReadHalf,
+    mut to: OwnedWriteHalf,
+    mut weather: watch::Receiver<Weather>,
+    passes: fn(Weather) -> bool,
+) {
+    let mut buffer = vec![0; 16 << 10];
+    loop {
+        let read = from.read(&mut buffer).await.unwrap_or(0);
+        // The end of a connection does not arrive either.
+        if weather.wait_for(|weather| passes(*weather)).await.is_err() {
+            return;
+        }
+        if read == 0 || to.write_all(&buffer[..read]).await.is_err() {
+            let _ = to.shutdown().await;
+            return;
+        }
+    }
+}

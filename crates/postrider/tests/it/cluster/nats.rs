@@ -1,0 +1,201 @@
+//! NATS servers as processes, each in a directory of its own.
+
+use super::link::{Link, Roads, Weather};
+use crate::client::Connection;
+use crate::wait;
+use serde_json::Value;
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::net::{SocketAddr, TcpListener};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+use tempfile::TempDir;
+
+/// Everybody's user and password.
+pub const USER: &str = "app";
+/// How long a monitor has to answer.
+const MONITOR_PATIENCE: Duration = Duration::from_secs(2);
+/// Three servers on a busy machine take a while to agree on a leader.
+const START_PATIENCE: Duration = Duration::from_secs(60);
+
+/// The server program; none, with a notice, if nobody says where it is.
+pub fn installed() -> Option<PathBuf> {
+    let Some(directory) = std::env::var_os("POSTRIDER_CLIENTS").map(PathBuf::from) else {
+        println!("skipped: run tests/clients/setup.sh DIR and set POSTRIDER_CLIENTS=DIR to test clusters");
+        return None;
+    };
+    let program = directory.join("venv/bin/nats-server");
+    assert!(
+        program.exists(),
+        "{} is not there: run tests/clients/setup.sh {}",
+        program.display(),
+        directory.display()
+    );
+    Some(program)
+}
+
+/// Addresses that are free until somebody else takes them; a restart needs the same again.
+fn addresses(count: usize) -> Vec<SocketAddr> {
+    let free: Vec<TcpListener> = (0..count)
+        .map(|_| TcpListener::bind("127.0.0.1:0").expect("a free port"))
+        .collect();
+    free.iter()
+        .map(|one| one.local_addr().expect("it is bound"))
+        .collect()
+}
+
+/// One server. It is killed when dropped.
+pub struct Nats {
+    program: PathBuf,
+    directory: TempDir,
+    pub client: SocketAddr,
+    pub monitor: SocketAddr,
+    running: Option<Child>,
+}
+
+/// One server, or several that keep the same streams.
+pub struct NatsServers {
+    pub servers: Vec<Nats>,
+    /// The way from one server to another, which that one may use too once it is made.
+    routes: BTreeMap<(usize, usize), Link>,
+}
+
+impl NatsServers {
+    /// So many servers, with ways between them that go over `roads`.
+    pub fn start(program: &Path, count: usize, roads: &Roads) -> NatsServers {
+        let (clients, monitors, cluster) = (addresses(count), addresses(count), addresses(count));
+        let mut routes = BTreeMap::new();
+        for from in 0..count {
+            for to in (0..count).filter(|to| *to != from) {
+                routes.insert((from, to), roads.link(cluster[to]));
+            }
+        }
+        let mut servers = Vec::new();
+        for n in 0..count {
+            let directory = TempDir::new().expect("a temporary directory");
+            let data = directory.path().join("data");
+            let mut text = format!(
+                "server_name: n{n}\nlisten: \"{}\"\nhttp: \"{}\"\n\
+                 jetstream {{ store_dir: {data:?}, max_memory_store: 64MB, max_file_store: 10GB }}\n\
+                 accounts {{\n SYS {{ users: [ {{ user: sys, password: sys }} ] }}\n \
+                 APP {{ jetstream: enabled, users: [ {{ user: {USER}, password: {USER} }} ] }}\n}}\n\
+                 system_account: SYS\n",
+                clients[n], monitors[n]
+            );
+            if count > 1 {
+                let ways: Vec<String> = (0..count)
+                    .filter_map(|to| routes.get(&(n, to)))
+                    .map(|link| format!("\"nats://{}\"", link.address))
+                    .collect();
+                // Nobody is told another way to this server: port 9 is nobody's.
+                text += &format!(
+                    "cluster {{ name: C, listen: \"{}\", advertise: \"127.0.0.1:9\", no_advertise: true, \
+                     routes: [ {} ] }}\n",
+                    cluster[n],
+                    ways.join(", ")
+                );
+            }
+            std::fs::write(directory.path().join("server.conf"), text).expect("it can be written");
+            servers.push(Nats {
+                program: program.to_owned(),
+                directory,
+                client: clients[n],
+                monitor: monitors[n],
+                running: None,
+            });
+        }
+        for server in &mut servers {
+            server.start();
+        }
+        let started = NatsServers { servers, routes };
+        assert!(
+            wait::is_true_within(START_PATIENCE, || started.servers.iter().all(Nats::is_healthy)),
+            "the NATS servers do not find each other"
+        );
+        started
+    }
+
+    /// Whatever goes between these two, in both directions of connecting.
+    pub fn weather(&self, one: usize, other: usize, weather: Weather) {
+        for ends in [(one, other), (other, one)] {
+            self.routes[&ends].set(weather);
+        }
+    }
+
+    /// Monitoring addresses for a configuration.
+    pub fn monitor_urls(&self) -> Vec<String> {
+        let url = |server: &Nats| format!("http://{}", server.monitor);
+        self.servers.iter().map(url).collect()
+    }
+}
+
+impl Nats {
+    /// Starts it on the data that it has, without waiting for it.
+    pub fn start(&mut self) {
+        assert!(self.running.is_none(), "it is running already");
+        let log = File::options()
+            .create(true)
+            .append(true)
+            .open(self.log_file())
+            .expect("a log file");
+        let child = Command::new(&self.program)
+            .arg("-c")
+            .arg(self.directory.path().join("server.conf"))
+            .stdout(Stdio::null())
+            .stderr(log)
+            .spawn()
+            .expect("the NATS server starts");
+        self.running = Some(child);
+    }
+
+    pub fn log_file(&self) -> PathBuf {
+        self.directory.path().join("server.log")
+    }
+
+    pub fn is_running(&self) -> bool {
+        self.running.is_some()
+    }
+
+    /// `kill -9`.
+    pub fn kill(&mut self) {
+        if let Some(mut child) = self.running.take() {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+
+    pub fn hold(&self) {
+        self.signal("-STOP");
+    }
+
+    pub fn go_on(&self) {
+        self.signal("-CONT");
+    }
+
+    fn signal(&self, signal: &str) {
+        let id = self.running.as_ref().expect("it runs").id().to_string();
+        let sent = Command::new("kill").arg(signal).arg(id).status();
+        assert!(sent.expect("kill runs").success());
+    }
+
+    /// What its monitor answers.
+    pub fn ask(&self, path: &str) -> Option<Value> {
+        let mut connection = Connection::open_within(self.monitor, MONITOR_PATIENCE).ok()?;
+        // Answers without a length are told apart by the connection's end, which nobody here reads for.
+        let answer = connection.send("GET", path, &[], b"").ok()?;
+        (answer.status == 200).then(|| serde_json::from_slice(&answer.body).ok())?
+    }
+
+    /// Whether it says that it is well: it knows a leader and what it keeps is up to date.
+    pub fn is_healthy(&self) -> bool {
+        self.ask("/healthz")
+            .is_some_and(|health| health["status"] == "ok")
+    }
+}
+
+impl Drop for Nats {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}

@@ -1,0 +1,593 @@
+//! Three NATS servers and three nodes lose processes, time and links, by a schedule that a seed draws, while events are
+//! published and subscriptions made; then all is mended, and everything that was acknowledged must be there.
+//!
+//! `POSTRIDER_JEPSEN_SEED` gives the same schedule again, `POSTRIDER_JEPSEN_SECS` says how long faults go on,
+//! `POSTRIDER_JEPSEN_FAULTS` names the kinds to draw from, as `KillNode,HoldNats`.
+
+mod faults;
+mod history;
+
+use crate::client::Connection;
+use crate::cluster::{Crew, Plan};
+use crate::dead_letters::dead_letter_to;
+use crate::durability::Chance;
+use crate::receiver::{Delivery, Receiver, Reply};
+use crate::server::{EDGE_VERSION, JSON, event, slow_tests};
+use crate::wait;
+use faults::{Deck, revive};
+use history::{Attempt, History, Kind, Publish, Rules, Sending, Trouble, Wanted};
+use serde_json::{Value, json};
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+/// How long faults go on in a test like any other.
+const SECONDS: u64 = 100;
+/// … and when the long runs were asked for.
+const SECONDS_SLOW: u64 = 600;
+/// All is well at first: what only a fault may cause must not happen.
+const CALM: Duration = Duration::from_secs(8);
+/// By then everything that was acknowledged has arrived after the last fault.
+const SETTLE: Duration = Duration::from_secs(90);
+/// A publisher asks another node after this long.
+const ANSWER_PATIENCE: Duration = Duration::from_secs(6);
+const PUBLISHERS: u64 = 3;
+/// Between a publisher's requests. There are two cores for everything.
+const PACE: Duration = Duration::from_millis(120);
+const MANAGE_PACE: Duration = Duration::from_millis(700);
+/// A receiver that cannot keep up says so for one in so many.
+const FLAKY: u64 = 4;
+
+const WANTED: [Wanted; 5] = [
+    wanted("steady", None, true),
+    wanted("flaky", None, true),
+    wanted("chosen", Some(Kind::Chosen), true),
+    wanted("batched", None, true),
+    wanted("doomed", Some(Kind::Doomed), false),
+];
+
+const fn wanted(name: &'static str, only: Option<Kind>, arrives: bool) -> Wanted {
+    Wanted { name, only, arrives }
+}
+
+const RULES: Rules = Rules {
+    waits: &[
+        Duration::from_secs(1),
+        Duration::from_secs(2),
+        Duration::from_secs(3),
+    ],
+    // Leases run out, leaders are elected, partitions are taken and shared out again.
+    aftermath: Duration::from_secs(30),
+};
+
+/// Retries after a second or two, so that many are under way whenever something happens.
+fn config(shelf: &Path) -> String {
+    format!(
+        "profile = \"custom\"\ndead_letter.delay = \"1s\"\n\
+         [profile_custom]\nschedule = [\"1s\", \"2s\", \"3s\"]\nfloors = {{ \"503\" = \"1s\" }}\nother_floor = \"1s\"\n\
+         response_timeout = \"10s\"\njitter_percent = 0\n\
+         [[storage_account]]\nname = \"shelf\"\nkind = \"directory\"\npath = \"{}\"\n",
+        shelf.display()
+    )
+}
+
+/// What the threads of a run share.
+struct Run {
+    began: Instant,
+    nodes: Vec<SocketAddr>,
+    stop: AtomicBool,
+    events: AtomicU64,
+    history: Mutex<History>,
+    notes: Mutex<Vec<(Duration, String)>>,
+    managed: Mutex<Managed>,
+}
+
+/// Subscriptions that were made and deleted meanwhile: what is known to be there, what is known not to be.
+#[derive(Default)]
+struct Managed {
+    there: BTreeSet<String>,
+    gone: BTreeSet<String>,
+    refused: u64,
+}
+
+impl Run {
+    fn now(&self) -> Duration {
+        wait::now() - self.began
+    }
+
+    fn note(&self, what: impl Into<String>) {
+        let note = (self.now(), what.into());
+        println!("{:7.2} {}", note.0.as_secs_f64(), note.1);
+        self.notes.lock().expect("no panic holds it").push(note);
+    }
+
+    fn ended(&self) -> bool {
+        self.stop.load(Relaxed)
+    }
+
+    /// Publishes until the end, each event until somebody says 200.
+    fn publish(&self, publisher: u64) {
+        let target = format!("/topics/orders/events?{EDGE_VERSION}");
+        let mut chance = Chance(publisher);
+        let mut connection: Option<(usize, Connection)> = None;
+        while !self.ended() {
+            let events: Vec<(u64, Kind)> = (0..=chance.below(2))
+                .map(|_| {
+                    let kind = Kind::ALL[[0, 0, 1, 1, 2][chance.below(5) as usize]];
+                    (self.events.fetch_add(1, Relaxed), kind)
+                })
+                .collect();
+            for tries in 1.. {
+                // Mostly the node that it talked to before, as clients do.
+                let stays = connection.take().filter(|_| chance.below(4) > 0);
+                let node = stays
+                    .as_ref()
+                    .map_or_else(|| chance.below(3) as usize, |(node, _)| *node);
+                let open = || Connection::open_within(self.nodes[node], ANSWER_PATIENCE);
+                let began = self.now();
+                let body: Vec<Value> = events.iter().map(|(n, kind)| body(*n, tries, *kind)).collect();
+                let sent = stays
+                    .map_or_else(open, |(_, known)| Ok(known))
+                    .and_then(|mut to| {
+                        let answer = to.send("POST", &target, &[JSON], json!(body).to_string().as_bytes())?;
+                        connection = Some((node, to));
+                        Ok(answer)
+                    });
+                let (acknowledged, answer) = match sent {
+                    Ok(answer) if answer.status == 200 => (true, String::from("200")),
+                    Ok(answer) => (false, format!("{} {}", answer.status, answer.text())),
+                    Err(e) => (false, e.to_string()),
+                };
+                let sendings = events
+                    .iter()
+                    .map(|(event, kind)| (Sending { event: *event, tries }, *kind));
+                self.history
+                    .lock()
+                    .expect("no panic holds it")
+                    .publishes
+                    .push(Publish {
+                        sendings: sendings.collect(),
+                        node,
+                        began,
+                        ended: self.now(),
+                        answer,
+                        acknowledged,
+                    });
+                if acknowledged || self.ended() {
+                    break;
+                }
+                connection = None;
+                pace(PACE);
+            }
+            pace(PACE);
+        }
+    }
+
+    /// Makes subscriptions and deletes some of them, at any node.
+    fn manage(&self, url: &str) {
+        let mut chance = Chance(77);
+        let mut made: Vec<String> = Vec::new();
+        for number in 0.. {
+            if self.ended() {
+                return;
+            }
+            let delete = made.len() > 3 && chance.below(2) == 0;
+            let name = match delete {
+                true => made.swap_remove(chance.below(made.len() as u64) as usize),
+                false => format!("made-{number}"),
+            };
+            let path = format!("/topics/managed/eventSubscriptions/{name}?{EDGE_VERSION}");
+            let destination =
+                json!({"endpointType": "WebHook", "properties": {"endpointUrl": format!("{url}/{name}")}});
+            let body = json!({"properties": {"destination": destination}}).to_string();
+            let (method, body) = if delete {
+                ("DELETE", "")
+            } else {
+                ("PUT", body.as_str())
+            };
+            let node = chance.below(3) as usize;
+            let began = self.now();
+            let answer = Connection::open_within(self.nodes[node], ANSWER_PATIENCE)
+                .and_then(|mut to| to.send(method, &path, &[JSON], body.as_bytes()));
+            let mut managed = self.managed.lock().expect("no panic holds it");
+            match answer {
+                Ok(answer) if answer.status == 200 && delete => {
+                    managed.gone.insert(name);
+                }
+                Ok(answer) if answer.status == 200 => {
+                    managed.there.insert(name.clone());
+                    made.push(name);
+                }
+                other => {
+                    // It may be either way: nothing is known of it any more.
+                    managed.there.remove(&name);
+                    managed.refused += 1;
+                    if let Ok(answer) = &other
+                        && !matches!(answer.status, 429 | 503)
+                    {
+                        drop(managed);
+                        self.note(format!(
+                            "{method} {name} at node {node} since {began:?}: {} {}",
+                            answer.status,
+                            answer.text()
+                        ));
+                    }
+                }
+            }
+            pace(MANAGE_PACE);
+        }
+    }
+
+    /// What one receiver for all subscriptions does; each has a path of its own.
+    fn receive(&self, delivery: &Delivery, chance: &Mutex<Chance>) -> Reply {
+        let began = self.now();
+        let of = delivery.path.trim_start_matches('/').to_owned();
+        let (slow, luck) = {
+            let mut chance = chance.lock().expect("no panic holds it");
+            (chance.below(40), chance.below(FLAKY))
+        };
+        // Long enough for attempts to be under way when their maker dies.
+        pace(Duration::from_millis(slow));
+        let status = match of.as_str() {
+            "flaky" if luck == 0 => 503,
+            "doomed" => 400,
+            _ => 200,
+        };
+        let count = delivery
+            .header("aeg-delivery-count")
+            .and_then(|count| count.parse().ok());
+        let events = delivery.json();
+        let ended = self.now();
+        let attempts = events
+            .as_array()
+            .expect("an array of events")
+            .iter()
+            .map(|event| Attempt {
+                subscription: of.clone(),
+                sending: Sending {
+                    event: event["data"]["n"].as_u64().expect("a number"),
+                    tries: event["data"]["try"].as_u64().expect("a number") as u32,
+                },
+                kind: event["eventType"].as_str().unwrap_or_default().to_owned(),
+                count: count.expect("a count"),
+                began,
+                ended,
+                took: status == 200,
+                whole: event["data"]["filling"].as_str()
+                    == Some(&filling(event["data"]["n"].as_u64().unwrap_or(0))),
+            });
+        self.history
+            .lock()
+            .expect("no panic holds it")
+            .attempts
+            .extend(attempts);
+        Reply::Status(status)
+    }
+}
+
+fn body(number: u64, tries: u32, kind: Kind) -> Value {
+    let mut event = event(format!("e-{number}"));
+    event["eventType"] = json!(kind.name());
+    event["data"] = json!({"n": number, "try": tries, "filling": filling(number)});
+    event
+}
+
+/// Some events are large, a few requests too large for one message of NATS: streams grow, and are tidied meanwhile.
+fn filling(number: u64) -> String {
+    let size = match Chance(number).below(50) {
+        0 => 740_000,
+        1..=12 => 100_000,
+        _ => 100,
+    };
+    number.to_string().repeat(size / number.to_string().len())
+}
+
+/// Time between one thing and the next, of somebody who is not in a hurry.
+fn pace(time: Duration) {
+    std::thread::sleep(time);
+}
+
+/// A number that whoever runs the test may give.
+fn given(name: &str) -> Option<u64> {
+    let text = std::env::var_os(name)?;
+    Some(text.to_str().and_then(|text| text.parse().ok()).expect(name))
+}
+
+/// The dead letters of the run, by subscription, from a directory of blobs.
+fn letters(shelf: &Path) -> Vec<(String, Sending)> {
+    let mut found = Vec::new();
+    let mut folders = vec![shelf.to_owned()];
+    while let Some(folder) = folders.pop() {
+        let Ok(entries) = std::fs::read_dir(&folder) else {
+            continue;
+        };
+        for path in entries.filter_map(Result::ok).map(|entry| entry.path()) {
+            if path.is_dir() {
+                folders.push(path);
+                continue;
+            }
+            let within = path.strip_prefix(shelf).expect("it is in there");
+            let of = within
+                .iter()
+                .nth(1)
+                .and_then(|of| of.to_str())
+                .unwrap_or_default();
+            // What is being written has a name of its own until it is whole.
+            let hidden = |name: &str| name.starts_with(".postrider-");
+            if path.file_name().and_then(|name| name.to_str()).is_none_or(hidden) {
+                continue;
+            }
+            let Ok(bytes) = std::fs::read(&path) else { continue };
+            let letters: Vec<Value> = serde_json::from_slice(&bytes).expect("a blob is an array of letters");
+            found.extend(letters.iter().map(|letter| {
+                let sending = Sending {
+                    event: letter["data"]["n"].as_u64().expect("a number"),
+                    tries: letter["data"]["try"].as_u64().expect("a number") as u32,
+                };
+                (of.to_lowercase(), sending)
+            }));
+        }
+    }
+    found
+}
+
+#[test]
+fn nothing_acknowledged_is_lost_whatever_one_fault_after_the_other_does() {
+    let shelf = tempfile::tempdir().expect("a temporary directory");
+    let plan = Plan {
+        nats: 3,
+        nodes: 3,
+        partitions: 6,
+        lease: "5s",
+        config: config(shelf.path()),
+    };
+    let seed = given("POSTRIDER_JEPSEN_SEED").unwrap_or_else(|| {
+        let bytes = std::process::id() as u64
+            ^ std::time::UNIX_EPOCH
+                .elapsed()
+                .map_or(0, |since| since.as_nanos() as u64);
+        Chance(bytes).below(1_000_000_000)
+    });
+    let usual = if slow_tests() { SECONDS_SLOW } else { SECONDS };
+    let seconds = given("POSTRIDER_JEPSEN_SECS").unwrap_or(usual);
+    let faults = std::env::var_os("POSTRIDER_JEPSEN_FAULTS").unwrap_or_default();
+    let faults = faults.to_str().expect("names of faults").to_owned();
+    println!("POSTRIDER_JEPSEN_SEED={seed} POSTRIDER_JEPSEN_SECS={seconds} POSTRIDER_JEPSEN_FAULTS={faults}");
+    let Some(mut crew) = Crew::start(&plan) else {
+        return;
+    };
+    let run = Arc::new(Run {
+        began: wait::now(),
+        nodes: crew.nodes.iter().map(|node| node.http).collect(),
+        stop: AtomicBool::new(false),
+        events: AtomicU64::new(0),
+        history: Mutex::default(),
+        notes: Mutex::default(),
+        managed: Mutex::default(),
+    });
+    let receiver = {
+        let (run, chance) = (run.clone(), Mutex::new(Chance(seed)));
+        Receiver::answering(move |delivery| run.receive(delivery, &chance))
+    };
+    subscribe(&crew, &receiver);
+    let kept = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("jepsen-{seed}"));
+    std::thread::scope(|scope| {
+        for publisher in 0..PUBLISHERS {
+            let run = &run;
+            scope.spawn(move || run.publish(publisher));
+        }
+        let url = receiver.url("");
+        let manage = &run;
+        scope.spawn(move || manage.manage(&url));
+        torment(
+            &mut crew,
+            &run,
+            Deck::new(seed, &faults),
+            Duration::from_secs(seconds),
+        );
+        run.stop.store(true, Relaxed);
+    });
+    run.note("everybody has stopped publishing");
+    let wrong = settle(&mut crew, &run, &receiver, shelf.path());
+    if !wrong.is_empty() {
+        crew.keep_logs(&kept);
+        let notes = run.notes.lock().expect("no panic holds it").clone();
+        let history: String = notes
+            .iter()
+            .map(|(at, what)| format!("{:7.2} {what}\n", at.as_secs_f64()))
+            .collect();
+        std::fs::write(
+            kept.join("history.txt"),
+            format!("{history}\n{}", wrong.join("\n")),
+        )
+        .expect("it can be written");
+        let shown = &wrong[..wrong.len().min(10)];
+        panic!(
+            "{} things are wrong, such as\n{}\nPOSTRIDER_JEPSEN_SEED={seed} POSTRIDER_JEPSEN_SECS={seconds}; logs and history in {}",
+            wrong.len(),
+            shown.join("\n"),
+            kept.display()
+        );
+    }
+}
+
+fn subscribe(crew: &Crew, receiver: &Receiver) {
+    let node = &crew.nodes[0];
+    node.put_topic("orders");
+    node.put_topic("managed");
+    for one in WANTED {
+        let mut properties = match one.only {
+            Some(kind) => json!({"filter": {"includedEventTypes": [kind.name()]}}),
+            None => json!({}),
+        };
+        if one.name == "batched" {
+            properties["destination"] = json!({"properties": {"maxEventsPerBatch": 20}});
+        }
+        if !one.arrives {
+            properties = dead_letter_to("shelf", "dead", properties);
+        }
+        node.subscribe(
+            "orders",
+            one.name,
+            &receiver.url(&format!("/{}", one.name)),
+            properties,
+        );
+    }
+}
+
+/// One fault after the other.
+fn torment(crew: &mut Crew, run: &Run, mut deck: Deck, time: Duration) {
+    let look = |crew: &mut Crew| {
+        for ended in revive(crew) {
+            run.note(ended);
+        }
+    };
+    for_a_while(CALM, || look(crew));
+    let end = run.now() + time;
+    while run.now() < end {
+        let (fault, lasts, pause) = (deck.draw(), deck.lasts(), deck.pause());
+        run.note(format!("{fault:?} for {lasts:?}"));
+        let began = run.now();
+        fault.begin(crew);
+        for_a_while(lasts, || look(crew));
+        fault.end(crew);
+        run.note(format!("{fault:?} is over"));
+        run.history
+            .lock()
+            .expect("no panic holds it")
+            .troubles
+            .push(Trouble {
+                what: format!("{fault:?}"),
+                began,
+                healed: run.now(),
+            });
+        for_a_while(pause, || look(crew));
+    }
+}
+
+/// Waits for this long, looking now and then.
+fn for_a_while(time: Duration, mut look: impl FnMut()) {
+    let nothing = wait::is_true_within(time, || {
+        look();
+        false
+    });
+    assert!(!nothing);
+}
+
+/// Waits until everything has come to rest, then says all that is wrong.
+fn settle(crew: &mut Crew, run: &Run, receiver: &Receiver, shelf: &Path) -> Vec<String> {
+    let mut wrong = Vec::new();
+    let well = wait::is_true_within(SETTLE, || {
+        revive(crew);
+        crew.nodes.iter_mut().all(|node| node.is_ready())
+    });
+    if !well {
+        wrong.push("not every node came back".to_owned());
+        return wrong;
+    }
+    run.note("all nodes are back");
+    let mut missing = 0;
+    let complete = wait::is_true_within(SETTLE, || {
+        pace(Duration::from_millis(200));
+        let mut history = run.history.lock().expect("no panic holds it");
+        history.letters = letters(shelf);
+        missing = history.missing(&WANTED).len();
+        missing == 0
+    });
+    run.note(format!("everything has arrived: {complete}, {missing} missing"));
+    check_managed(crew, run, receiver, &mut wrong);
+    for (n, node) in crew.nodes.iter().enumerate() {
+        let panics = node.log().into_iter().filter(|line| line.contains("panicked at"));
+        wrong.extend(panics.map(|line| format!("node {n}: {line}")));
+    }
+    let history = run.history.lock().expect("no panic holds it");
+    let refusals = refusals(&history);
+    match history.audit(&WANTED, RULES) {
+        Ok(tally) => {
+            println!("{tally:#?}");
+            for cost in history.costs(RULES) {
+                println!(
+                    "{:6.2} s without an acknowledgement, {:6.2} s late at most: {} for {:?}",
+                    cost.unacknowledged.as_secs_f64(),
+                    cost.late.as_secs_f64(),
+                    cost.trouble.what,
+                    cost.trouble.healed - cost.trouble.began
+                );
+            }
+            println!("publishers heard: {refusals:#?}");
+            let odd = refusals.keys().filter(|answer| odd(answer));
+            wrong.extend(odd.map(|answer| format!("a publisher should never hear this: {answer}")));
+        }
+        Err(found) => wrong.extend(found),
+    }
+    wrong
+}
+
+/// What publishers were told, without numbers that differ from one to the next.
+fn refusals(history: &History) -> BTreeMap<String, usize> {
+    let mut counted = BTreeMap::new();
+    for one in &history.publishes {
+        let answer: String = one.answer.chars().take(160).collect();
+        *counted.entry(answer).or_insert(0) += 1;
+    }
+    counted
+}
+
+/// Neither an acknowledgement, nor a refusal that says to come again, nor a broken connection.
+fn odd(answer: &str) -> bool {
+    let status: Option<u16> = answer.split(' ').next().and_then(|word| word.parse().ok());
+    status.is_some_and(|status| !matches!(status, 200 | 429 | 503))
+}
+
+/// Every node knows the subscriptions whose making was acknowledged, and none whose deletion was.
+fn check_managed(crew: &Crew, run: &Run, receiver: &Receiver, wrong: &mut Vec<String>) {
+    let managed = run.managed.lock().expect("no panic holds it");
+    let Managed { there, gone, refused } = &*managed;
+    let there: BTreeSet<String> = there.difference(gone).cloned().collect();
+    println!(
+        "{} subscriptions made, {} deleted, {refused} refused",
+        there.len(),
+        gone.len()
+    );
+    for (n, node) in crew.nodes.iter().enumerate() {
+        let path = format!("/topics/managed/eventSubscriptions?{EDGE_VERSION}");
+        let known = node.send("GET", &path, &[], "").expect(200).json();
+        let known: BTreeSet<String> = known
+            .as_array()
+            .into_iter()
+            .flatten()
+            .filter_map(|one| one["name"].as_str().map(str::to_lowercase))
+            .collect();
+        let lost: Vec<_> = there.difference(&known).collect();
+        let back: Vec<_> = gone.intersection(&known).collect();
+        if !lost.is_empty() || !back.is_empty() {
+            wrong.push(format!(
+                "node {n} has lost subscriptions {lost:?}, and has {back:?} again"
+            ));
+        }
+        // They are not only known but delivered to.
+        let number = 1_000_000 + n as u64;
+        node.publish("managed", &[body(number, 1, Kind::Plain)]);
+        let reached = |of: &String| {
+            let history = run.history.lock().expect("no panic holds it");
+            let is = |attempt: &Attempt| attempt.subscription == *of && attempt.sending.event == number;
+            history.attempts.iter().any(is)
+        };
+        if !wait::is_true_in_time(|| there.iter().all(reached)) {
+            wrong.push(format!("what node {n} takes does not reach every subscription"));
+        }
+        if let Some(of) = gone.iter().find(|of| reached(of)) {
+            wrong.push(format!(
+                "what node {n} takes still reaches {of}, which is deleted"
+            ));
+        }
+    }
+    let mut history = run.history.lock().expect("no panic holds it");
+    history
+        .attempts
+        .retain(|attempt| attempt.sending.event < 1_000_000);
+    drop(receiver.so_far());
+}

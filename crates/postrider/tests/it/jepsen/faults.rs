@@ -1,0 +1,249 @@
+//! What can go wrong, drawn by chance, done, and undone.
+
+use crate::cluster::Crew;
+use crate::cluster::link::Weather;
+use crate::durability::Chance;
+use std::time::Duration;
+
+/// One thing that goes wrong for a while.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fault {
+    KillNode(usize),
+    /// Two of three at once.
+    KillOtherNodes(usize),
+    KillAllNodes,
+    /// As an update does it: it is asked to end and started again.
+    RestartNode(usize),
+    HoldNode(usize),
+    /// From all NATS servers.
+    CutNodeOff(usize, Weather),
+    CutNodeFromOne(usize, usize, Weather),
+    KillNats(usize),
+    HoldNats(usize),
+    /// From the other NATS servers; nodes still reach it.
+    CutNatsOff(usize, Weather),
+    /// Two NATS servers from each other; both still hear the third.
+    CutNatsApart(usize, Weather),
+    /// No quorum until they are back.
+    KillOtherNats(usize),
+    HoldOtherNats(usize),
+    KillAllNats,
+    /// A node and the NATS server beside it.
+    LoseMachine(usize),
+    /// The same two hear each other and nobody else.
+    CutMachineOff(usize, Weather),
+}
+
+const KINDS: [&str; 16] = [
+    "KillNode",
+    "KillOtherNodes",
+    "KillAllNodes",
+    "RestartNode",
+    "HoldNode",
+    "CutNodeOff",
+    "CutNodeFromOne",
+    "KillNats",
+    "HoldNats",
+    "CutNatsOff",
+    "CutNatsApart",
+    "KillOtherNats",
+    "HoldOtherNats",
+    "KillAllNats",
+    "LoseMachine",
+    "CutMachineOff",
+];
+
+fn others(one: usize) -> [usize; 2] {
+    [(one + 1) % 3, (one + 2) % 3]
+}
+
+/// Draws kinds of faults so that each comes up before any comes up again.
+pub struct Deck {
+    chance: Chance,
+    all: Vec<&'static str>,
+    left: Vec<&'static str>,
+}
+
+impl Deck {
+    /// Of these kinds, by name and separated by commas; of all kinds if none are named.
+    pub fn new(seed: u64, names: &str) -> Deck {
+        let names: Vec<&str> = names.split(',').filter(|name| !name.is_empty()).collect();
+        let unknown: Vec<_> = names.iter().filter(|name| !KINDS.contains(name)).collect();
+        assert!(unknown.is_empty(), "{unknown:?} are none of {KINDS:?}");
+        let mut all = KINDS.to_vec();
+        all.retain(|kind| names.is_empty() || names.contains(kind));
+        Deck {
+            chance: Chance(seed),
+            all,
+            left: Vec::new(),
+        }
+    }
+
+    pub fn draw(&mut self) -> Fault {
+        if self.left.is_empty() {
+            self.left = self.all.clone();
+        }
+        let kind = self
+            .left
+            .swap_remove(self.chance.below(self.left.len() as u64) as usize);
+        let (one, other) = (self.chance.below(3) as usize, self.chance.below(3) as usize);
+        let weathers = [Weather::Lost, Weather::Cut, Weather::LostThere, Weather::LostBack];
+        let weather = weathers[self.chance.below(4) as usize];
+        match kind {
+            "KillNode" => Fault::KillNode(one),
+            "KillOtherNodes" => Fault::KillOtherNodes(one),
+            "KillAllNodes" => Fault::KillAllNodes,
+            "RestartNode" => Fault::RestartNode(one),
+            "HoldNode" => Fault::HoldNode(one),
+            "CutNodeOff" => Fault::CutNodeOff(one, weather),
+            "CutNodeFromOne" => Fault::CutNodeFromOne(one, other, weather),
+            "KillNats" => Fault::KillNats(one),
+            "HoldNats" => Fault::HoldNats(one),
+            "CutNatsOff" => Fault::CutNatsOff(one, weather),
+            "CutNatsApart" => Fault::CutNatsApart(one, weather),
+            "KillOtherNats" => Fault::KillOtherNats(one),
+            "HoldOtherNats" => Fault::HoldOtherNats(one),
+            "KillAllNats" => Fault::KillAllNats,
+            "LoseMachine" => Fault::LoseMachine(one),
+            _ => Fault::CutMachineOff(one, weather),
+        }
+    }
+
+    /// How long it lasts: sometimes shorter than a lease, sometimes longer than two.
+    pub fn lasts(&mut self) -> Duration {
+        Duration::from_millis(1_000 + self.chance.below(11_000))
+    }
+
+    /// How long all is well until the next.
+    pub fn pause(&mut self) -> Duration {
+        Duration::from_millis(500 + self.chance.below(6_000))
+    }
+}
+
+impl Fault {
+    pub fn begin(self, crew: &mut Crew) {
+        match self {
+            Fault::KillNode(n) => kill_nodes(crew, &[n]),
+            Fault::KillOtherNodes(n) => kill_nodes(crew, &others(n)),
+            Fault::KillAllNodes => kill_nodes(crew, &[0, 1, 2]),
+            Fault::RestartNode(n) => {
+                if crew.nodes[n].is_running() {
+                    crew.nodes[n].terminate();
+                }
+            }
+            Fault::HoldNode(n) => {
+                if crew.nodes[n].is_running() {
+                    crew.nodes[n].hold();
+                }
+            }
+            Fault::CutNodeOff(n, weather) => (0..3).for_each(|nats| crew.weather(n, nats, weather)),
+            Fault::CutNodeFromOne(n, nats, weather) => crew.weather(n, nats, weather),
+            Fault::KillNats(n) => kill_nats(crew, &[n]),
+            Fault::KillOtherNats(n) => kill_nats(crew, &others(n)),
+            Fault::KillAllNats => kill_nats(crew, &[0, 1, 2]),
+            Fault::HoldNats(n) => crew.nats.servers[n].hold(),
+            Fault::HoldOtherNats(n) => {
+                for other in others(n) {
+                    crew.nats.servers[other].hold();
+                }
+            }
+            Fault::CutNatsOff(n, weather) => {
+                for other in others(n) {
+                    crew.nats.weather(n, other, weather);
+                }
+            }
+            Fault::CutNatsApart(n, weather) => {
+                let [one, other] = others(n);
+                crew.nats.weather(one, other, weather);
+            }
+            Fault::LoseMachine(n) => {
+                kill_nodes(crew, &[n]);
+                kill_nats(crew, &[n]);
+            }
+            Fault::CutMachineOff(n, weather) => {
+                for other in others(n) {
+                    crew.nats.weather(n, other, weather);
+                    crew.weather(n, other, weather);
+                }
+            }
+        }
+    }
+
+    pub fn end(self, crew: &mut Crew) {
+        match self {
+            Fault::KillNode(_) | Fault::KillOtherNodes(_) | Fault::KillAllNodes | Fault::RestartNode(_) => {
+                start_nodes(crew);
+            }
+            Fault::HoldNode(n) => {
+                if crew.nodes[n].is_running() {
+                    crew.nodes[n].go_on();
+                }
+            }
+            Fault::CutNodeOff(n, _) => (0..3).for_each(|nats| crew.weather(n, nats, Weather::Clear)),
+            Fault::CutNodeFromOne(n, nats, _) => crew.weather(n, nats, Weather::Clear),
+            Fault::KillNats(_) | Fault::KillOtherNats(_) | Fault::KillAllNats => start_nats(crew),
+            Fault::LoseMachine(_) => {
+                start_nats(crew);
+                start_nodes(crew);
+            }
+            Fault::HoldNats(n) => crew.nats.servers[n].go_on(),
+            Fault::HoldOtherNats(n) => {
+                for other in others(n) {
+                    crew.nats.servers[other].go_on();
+                }
+            }
+            Fault::CutNatsOff(..) | Fault::CutNatsApart(..) | Fault::CutMachineOff(..) => {
+                for (one, other) in [(0, 1), (1, 2), (2, 0)] {
+                    crew.nats.weather(one, other, Weather::Clear);
+                    crew.weather(one, other, Weather::Clear);
+                    crew.weather(other, one, Weather::Clear);
+                }
+            }
+        }
+    }
+}
+
+fn kill_nodes(crew: &mut Crew, nodes: &[usize]) {
+    for n in nodes {
+        if crew.nodes[*n].is_running() {
+            crew.nodes[*n].kill();
+        }
+    }
+}
+
+fn kill_nats(crew: &mut Crew, servers: &[usize]) {
+    for n in servers {
+        crew.nats.servers[*n].kill();
+    }
+}
+
+fn start_nats(crew: &mut Crew) {
+    for server in &mut crew.nats.servers {
+        if !server.is_running() {
+            server.start();
+        }
+    }
+}
+
+/// Starts what was killed.
+fn start_nodes(crew: &mut Crew) {
+    for node in &mut crew.nodes {
+        if !node.is_running() {
+            node.launch();
+        }
+    }
+}
+
+/// Starts the nodes again that have ended by themselves, as a service manager would. Returns how they ended.
+pub fn revive(crew: &mut Crew) -> Vec<String> {
+    let mut ended = Vec::new();
+    for (n, node) in crew.nodes.iter_mut().enumerate() {
+        if node.status().is_some() {
+            let status = node.ended();
+            let last = node.log().last().cloned().unwrap_or_default();
+            ended.push(format!("node {n} ended with {status}: {last}"));
+            node.launch();
+        }
+    }
+    ended
+}

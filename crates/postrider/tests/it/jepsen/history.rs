@@ -1,0 +1,537 @@
+//! What happened in a run, as seen from outside, and whether it may have happened.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write;
+use std::time::Duration;
+
+/// One event of one publish request. A publisher that was refused sends the same event again as another try.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Sending {
+    pub event: u64,
+    pub tries: u32,
+}
+
+/// A publish request and what came of it. Times are since the run began.
+#[derive(Clone, Debug)]
+pub struct Publish {
+    pub sendings: Vec<(Sending, Kind)>,
+    pub node: usize,
+    pub began: Duration,
+    pub ended: Duration,
+    pub answer: String,
+    pub acknowledged: bool,
+}
+
+/// What an event is, which decides who wants it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Kind {
+    Plain,
+    /// The only one that the filtered subscription wants.
+    Chosen,
+    /// Also wanted by a receiver that never takes anything.
+    Doomed,
+}
+
+impl Kind {
+    pub const ALL: [Kind; 3] = [Kind::Plain, Kind::Chosen, Kind::Doomed];
+
+    pub fn name(self) -> &'static str {
+        match self {
+            Kind::Plain => "plain",
+            Kind::Chosen => "chosen",
+            Kind::Doomed => "doomed",
+        }
+    }
+}
+
+/// One subscription of the run.
+#[derive(Clone, Copy, Debug)]
+pub struct Wanted {
+    pub name: &'static str,
+    /// None: every kind.
+    pub only: Option<Kind>,
+    /// Whether what it wants arrives in the end; otherwise it becomes a dead letter.
+    pub arrives: bool,
+}
+
+impl Wanted {
+    fn wants(&self, kind: Kind) -> bool {
+        self.only.is_none_or(|only| only == kind)
+    }
+}
+
+/// One attempt to deliver, as the receiver saw it.
+#[derive(Clone, Debug)]
+pub struct Attempt {
+    pub subscription: String,
+    pub sending: Sending,
+    pub kind: String,
+    /// How many attempts were made before, as the request says.
+    pub count: u64,
+    pub began: Duration,
+    pub ended: Duration,
+    pub took: bool,
+    /// Whether everything that was published is in it.
+    pub whole: bool,
+}
+
+/// A stretch of the run in which something was broken.
+#[derive(Clone, Debug)]
+pub struct Trouble {
+    pub what: String,
+    pub began: Duration,
+    pub healed: Duration,
+}
+
+/// What a fault cost, while it lasted and in its aftermath.
+#[derive(Debug)]
+pub struct Cost<'h> {
+    pub trouble: &'h Trouble,
+    /// The longest time in which nobody's request was acknowledged.
+    pub unacknowledged: Duration,
+    /// How much later than due an attempt was at most.
+    pub late: Duration,
+}
+
+#[derive(Clone, Debug, Default)]
+pub struct History {
+    pub publishes: Vec<Publish>,
+    pub attempts: Vec<Attempt>,
+    pub letters: Vec<(String, Sending)>,
+    pub troubles: Vec<Trouble>,
+}
+
+/// What is allowed to happen, and for how long after a fault.
+#[derive(Clone, Copy, Debug)]
+pub struct Rules {
+    /// How long is waited after each attempt that failed; the last repeats.
+    pub waits: &'static [Duration],
+    /// How long after its end a fault can still be the cause of something.
+    pub aftermath: Duration,
+}
+
+/// Clocks of two processes and a timer are not better than this.
+const EARLY_MAX: Duration = Duration::from_millis(10);
+
+impl Rules {
+    /// How long is waited before the attempt with this count.
+    fn wait(&self, count: u64) -> Duration {
+        let at = usize::try_from(count).unwrap_or(usize::MAX).min(self.waits.len());
+        at.checked_sub(1).map_or(Duration::ZERO, |at| self.waits[at])
+    }
+}
+
+/// Numbers of a run that is as it should be.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Tally {
+    pub requests: usize,
+    pub acknowledged: usize,
+    pub attempts: usize,
+    pub retries: usize,
+    /// Attempts for something that had arrived already.
+    pub again: usize,
+    /// Attempts that began while another one of the same delivery was under way.
+    pub overlapping: usize,
+    /// Attempts whose count did not go on from the one before.
+    pub recounted: usize,
+    pub letters: usize,
+    pub letters_again: usize,
+}
+
+impl History {
+    /// Acknowledged events that a subscription has not got yet.
+    pub fn missing(&self, wanted: &[Wanted]) -> Vec<(&'static str, Sending)> {
+        let took = self.attempts.iter().filter(|attempt| attempt.took);
+        let took: BTreeSet<(&str, Sending)> = took
+            .map(|attempt| (attempt.subscription.as_str(), attempt.sending))
+            .chain(self.letters.iter().map(|(of, sending)| (of.as_str(), *sending)))
+            .collect();
+        let mut missing = Vec::new();
+        for (sending, kind) in self.acknowledged() {
+            let wanting = wanted.iter().filter(|one| one.wants(kind));
+            let lacks = wanting.filter(|one| !took.contains(&(one.name, sending)));
+            missing.extend(lacks.map(|one| (one.name, sending)));
+        }
+        missing
+    }
+
+    fn acknowledged(&self) -> impl Iterator<Item = (Sending, Kind)> {
+        let publishes = self.publishes.iter().filter(|one| one.acknowledged);
+        publishes.flat_map(|one| one.sendings.iter().copied())
+    }
+
+    /// Everything that must hold, or all that does not.
+    pub fn audit(&self, wanted: &[Wanted], rules: Rules) -> Result<Tally, Vec<String>> {
+        let mut wrong = Vec::new();
+        for (of, sending) in self.missing(wanted) {
+            wrong.push(format!(
+                "lost: {sending:?} never reached {of}\n{}",
+                self.story(sending)
+            ));
+        }
+        self.strangers(wanted, &mut wrong);
+        let mut tally = Tally {
+            requests: self.publishes.len(),
+            acknowledged: self.acknowledged().count(),
+            attempts: self.attempts.len(),
+            letters: self.letters.len(),
+            ..Tally::default()
+        };
+        let distinct: BTreeSet<_> = self.letters.iter().collect();
+        tally.letters_again = self.letters.len() - distinct.len();
+        for ((of, sending), attempts) in self.deliveries() {
+            let mut say = |what: &str| {
+                wrong.push(format!("{what}: {sending:?} at {of}\n{}", self.story(sending)));
+            };
+            self.course(&attempts, rules, &mut tally, &mut say);
+        }
+        if wrong.is_empty() { Ok(tally) } else { Err(wrong) }
+    }
+
+    /// What each fault cost those who publish and those who wait for what was published.
+    pub fn costs(&self, rules: Rules) -> Vec<Cost<'_>> {
+        let mut acknowledged: Vec<&Publish> = self.publishes.iter().filter(|one| one.acknowledged).collect();
+        acknowledged.sort_by_key(|one| one.ended);
+        let late = self.lateness(&acknowledged, rules);
+        let costs = self.troubles.iter().enumerate().map(|(n, trouble)| {
+            let next = self.troubles.get(n + 1).map_or(Duration::MAX, |next| next.began);
+            let end = next.min(trouble.healed + rules.aftermath);
+            let within = |at: Duration| (trouble.began..end).contains(&at);
+            let gaps = acknowledged
+                .windows(2)
+                .filter(|pair| within(pair[0].ended) || within(pair[1].ended))
+                .map(|pair| pair[1].ended - pair[0].ended);
+            let late = late.iter().filter(|(at, _)| within(*at)).map(|(_, late)| *late);
+            Cost {
+                trouble,
+                unacknowledged: gaps.max().unwrap_or_default(),
+                late: late.max().unwrap_or_default(),
+            }
+        });
+        costs.collect()
+    }
+
+    /// When each attempt began, and how long after it was due.
+    fn lateness(&self, acknowledged: &[&Publish], rules: Rules) -> Vec<(Duration, Duration)> {
+        let sendings = acknowledged
+            .iter()
+            .flat_map(|one| one.sendings.iter().map(|(sending, _)| (*sending, one.ended)));
+        let acknowledged: BTreeMap<Sending, Duration> = sendings.collect();
+        let mut late = Vec::new();
+        for ((_, sending), attempts) in self.deliveries() {
+            let mut ended: Option<(u64, Duration)> = None;
+            for attempt in attempts {
+                let due = match ended {
+                    None if attempt.count == 0 => acknowledged.get(&sending).copied(),
+                    Some((count, at)) if attempt.count == count + 1 => Some(at + rules.wait(attempt.count)),
+                    _ => None,
+                };
+                late.extend(due.map(|due| (attempt.began, attempt.began.saturating_sub(due))));
+                ended = Some((attempt.count, attempt.ended));
+            }
+        }
+        late
+    }
+
+    /// Attempts by delivery, each in the order in which they began.
+    fn deliveries(&self) -> BTreeMap<(&str, Sending), Vec<&Attempt>> {
+        let mut deliveries: BTreeMap<(&str, Sending), Vec<&Attempt>> = BTreeMap::new();
+        for attempt in &self.attempts {
+            let key = (attempt.subscription.as_str(), attempt.sending);
+            deliveries.entry(key).or_default().push(attempt);
+        }
+        for attempts in deliveries.values_mut() {
+            attempts.sort_by_key(|attempt| attempt.began);
+        }
+        deliveries
+    }
+
+    /// What arrived where it does not belong, or was never published.
+    fn strangers(&self, wanted: &[Wanted], wrong: &mut Vec<String>) {
+        let published = self.publishes.iter().flat_map(|one| &one.sendings);
+        let published: BTreeMap<Sending, Kind> = published.copied().collect();
+        for attempt in &self.attempts {
+            let Attempt {
+                subscription,
+                sending,
+                kind,
+                ..
+            } = attempt;
+            let Some(known) = published.get(sending).filter(|known| known.name() == kind) else {
+                wrong.push(format!("never published: {attempt:?}"));
+                continue;
+            };
+            let Some(one) = wanted.iter().find(|one| one.name == subscription) else {
+                continue;
+            };
+            if !one.wants(*known) {
+                wrong.push(format!("does not match: {attempt:?}"));
+            }
+            if !attempt.whole {
+                wrong.push(format!("damaged: {attempt:?}"));
+            }
+        }
+        for (of, sending) in &self.letters {
+            let one = wanted.iter().find(|one| one.name == of);
+            if one.is_none_or(|one| one.arrives) || !published.contains_key(sending) {
+                wrong.push(format!("should not be a dead letter: {sending:?} of {of}"));
+            }
+        }
+    }
+
+    /// The attempts of one delivery, one after the other.
+    fn course(&self, attempts: &[&Attempt], rules: Rules, tally: &mut Tally, say: &mut impl FnMut(&str)) {
+        let mut arrived: Option<Duration> = None;
+        // When the attempts with this count ended, the earliest of them.
+        let mut ended: BTreeMap<u64, Duration> = BTreeMap::new();
+        let mut last: Option<&Attempt> = None;
+        for attempt in attempts {
+            tally.retries += usize::from(attempt.count > 0);
+            if let Some(last) = last {
+                let excused = self.troubled(last.began, attempt.began, rules.aftermath);
+                if arrived.is_some_and(|arrived| arrived <= attempt.began) {
+                    tally.again += 1;
+                    if !excused {
+                        say("delivered again though nothing was broken");
+                    }
+                }
+                if attempt.began < last.ended {
+                    tally.overlapping += 1;
+                    if !excused {
+                        say("two attempts at once though nothing was broken");
+                    }
+                }
+                if attempt.count != last.count + 1 {
+                    tally.recounted += 1;
+                    if !excused {
+                        say("a count that does not go on though nothing was broken");
+                    }
+                }
+            }
+            if attempt.count > 0 {
+                let due = ended
+                    .get(&(attempt.count - 1))
+                    .map(|ended| *ended + rules.wait(attempt.count));
+                match due {
+                    None => {
+                        // The attempt before may never have reached the receiver, if its maker was killed.
+                        let start = self.published(attempt.sending).unwrap_or_default();
+                        if !self.troubled(start, attempt.began, rules.aftermath) {
+                            say("a count without an attempt before it");
+                        }
+                    }
+                    Some(due) if attempt.began + EARLY_MAX < due => say("a retry before it was due"),
+                    Some(_) => {}
+                }
+            }
+            let end = ended.entry(attempt.count).or_insert(attempt.ended);
+            *end = attempt.ended.min(*end);
+            if attempt.took {
+                arrived.get_or_insert(attempt.ended);
+            }
+            last = Some(attempt);
+        }
+    }
+
+    fn published(&self, sending: Sending) -> Option<Duration> {
+        let of = |one: &&Publish| one.sendings.iter().any(|(known, _)| *known == sending);
+        self.publishes.iter().find(of).map(|one| one.began)
+    }
+
+    /// Whether something was broken then, or had just been.
+    fn troubled(&self, from: Duration, to: Duration, aftermath: Duration) -> bool {
+        let meets = |one: &Trouble| one.began <= to && one.healed + aftermath >= from;
+        self.troubles.iter().any(meets)
+    }
+
+    /// Everything that is known about an event.
+    fn story(&self, sending: Sending) -> String {
+        let mut text = String::new();
+        let of = |one: &&Publish| one.sendings.iter().any(|(known, _)| known.event == sending.event);
+        for one in self.publishes.iter().filter(of) {
+            let tries = one.sendings.first().map_or(0, |(sending, _)| sending.tries);
+            let _ = writeln!(
+                text,
+                "  published (try {tries}) to node {} from {:?} to {:?}: {}",
+                one.node, one.began, one.ended, one.answer
+            );
+        }
+        for attempt in self.attempts.iter().filter(|one| one.sending == sending) {
+            let _ = writeln!(
+                text,
+                "  at {} with count {} from {:?} to {:?}, taken: {}",
+                attempt.subscription, attempt.count, attempt.began, attempt.ended, attempt.took
+            );
+        }
+        text
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const WANTED: [Wanted; 3] = [
+        Wanted {
+            name: "all",
+            only: None,
+            arrives: true,
+        },
+        Wanted {
+            name: "chosen",
+            only: Some(Kind::Chosen),
+            arrives: true,
+        },
+        Wanted {
+            name: "doomed",
+            only: Some(Kind::Doomed),
+            arrives: false,
+        },
+    ];
+    const RULES: Rules = Rules {
+        waits: &[Duration::from_secs(1), Duration::from_secs(2)],
+        aftermath: Duration::from_secs(5),
+    };
+
+    fn sending(event: u64) -> Sending {
+        Sending { event, tries: 1 }
+    }
+
+    fn at(seconds: u64) -> Duration {
+        Duration::from_secs(seconds)
+    }
+
+    fn publish(event: u64, kind: Kind, acknowledged: bool) -> Publish {
+        Publish {
+            sendings: vec![(sending(event), kind)],
+            node: 0,
+            began: at(10),
+            ended: at(11),
+            answer: String::new(),
+            acknowledged,
+        }
+    }
+
+    fn attempt(of: &str, event: u64, kind: Kind, count: u64, began: u64, took: bool) -> Attempt {
+        Attempt {
+            subscription: of.into(),
+            sending: sending(event),
+            kind: kind.name().into(),
+            count,
+            began: at(began),
+            ended: at(began) + Duration::from_millis(100),
+            took,
+            whole: true,
+        }
+    }
+
+    /// Everything as it should be: a retry, a filter, a dead letter, and one that nobody was told 200 for.
+    fn good() -> History {
+        History {
+            publishes: vec![
+                publish(1, Kind::Plain, true),
+                publish(2, Kind::Chosen, true),
+                publish(3, Kind::Doomed, true),
+                publish(4, Kind::Plain, false),
+            ],
+            attempts: vec![
+                attempt("all", 1, Kind::Plain, 0, 20, false),
+                attempt("all", 1, Kind::Plain, 1, 22, true),
+                attempt("all", 2, Kind::Chosen, 0, 20, true),
+                attempt("chosen", 2, Kind::Chosen, 0, 20, true),
+                attempt("all", 3, Kind::Doomed, 0, 20, true),
+                attempt("doomed", 3, Kind::Doomed, 0, 20, false),
+            ],
+            letters: vec![("doomed".into(), sending(3))],
+            troubles: Vec::new(),
+        }
+    }
+
+    #[track_caller]
+    fn check(change: impl FnOnce(&mut History), found: &str) {
+        let mut history = good();
+        change(&mut history);
+        let wrong = history.audit(&WANTED, RULES).expect_err(found);
+        assert!(
+            wrong.len() == 1 && wrong[0].starts_with(found),
+            "{found}: {wrong:?}"
+        );
+    }
+
+    // An audit that finds nothing would let every run pass.
+    #[test]
+    fn the_audit_finds_what_is_wrong() {
+        let tally = good().audit(&WANTED, RULES).unwrap();
+        assert_eq!((tally.acknowledged, tally.retries, tally.again), (3, 1, 0));
+        check(|h| h.attempts[1].took = false, "lost");
+        check(|h| h.letters.clear(), "lost");
+        check(|h| h.attempts[2].whole = false, "damaged");
+        check(|h| drop(h.attempts.remove(3)), "lost");
+        let stray = attempt("chosen", 1, Kind::Plain, 0, 20, true);
+        check(|h| h.attempts.push(stray), "does not match");
+        let unknown = attempt("all", 9, Kind::Plain, 0, 20, true);
+        check(|h| h.attempts.push(unknown), "never published");
+        check(
+            |h| h.letters.push(("all".into(), sending(1))),
+            "should not be a dead letter",
+        );
+        let early = Duration::from_millis(20_900);
+        check(|h| h.attempts[1].began = early, "a retry before it was due");
+    }
+
+    #[test]
+    fn a_fault_costs_what_waits_longest() {
+        let mut history = good();
+        history.troubles.push(Trouble {
+            what: "somebody was killed".into(),
+            began: at(10),
+            healed: at(16),
+        });
+        history.publishes[1].ended = at(14);
+        let costs = history.costs(RULES);
+        let [cost] = &costs[..] else { panic!("{costs:?}") };
+        // The second was acknowledged at 14 and arrived at 20, the others at 11.
+        assert_eq!((cost.unacknowledged, cost.late), (at(3), at(9)));
+        history.attempts[1].began = at(30);
+        let late = history.lateness(&[], RULES);
+        assert_eq!(
+            late,
+            [(at(30), Duration::from_millis(8_900))],
+            "nobody was told 200"
+        );
+    }
+
+    #[test]
+    fn what_only_a_fault_may_cause_needs_one() {
+        let again = attempt("all", 2, Kind::Chosen, 1, 23, true);
+        let twice = attempt("all", 2, Kind::Chosen, 0, 20, true);
+        let recounted = attempt("all", 1, Kind::Plain, 0, 21, false);
+        for (more, found) in [
+            (again, "delivered again"),
+            (twice, "two attempts at once"),
+            (recounted, "a count that does not go on"),
+        ] {
+            let mut history = good();
+            history.attempts.push(more);
+            let wrong = history.audit(&WANTED, RULES).expect_err(found);
+            assert!(
+                wrong.iter().any(|one| one.starts_with(found)),
+                "{found}: {wrong:?}"
+            );
+            history.troubles.push(Trouble {
+                what: "somebody was killed".into(),
+                began: at(12),
+                healed: at(16),
+            });
+            assert_eq!(
+                history
+                    .audit(&WANTED, RULES)
+                    .map_err(|wrong| wrong.len())
+                    .map(|_| ()),
+                Ok(())
+            );
+            history.troubles[0].healed = at(14);
+            assert!(history.audit(&WANTED, RULES).is_err(), "it was long over");
+        }
+    }
+}
