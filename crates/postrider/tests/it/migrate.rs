@@ -371,7 +371,7 @@ fn harried(ground: &Ground, data_dir: &Path, to: &str) -> (Value, usize) {
             assert!(output.status.success(), "{told}");
             return (serde_json::from_slice(&output.stdout).expect("a report"), killed);
         }
-        after = after * 5 / 4 + Duration::from_millis(30);
+        after = after * 8 / 7 + Duration::from_millis(10);
         assert!(after < PATIENCE, "it never ends");
     }
 }
