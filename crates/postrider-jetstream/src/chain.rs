@@ -28,8 +28,9 @@ pub const DEPTH: usize = 4;
 const HEADER: &str = "Pr-Id";
 /// Between two looks at a stream that does not answer.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
-/// A stream that has gone back is looked at so often: a new leader may not have caught up with itself.
-const LOOKS_BACK_MAX: u32 = 100;
+/// A stream that has gone back is looked at so often: a server that is cut off believes for ten seconds that it leads, and
+/// answers with what it had then.
+const LOOKS_BACK_MAX: u32 = 400;
 /// How often a takeover is tried while other writers go on or the stream does not answer.
 const TAKES_MAX: u32 = 100;
 /// No cluster takes longer to choose another leader for a stream.

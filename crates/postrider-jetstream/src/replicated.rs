@@ -462,10 +462,13 @@ impl<M: Machine> Shared<M> {
         let info = stream.get_info().await.map_err(unavailable::<M>)?;
         if info.state.last_sequence < seen {
             let (ends, was) = (info.state.last_sequence, seen);
-            let lost =
-                format!("the stream ends at {ends} though {was} was stored: JetStream has lost messages");
-            tracing::error!("{}: {lost}; restart the node to go on with what is left", M::WHAT);
-            return Err(unavailable::<M>(lost));
+            let behind = format!("the stream ends at {ends} though {was} was stored");
+            tracing::error!(
+                "{}: {behind}: a NATS server is cut off from the others, or messages are lost; if it stays so, restart \
+                 the node to go on with what is left",
+                M::WHAT
+            );
+            return Err(unavailable::<M>(behind));
         }
         loop {
             let next = self.book().last + 1;
