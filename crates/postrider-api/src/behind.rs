@@ -22,6 +22,9 @@ enum Asking {
     ToChange,
 }
 
+/// What is posted to the Azure API and changes nothing.
+const ASKS: [&str; 3] = ["listKeys", "getFullUrl", "getDeliveryAttributes"];
+
 fn asking(method: &Method, path: &str, segments: &Segments<'_>) -> Asking {
     let is = |at: usize, word: &str| segments.get(at).eq_ignore_ascii_case(word);
     let count = segments.count();
@@ -39,8 +42,10 @@ fn asking(method: &Method, path: &str, segments: &Segments<'_>) -> Asking {
     if !(ours || is(0, "topics") || crate::azure::is_path(path)) {
         return Asking::Otherwise;
     }
+    let last = path.rsplit('/').find(|part| !part.is_empty()).unwrap_or("");
     match *method {
         Method::GET | Method::HEAD | Method::OPTIONS => Asking::ToUse,
+        Method::POST if ASKS.iter().any(|verb| last.eq_ignore_ascii_case(verb)) => Asking::ToUse,
         _ => Asking::ToChange,
     }
 }
@@ -110,7 +115,10 @@ mod tests {
         let arm = "/subscriptions/s/resourceGroups/g/providers/Microsoft.EventGrid/topics/t";
         check(Method::GET, arm, Asking::ToUse);
         check(Method::PUT, arm, Asking::ToChange);
-        check(Method::POST, &format!("{arm}/listKeys"), Asking::ToChange);
+        check(Method::POST, &format!("{arm}/listKeys"), Asking::ToUse);
+        check(Method::POST, &format!("{arm}/regenerateKey"), Asking::ToChange);
+        let subscription = format!("{arm}/providers/Microsoft.EventGrid/eventSubscriptions/s");
+        check(Method::POST, &format!("{subscription}/getfullurl"), Asking::ToUse);
         for published in [
             "/topics/t/api/events",
             "/domains/d/api/events",

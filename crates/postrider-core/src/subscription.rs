@@ -31,6 +31,29 @@ pub struct Topic {
     pub extras: Option<String>,
 }
 
+impl Topic {
+    /// A custom topic of which nothing else is said.
+    pub fn custom(id: TopicId, name: impl Into<String>, keys: [Secret; 2]) -> Topic {
+        Topic {
+            id,
+            name: name.into(),
+            kind: TopicKind::Custom,
+            resource_group: String::new(),
+            location: String::new(),
+            tags: BTreeMap::new(),
+            input_schema: Schema::EventGrid,
+            mapping: None,
+            keys,
+            local_auth_disabled: false,
+            public_network: true,
+            inbound_ip_rules: Vec::new(),
+            profile: None,
+            created: Timestamp::MIN,
+            extras: None,
+        }
+    }
+}
+
 #[derive(Clone, Debug, PartialEq)]
 pub enum TopicKind {
     Custom,
@@ -106,6 +129,37 @@ pub struct Subscription {
     pub pauses: Pauses,
     /// Properties that only an API echoes, as the text of a JSON object.
     pub extras: Option<String>,
+}
+
+impl Subscription {
+    /// One that wants all events of a topic, and of which nothing else is said.
+    pub fn new(
+        id: SubscriptionId,
+        topic: TopicId,
+        name: impl Into<String>,
+        destination: Destination,
+    ) -> Subscription {
+        Subscription {
+            id,
+            name: name.into(),
+            topic,
+            domain_topic: None,
+            destination,
+            identity: None,
+            filter: Filter::default(),
+            labels: Vec::new(),
+            expires: None,
+            delivery_schema: Schema::EventGrid,
+            retry: RetryChoice::default(),
+            dead_letter: None,
+            dead_letter_identity: None,
+            profile: None,
+            created: Timestamp::MIN,
+            origin: Origin::Config,
+            pauses: Pauses::default(),
+            extras: None,
+        }
+    }
 }
 
 /// Which road made a resource. It decides the spelling of events and limits, never the retry rules.
@@ -210,6 +264,19 @@ pub struct WebHook {
     pub aad_application: Option<String>,
     /// The most requests a minute that the webhook asked for when it was asked whether it wants the events.
     pub rate_max: Option<u32>,
+}
+
+impl WebHook {
+    pub fn new(url: impl Into<String>) -> WebHook {
+        WebHook {
+            url: Secret::new(url),
+            batching: Batching::default(),
+            attributes: Vec::new(),
+            aad_tenant: None,
+            aad_application: None,
+            rate_max: None,
+        }
+    }
 }
 
 /// What was asked for about batches; either one turns batching on.

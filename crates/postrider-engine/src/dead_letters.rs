@@ -821,12 +821,10 @@ mod tests {
     use crate::virtual_time::{Target, TestClock, VirtualTime, WatchedTransport};
     use crate::{Parts, dispatch};
     use async_trait::async_trait;
-    use postrider_core::filter::Filter;
+
     use postrider_core::ids::Secret;
     use postrider_core::profile::Profiles;
-    use postrider_core::subscription::{
-        Batching, Destination, Origin, RetryChoice, Subscription, Topic, WebHook,
-    };
+    use postrider_core::subscription::{Destination, Subscription, Topic, WebHook};
     use postrider_store::memory::{MemoryArchive, MemoryCatalog, MemoryLog};
     use postrider_store::{Catalog, Change, EventLog};
     use std::sync::atomic::Ordering::Relaxed;
@@ -898,54 +896,25 @@ mod tests {
 
     fn topic(id: TopicId, name: &str, kind: TopicKind) -> Topic {
         Topic {
-            id,
-            name: name.into(),
             kind,
             resource_group: "group".into(),
             location: "here".into(),
-            tags: Default::default(),
-            input_schema: Schema::EventGrid,
-            mapping: None,
-            keys: [Secret::new("a"), Secret::new("b")],
-            local_auth_disabled: false,
-            public_network: true,
-            inbound_ip_rules: Vec::new(),
-            profile: None,
-            created: Timestamp::MIN,
-            extras: None,
+            ..Topic::custom(id, name, [Secret::new("a"), Secret::new("b")])
         }
     }
 
     fn subscription(id: u64, topic: TopicId, url: &str, container: Option<&str>) -> Subscription {
         Subscription {
-            id: SubscriptionId(id),
-            name: format!("subscription-{id}"),
-            topic,
-            domain_topic: None,
-            destination: Destination::WebHook(WebHook {
-                url: Secret::new(url),
-                batching: Batching::default(),
-                attributes: Vec::new(),
-                aad_tenant: None,
-                aad_application: None,
-                rate_max: None,
-            }),
-            identity: None,
-            filter: Filter::default(),
-            labels: Vec::new(),
-            expires: None,
-            delivery_schema: Schema::EventGrid,
-            retry: RetryChoice::default(),
             dead_letter: container.map(|container| DeadLetterDestination {
                 account: "shelf".into(),
                 container: container.into(),
             }),
-            dead_letter_identity: None,
-            profile: None,
-            created: Timestamp::MIN,
-            origin: Origin::Config,
-            pauses: Default::default(),
-            extras: None,
+            ..Subscription::new(
+                SubscriptionId(id),
+                topic,
+                format!("subscription-{id}"),
+                Destination::WebHook(WebHook::new(url)),
+            )
         }
     }
 

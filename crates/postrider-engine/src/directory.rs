@@ -806,10 +806,10 @@ impl Inner {
 mod tests {
     use super::*;
     use postrider_core::event::Schema;
-    use postrider_core::filter::Filter;
+
     use postrider_core::ids::Secret;
     use postrider_core::json::Raw;
-    use postrider_core::subscription::{Destination, Origin, RetryChoice};
+    use postrider_core::subscription::{Destination, Origin};
 
     const DOMAIN: TopicKind = TopicKind::Domain {
         auto_create: true,
@@ -826,44 +826,22 @@ mod tests {
 
     fn topic(id: u64, name: &str, kind: TopicKind) -> Topic {
         Topic {
-            id: TopicId(id),
-            name: name.into(),
             kind,
             resource_group: "RG1".into(),
-            location: String::new(),
-            tags: BTreeMap::new(),
-            input_schema: Schema::EventGrid,
-            mapping: None,
-            keys: [Secret::new("a"), Secret::new("b")],
-            local_auth_disabled: false,
-            public_network: true,
-            inbound_ip_rules: Vec::new(),
-            profile: None,
-            created: Timestamp::MIN,
-            extras: None,
+            ..Topic::custom(TopicId(id), name, [Secret::new("a"), Secret::new("b")])
         }
     }
 
     fn subscription(id: u64, topic: u64, inside: Option<&str>, name: &str) -> Arc<Subscription> {
         Arc::new(Subscription {
-            id: SubscriptionId(id),
-            name: name.into(),
-            topic: TopicId(topic),
             domain_topic: inside.map(str::to_owned),
-            destination: Destination::EdgeHub { output: "o".into() },
-            identity: None,
-            filter: Filter::default(),
-            labels: Vec::new(),
-            expires: None,
-            delivery_schema: Schema::EventGrid,
-            retry: RetryChoice::default(),
-            dead_letter: None,
-            dead_letter_identity: None,
-            profile: None,
-            created: Timestamp::MIN,
             origin: Origin::Azure,
-            pauses: Default::default(),
-            extras: None,
+            ..Subscription::new(
+                SubscriptionId(id),
+                TopicId(topic),
+                name,
+                Destination::EdgeHub { output: "o".into() },
+            )
         })
     }
 

@@ -447,7 +447,8 @@ impl Recordings for Nothing {
     }
 }
 
-/// Answers what became of events. The calls read files: not to be made where nothing may block.
+/// Answers what became of events. What was recorded before a question is found by it. The calls read files and may
+/// wait for the writer: not to be made where nothing may block.
 pub trait Recordings: Send + Sync {
     /// Everything known about the events with this id, the latest first.
     fn trace(&self, id: &str) -> Vec<EventStory>;

@@ -4,13 +4,10 @@ use super::*;
 use crate::export::{FLUSH_MAX, TRY_FOR, Verdict, judge};
 use async_trait::async_trait;
 use postrider_core::event::{Batch, EventRef, Schema};
-use postrider_core::filter::Filter;
 use postrider_core::ids::{SubscriptionId, TopicId};
 use postrider_core::outcome::Outcome;
 use postrider_core::retry::Reason;
-use postrider_core::subscription::{
-    Batching, Destination, Origin, RetryChoice, Subscription, Topic, TopicKind, WebHook,
-};
+use postrider_core::subscription::{Destination, Subscription, Topic, WebHook};
 use postrider_core::time::{Sleep, Timestamp};
 use postrider_core::trace::Context;
 use postrider_engine::attempt::trace::AttemptSpan;
@@ -123,51 +120,22 @@ fn counts(exporter: &Exporter) -> (u64, u64) {
 
 fn subscription() -> Arc<Subscription> {
     Arc::new(Subscription {
-        id: SubscriptionId(3),
-        name: "billing".into(),
-        topic: TopicId(1),
-        domain_topic: None,
-        destination: Destination::WebHook(WebHook {
-            url: Secret::new("https://hooks.example/in?code=secret"),
-            batching: Batching::default(),
-            attributes: Vec::new(),
-            aad_tenant: None,
-            aad_application: None,
-            rate_max: None,
-        }),
-        identity: None,
-        filter: Filter::default(),
-        labels: Vec::new(),
-        expires: None,
-        delivery_schema: Schema::EventGrid,
-        retry: RetryChoice::default(),
-        dead_letter: None,
-        dead_letter_identity: None,
-        profile: None,
         created: Timestamp::from_secs(1),
-        origin: Origin::Config,
-        pauses: Default::default(),
-        extras: None,
+        ..Subscription::new(
+            SubscriptionId(3),
+            TopicId(1),
+            "billing",
+            Destination::WebHook(WebHook::new("https://hooks.example/in?code=secret")),
+        )
     })
 }
 
 fn topic() -> Arc<Topic> {
     Arc::new(Topic {
-        id: TopicId(1),
-        name: "orders".into(),
-        kind: TopicKind::Custom,
         resource_group: "rg1".into(),
         location: "here".into(),
-        tags: Default::default(),
-        input_schema: Schema::EventGrid,
-        mapping: None,
-        keys: [Secret::default(), Secret::default()],
-        local_auth_disabled: false,
-        public_network: true,
-        inbound_ip_rules: Vec::new(),
-        profile: None,
         created: Timestamp::from_secs(1),
-        extras: None,
+        ..Topic::custom(TopicId(1), "orders", [Secret::default(), Secret::default()])
     })
 }
 

@@ -75,6 +75,9 @@ impl Config {
     }
 }
 
+/// A question waits this long for what was recorded before it.
+const CATCH_UP_MAX: Duration = Duration::from_secs(5);
+
 /// Keeps records on disk and answers questions about them. Stops, with everything written, when it is dropped.
 pub struct FlightRecorder {
     shared: Arc<Shared>,
@@ -145,9 +148,10 @@ impl FlightRecorder {
         }))
     }
 
-    /// Returns once everything that was recorded before the call can be found.
+    /// Returns once everything that was recorded before the call can be found: whoever has been told that an event was
+    /// accepted can ask for it. A disk that hangs is not waited for without end.
     pub fn flush(&self) {
-        self.shared.queue.flush();
+        self.shared.queue.flush(CATCH_UP_MAX);
     }
 
     /// Returns once everything that an earlier life has left can be found.
@@ -174,6 +178,7 @@ impl FlightRecorder {
 
     /// A page for at most this much work; see [`BUDGET`].
     pub fn search_within(&self, query: &Query, budget: u64) -> Page {
+        self.flush();
         let facts = self.shared.facts.read().expect("no panic holds it");
         Session::new(self.shared.segments(), &facts).search(query, budget)
     }
@@ -507,6 +512,7 @@ impl Recorder for FlightRecorder {
 
 impl Recordings for FlightRecorder {
     fn trace(&self, id: &str) -> Vec<EventStory> {
+        self.flush();
         let facts = self.shared.facts.read().expect("no panic holds it");
         Session::new(self.shared.segments(), &facts).trace(id)
     }
@@ -516,6 +522,7 @@ impl Recordings for FlightRecorder {
     }
 
     fn happened(&self, events: &[(Place, Timestamp)]) -> Vec<Vec<SubscriptionStory>> {
+        self.flush();
         let facts = self.shared.facts.read().expect("no panic holds it");
         let mut session = Session::new(self.shared.segments(), &facts);
         let events = events.iter();
@@ -525,12 +532,14 @@ impl Recordings for FlightRecorder {
     }
 
     fn events_at(&self, places: &[Place]) -> Vec<Option<EventStory>> {
+        self.flush();
         let facts = self.shared.facts.read().expect("no panic holds it");
         let mut session = Session::new(self.shared.segments(), &facts);
         places.iter().map(|place| session.event_at(*place)).collect()
     }
 
     fn recent(&self, topic: Option<TopicId>, max: usize) -> Vec<Recent> {
+        self.flush();
         self.shared
             .recents
             .lock()

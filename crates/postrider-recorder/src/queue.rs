@@ -114,16 +114,24 @@ impl Queue {
         self.written.notify_all();
     }
 
-    /// Returns once everything that was pushed before the call has been seen to.
-    pub fn flush(&self) {
-        let mut waiting = self.waiting.lock().expect("no panic holds it");
+    /// Returns once everything that was pushed before the call has been seen to, or this much time has passed.
+    pub fn flush(&self, at_most: Duration) {
+        let waiting = self.waiting.lock().expect("no panic holds it");
         let target = waiting.pushed;
-        while waiting.done < target && !waiting.closed {
-            waiting.hurry = true;
-            waiting.asleep = false;
-            self.wake.notify_one();
-            waiting = self.written.wait(waiting).expect("no panic holds it");
-        }
+        let behind = |waiting: &mut Waiting| {
+            let behind = waiting.done < target && !waiting.closed;
+            if behind {
+                waiting.hurry = true;
+                waiting.asleep = false;
+                self.wake.notify_one();
+            }
+            behind
+        };
+        drop(
+            self.written
+                .wait_timeout_while(waiting, at_most, behind)
+                .expect("no panic holds it"),
+        );
     }
 
     pub fn close(&self) {

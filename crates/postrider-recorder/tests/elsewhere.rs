@@ -21,6 +21,24 @@ fn place(first: u64) -> Place {
 }
 
 #[test]
+fn what_was_recorded_before_a_question_is_found_by_it() {
+    let directory = tempfile::tempdir().unwrap();
+    let clock = HandClock::new();
+    let recorder = FlightRecorder::open(Config::new(directory.path().to_owned()), clock.clone()).unwrap();
+    let audience = audience(1, 10, 1);
+    for n in 0..200 {
+        recorder.accepted(one(&audience, n, clock.now()));
+        let found = recorder
+            .events_at(&[place(n)])
+            .remove(0)
+            .expect("it was recorded");
+        assert_eq!(recorder.trace(&found.id).len(), 1);
+        assert_eq!(recorder.recent(None, 1)[0].batch.received, clock.now());
+        clock.advance(Duration::from_secs(1));
+    }
+}
+
+#[test]
 fn what_happened_to_events_of_other_nodes_is_found_by_their_places() {
     let directory = tempfile::tempdir().unwrap();
     let clock = HandClock::new();

@@ -12,8 +12,7 @@ use postrider_core::ids::{Secret, SubscriptionId, TopicId};
 use postrider_core::json::Raw;
 use postrider_core::profile::{DeadLetterTiming, Profile, Profiles};
 use postrider_core::subscription::{
-    Batching, DeadLetterDestination, Destination, Origin, RetryChoice, Subscription, Topic, TopicKind,
-    WebHook,
+    Batching, DeadLetterDestination, Destination, RetryChoice, Subscription, Topic, TopicKind, WebHook,
 };
 use postrider_core::time::{Clock, Timestamp};
 use postrider_engine::Engine;
@@ -218,39 +217,26 @@ fn any_subscription(chance: &mut Chance, number: u64, receiver: usize) -> Subscr
         }
     } else {
         Destination::WebHook(WebHook {
-            url: Secret::new(url),
             batching,
-            attributes: Vec::new(),
-            aad_tenant: None,
-            aad_application: None,
-            rate_max: None,
+            ..WebHook::new(url)
         })
     };
     Subscription {
-        id: SubscriptionId(number + 1),
-        name: format!("s{number}"),
-        topic: TopicId(1),
-        domain_topic: None,
-        destination,
-        identity: None,
         filter: Filter {
             subject_begins_with: chance.percent(40).then(|| "/even".to_owned()),
             ..Filter::default()
         },
-        labels: Vec::new(),
-        expires: None,
-        delivery_schema: Schema::EventGrid,
         retry,
         dead_letter: chance.percent(50).then(|| DeadLetterDestination {
             account: ACCOUNT.into(),
             container: ["dead", "letters"][number as usize % 2].into(),
         }),
-        dead_letter_identity: None,
-        profile: None,
-        created: Timestamp::MIN,
-        origin: Origin::Config,
-        pauses: Default::default(),
-        extras: None,
+        ..Subscription::new(
+            SubscriptionId(number + 1),
+            TopicId(1),
+            format!("s{number}"),
+            destination,
+        )
     }
 }
 
@@ -285,14 +271,7 @@ fn blob_listener() -> Subscription {
         id: BLOB_LISTENER,
         name: "blobs".into(),
         topic: ACCOUNT_TOPIC,
-        destination: Destination::WebHook(WebHook {
-            url: Secret::new(format!("{HOST}{LISTENER}")),
-            batching: Batching::default(),
-            attributes: Vec::new(),
-            aad_tenant: None,
-            aad_application: None,
-            rate_max: None,
-        }),
+        destination: Destination::WebHook(WebHook::new(format!("{HOST}{LISTENER}"))),
         filter: Filter::default(),
         retry: RetryChoice::default(),
         dead_letter: None,
@@ -308,21 +287,10 @@ fn wants(subscription: &Subscription, subject: &str, now: Timestamp) -> bool {
 
 fn topic(profile: Option<String>) -> Topic {
     Topic {
-        id: TopicId(1),
-        name: "orders".into(),
-        kind: TopicKind::Custom,
         resource_group: "rg1".into(),
         location: "here".into(),
-        tags: Default::default(),
-        input_schema: Schema::EventGrid,
-        mapping: None,
-        keys: [Secret::new("a"), Secret::new("b")],
-        local_auth_disabled: false,
-        public_network: true,
-        inbound_ip_rules: Vec::new(),
         profile,
-        created: Timestamp::MIN,
-        extras: None,
+        ..Topic::custom(TopicId(1), "orders", [Secret::new("a"), Secret::new("b")])
     }
 }
 

@@ -3,12 +3,10 @@
 use async_trait::async_trait;
 use http::{HeaderMap, HeaderValue};
 use postrider_core::event::{Batch, EventRef, Schema, Span};
-use postrider_core::filter::Filter;
 use postrider_core::ids::{Secret, SubscriptionId, TopicId};
 use postrider_core::profile::Profiles;
 use postrider_core::subscription::{
-    AttributeValue, Batching, DeliveryAttribute, Destination, Origin, RetryChoice, Subscription, Topic,
-    TopicKind, WebHook,
+    AttributeValue, DeliveryAttribute, Destination, Origin, Subscription, Topic, WebHook,
 };
 use postrider_core::time::{Clock, Timestamp};
 use postrider_engine::dead_letters::DeadLetters;
@@ -19,7 +17,6 @@ use postrider_sim::blobs::MemoryBlobs;
 use postrider_sim::clock::SimClock;
 use postrider_store::memory::{MemoryArchive, MemoryCatalog, MemoryLog};
 use postrider_store::{Catalog, Handshake, HandshakeState, Received};
-use std::collections::BTreeMap;
 use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::{AcqRel, Acquire};
 use std::sync::{Arc, Mutex};
@@ -244,54 +241,29 @@ impl World {
 
 fn topic() -> Topic {
     Topic {
-        id: TopicId(1),
-        name: "orders".into(),
-        kind: TopicKind::Custom,
         resource_group: "rg1".into(),
         location: "westus2".into(),
-        tags: BTreeMap::new(),
-        input_schema: Schema::EventGrid,
-        mapping: None,
-        keys: [Secret::new("one"), Secret::new("two")],
-        local_auth_disabled: false,
-        public_network: true,
-        inbound_ip_rules: Vec::new(),
-        profile: None,
         created: Timestamp::from_secs(1),
-        extras: None,
+        ..Topic::custom(TopicId(1), "orders", [Secret::new("one"), Secret::new("two")])
     }
 }
 
 fn subscription(id: u64, name: &str) -> Subscription {
     Subscription {
-        id: SubscriptionId(id),
-        name: name.into(),
-        topic: TopicId(1),
-        domain_topic: None,
-        destination: Destination::WebHook(WebHook {
-            url: Secret::new("https://hook.example/in?code=s3cret"),
-            batching: Batching::default(),
-            attributes: vec![
-                attribute("x-plain", "seen", false),
-                attribute("x-hidden", "hunter2", true),
-            ],
-            aad_tenant: None,
-            aad_application: None,
-            rate_max: None,
-        }),
-        identity: None,
-        filter: Filter::default(),
-        labels: Vec::new(),
-        expires: None,
-        delivery_schema: Schema::EventGrid,
-        retry: RetryChoice::default(),
-        dead_letter: None,
-        dead_letter_identity: None,
-        profile: None,
         created: Timestamp::from_secs(2),
         origin: Origin::Azure,
-        pauses: Default::default(),
-        extras: None,
+        ..Subscription::new(
+            SubscriptionId(id),
+            TopicId(1),
+            name,
+            Destination::WebHook(WebHook {
+                attributes: vec![
+                    attribute("x-plain", "seen", false),
+                    attribute("x-hidden", "hunter2", true),
+                ],
+                ..WebHook::new("https://hook.example/in?code=s3cret")
+            }),
+        )
     }
 }
 

@@ -4,15 +4,12 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use postrider_core::envelope::Envelope;
 use postrider_core::event::{Batch, EventRef, Schema, Span};
-use postrider_core::filter::Filter;
 use postrider_core::ids::{Secret, SubscriptionId, TopicId};
 use postrider_core::json::Raw;
 use postrider_core::profile::{CLOUD_2021, Profile, Profiles, TimeToLiveRule};
 use postrider_core::retry::Reason;
-use postrider_core::subscription::{
-    Batching, Destination, DomainTopic, Origin, RetryChoice, Subscription, Topic, TopicKind, WebHook,
-};
-use postrider_core::time::{Clock, Timestamp};
+use postrider_core::subscription::{Destination, DomainTopic, Subscription, Topic, TopicKind, WebHook};
+use postrider_core::time::Clock;
 use postrider_engine::counters::by_reason;
 use postrider_engine::dead_letters::DeadLetters;
 use postrider_engine::deliver::{Answer, Reply, Request, Transport};
@@ -214,51 +211,22 @@ fn profiles() -> Profiles {
 
 fn topic(id: u64, name: &str, kind: TopicKind) -> Topic {
     Topic {
-        id: TopicId(id),
-        name: name.into(),
         kind,
         resource_group: "rg1".into(),
         location: "here".into(),
-        tags: Default::default(),
-        input_schema: Schema::EventGrid,
-        mapping: None,
-        keys: [Secret::new("a"), Secret::new("b")],
-        local_auth_disabled: false,
-        public_network: true,
-        inbound_ip_rules: Vec::new(),
-        profile: None,
-        created: Timestamp::MIN,
-        extras: None,
+        ..Topic::custom(TopicId(id), name, [Secret::new("a"), Secret::new("b")])
     }
 }
 
 fn subscription(id: u64, topic: TopicId, inside: Option<&str>) -> Subscription {
     Subscription {
-        id: SubscriptionId(id),
-        name: format!("s{id}"),
-        topic,
         domain_topic: inside.map(str::to_owned),
-        destination: Destination::WebHook(WebHook {
-            url: Secret::new(format!("https://hook.example/{id}")),
-            batching: Batching::default(),
-            attributes: Vec::new(),
-            aad_tenant: None,
-            aad_application: None,
-            rate_max: None,
-        }),
-        identity: None,
-        filter: Filter::default(),
-        labels: Vec::new(),
-        expires: None,
-        delivery_schema: Schema::EventGrid,
-        retry: RetryChoice::default(),
-        dead_letter: None,
-        dead_letter_identity: None,
-        profile: None,
-        created: Timestamp::MIN,
-        origin: Origin::Config,
-        pauses: Default::default(),
-        extras: None,
+        ..Subscription::new(
+            SubscriptionId(id),
+            topic,
+            format!("s{id}"),
+            Destination::WebHook(WebHook::new(format!("https://hook.example/{id}"))),
+        )
     }
 }
 

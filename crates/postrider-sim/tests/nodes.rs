@@ -4,17 +4,14 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use postrider_core::envelope::Envelope;
 use postrider_core::event::{Batch, EventRef, Schema, Span};
-use postrider_core::filter::Filter;
 use postrider_core::ids::{Secret, SubscriptionId, TopicId};
 use postrider_core::json::Raw;
 use postrider_core::outcome::Outcome;
 use postrider_core::probation::{Delay, EndpointDelay};
 use postrider_core::profile::Profiles;
 use postrider_core::retry::Reason;
-use postrider_core::subscription::{
-    Batching, Destination, Origin, RetryChoice, Subscription, Topic, TopicKind, WebHook,
-};
-use postrider_core::time::{Clock, Timestamp};
+use postrider_core::subscription::{Destination, Origin, Subscription, Topic, WebHook};
+use postrider_core::time::Clock;
 use postrider_engine::counters::by_reason;
 use postrider_engine::dead_letters::DeadLetters;
 use postrider_engine::deliver::{Answer, Reply, Request, Transport};
@@ -187,52 +184,19 @@ impl World {
 
 fn topic(id: u64, name: &str) -> Topic {
     Topic {
-        id: TopicId(id),
-        name: name.into(),
-        kind: TopicKind::Custom,
         resource_group: "rg1".into(),
         location: "here".into(),
-        tags: Default::default(),
-        input_schema: Schema::EventGrid,
-        mapping: None,
-        keys: [Secret::new("a"), Secret::new("b")],
-        local_auth_disabled: false,
-        public_network: true,
-        inbound_ip_rules: Vec::new(),
-        profile: None,
-        created: Timestamp::MIN,
-        extras: None,
+        ..Topic::custom(TopicId(id), name, [Secret::new("a"), Secret::new("b")])
     }
 }
 
 fn subscription(id: u64) -> Subscription {
-    Subscription {
-        id: SubscriptionId(id),
-        name: format!("s{id}"),
-        topic: TopicId(1),
-        domain_topic: None,
-        destination: Destination::WebHook(WebHook {
-            url: Secret::new(HOOK),
-            batching: Batching::default(),
-            attributes: Vec::new(),
-            aad_tenant: None,
-            aad_application: None,
-            rate_max: None,
-        }),
-        identity: None,
-        filter: Filter::default(),
-        labels: Vec::new(),
-        expires: None,
-        delivery_schema: Schema::EventGrid,
-        retry: RetryChoice::default(),
-        dead_letter: None,
-        dead_letter_identity: None,
-        profile: None,
-        created: Timestamp::MIN,
-        origin: Origin::Config,
-        pauses: Default::default(),
-        extras: None,
-    }
+    Subscription::new(
+        SubscriptionId(id),
+        TopicId(1),
+        format!("s{id}"),
+        Destination::WebHook(WebHook::new(HOOK)),
+    )
 }
 
 #[tokio::test(start_paused = true)]

@@ -6,17 +6,15 @@ use http::HeaderValue;
 use http::header::CONTENT_TYPE;
 use postrider_core::envelope::Envelope;
 use postrider_core::event::{Batch, EventRef, Lacks, Schema, Span};
-use postrider_core::filter::Filter;
 use postrider_core::ids::{Secret, SubscriptionId, TopicId};
 use postrider_core::json::Raw;
 use postrider_core::outcome::Outcome;
 use postrider_core::profile::Profiles;
 use postrider_core::retry::Reason;
 use postrider_core::subscription::{
-    Batching, DeadLetterDestination, Destination, Origin, RetryChoice, Subscription, Topic, TopicKind,
-    WebHook,
+    DeadLetterDestination, Destination, Subscription, Topic, TopicKind, WebHook,
 };
-use postrider_core::time::{Clock, Timestamp};
+use postrider_core::time::Clock;
 use postrider_engine::dead_letters::DeadLetters;
 use postrider_engine::deliver::{Answer, Failure, FailureKind, Reply, Request, Timings, Transport};
 use postrider_engine::recorder::{
@@ -93,53 +91,20 @@ impl Transport for Hooks {
 
 fn topic(id: TopicId, name: &str, kind: TopicKind) -> Topic {
     Topic {
-        id,
-        name: name.into(),
         kind,
         resource_group: "rg".into(),
-        location: String::new(),
-        tags: Default::default(),
-        input_schema: Schema::EventGrid,
-        mapping: None,
-        keys: [Secret::new("a"), Secret::new("b")],
-        local_auth_disabled: false,
-        public_network: true,
-        inbound_ip_rules: Vec::new(),
-        profile: None,
-        created: Timestamp::MIN,
-        extras: None,
+        ..Topic::custom(id, name, [Secret::new("a"), Secret::new("b")])
     }
 }
 
 /// Named like the host that it points to.
 fn subscription(id: u64, topic: TopicId, name: &str) -> Subscription {
-    Subscription {
-        id: SubscriptionId(id),
-        name: name.into(),
+    Subscription::new(
+        SubscriptionId(id),
         topic,
-        domain_topic: None,
-        destination: Destination::WebHook(WebHook {
-            url: Secret::new(format!("http://{name}/hook?code=secret")),
-            batching: Batching::default(),
-            attributes: Vec::new(),
-            aad_tenant: None,
-            aad_application: None,
-            rate_max: None,
-        }),
-        identity: None,
-        filter: Filter::default(),
-        labels: Vec::new(),
-        expires: None,
-        delivery_schema: Schema::EventGrid,
-        retry: RetryChoice::default(),
-        dead_letter: None,
-        dead_letter_identity: None,
-        profile: None,
-        created: Timestamp::MIN,
-        origin: Origin::Config,
-        pauses: Default::default(),
-        extras: None,
-    }
+        name,
+        Destination::WebHook(WebHook::new(format!("http://{name}/hook?code=secret"))),
+    )
 }
 
 struct World {

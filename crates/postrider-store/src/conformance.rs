@@ -16,7 +16,6 @@ use crate::{
 };
 use async_trait::async_trait;
 use postrider_core::event::{Batch, EventRef, Schema, Span};
-use postrider_core::filter::Filter;
 use postrider_core::ids::{Position, Secret, SubscriptionId, TopicId};
 use postrider_core::outcome::Outcome;
 use postrider_core::probation::{Delay, EndpointDelay};
@@ -1830,8 +1829,6 @@ pub async fn catalog(subject: &dyn CatalogSubject) {
 /// A topic of which only this much matters.
 pub fn topic(id: u64, name: &str) -> Topic {
     Topic {
-        id: TopicId(id),
-        name: name.into(),
         kind: TopicKind::Domain {
             auto_create: true,
             auto_delete: false,
@@ -1839,15 +1836,10 @@ pub fn topic(id: u64, name: &str) -> Topic {
         resource_group: "rg1".into(),
         location: "westus2".into(),
         tags: BTreeMap::from([("team".into(), "ä".into())]),
-        input_schema: Schema::EventGrid,
-        mapping: None,
-        keys: [Secret::new("one"), Secret::new("two")],
-        local_auth_disabled: false,
-        public_network: true,
         inbound_ip_rules: vec!["10.0.0.0/8".into()],
-        profile: None,
         created: at(3),
         extras: Some("{}".into()),
+        ..Topic::custom(TopicId(id), name, [Secret::new("one"), Secret::new("two")])
     }
 }
 
@@ -1862,13 +1854,6 @@ fn domain_topic(domain: u64, name: &str) -> DomainTopic {
 
 fn subscription(id: u64, topic: u64) -> Subscription {
     Subscription {
-        id: sub(id),
-        name: format!("sub{id}"),
-        topic: TopicId(topic),
-        domain_topic: None,
-        destination: Destination::EdgeHub { output: "out".into() },
-        identity: None,
-        filter: Filter::default(),
         labels: vec!["a".into()],
         expires: Some(at(9)),
         delivery_schema: Schema::CloudEvent,
@@ -1876,13 +1861,14 @@ fn subscription(id: u64, topic: u64) -> Subscription {
             attempts_max: Some(3),
             time_to_live_minutes: None,
         },
-        dead_letter: None,
-        dead_letter_identity: None,
-        profile: None,
         created: at(5),
         origin: Origin::Azure,
-        pauses: Default::default(),
-        extras: None,
+        ..Subscription::new(
+            sub(id),
+            TopicId(topic),
+            format!("sub{id}"),
+            Destination::EdgeHub { output: "out".into() },
+        )
     }
 }
 

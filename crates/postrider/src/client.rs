@@ -2,6 +2,7 @@
 
 use crate::config::Secret;
 use crate::contexts::{self, Contexts};
+use crate::terminal::harmless;
 use anyhow::{Context, Result, bail, ensure};
 use bytes::Bytes;
 use http::{HeaderMap, Method, Request, Response, Uri, header};
@@ -12,10 +13,12 @@ use hyper_util::rt::TokioIo;
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, ServerName};
+use serde::Deserialize;
 use serde_json::Value;
 use std::convert::Infallible;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
@@ -150,6 +153,8 @@ pub struct Client {
     secret: Secret,
     /// The resource group that its context names.
     pub group: Option<String>,
+    /// It was said that some nodes do not answer.
+    incomplete: AtomicBool,
 }
 
 impl Client {
@@ -174,6 +179,7 @@ impl Client {
             tls,
             secret,
             group: target.group,
+            incomplete: AtomicBool::new(false),
         })
     }
 
@@ -208,7 +214,14 @@ impl Client {
     ) -> Result<Answer> {
         let request = self.request(method, path, with_secret, headers, body)?;
         let asking = || format!("asking {}", self.url.authority);
-        self.answer(request).await.with_context(asking)
+        let answer = self.answer(request).await.with_context(asking)?;
+        if let Some(nodes) = missing(&answer.body)
+            && !self.incomplete.swap(true, Relaxed)
+        {
+            let nodes = harmless(&nodes.join(", "));
+            eprintln!("incomplete: these nodes do not answer, and what only they know is not shown: {nodes}");
+        }
+        Ok(answer)
     }
 
     fn request(
@@ -306,6 +319,18 @@ async fn exchange(stream: Box<dyn Stream>, request: Request<Full<Bytes>>) -> Res
     timeout(ANSWER_TIMEOUT, both).await.context("no answer in time")?
 }
 
+/// The nodes of a cluster that had no part in an answer.
+fn missing(body: &[u8]) -> Option<Vec<String>> {
+    #[derive(Deserialize)]
+    struct Incomplete {
+        missing: Vec<String>,
+    }
+    // Most answers lack none and need not be read twice.
+    memchr::memmem::find(body, b"\"missing\"")?;
+    let answer: Incomplete = serde_json::from_slice(body).ok()?;
+    Some(answer.missing).filter(|nodes| !nodes.is_empty())
+}
+
 /// What a server says when it refuses.
 fn refusal(status: u16, body: &[u8]) -> String {
     let problem: Option<Value> = serde_json::from_slice(body).ok();
@@ -401,6 +426,25 @@ fn connector(given: Option<&Path>, found: &Path) -> Result<TlsConnector> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn who_is_missing_is_read() {
+        let nodes = |body: &str| missing(body.as_bytes());
+        assert_eq!(
+            nodes(r#"{"value":[],"missing":["a","b"]}"#),
+            Some(vec!["a".to_owned(), "b".to_owned()])
+        );
+        for whole in [
+            r#"{"value":[{"missing":["a"]}]}"#,
+            r#"{"missing":[]}"#,
+            r#"{"missing":true}"#,
+            r#"["missing"]"#,
+            "\"missing\"",
+            "",
+        ] {
+            assert_eq!(nodes(whole), None, "{whole}");
+        }
+    }
 
     #[test]
     fn addresses_are_read() {

@@ -6,15 +6,10 @@ use super::{page, purge, replays, summary};
 use crate::ours::Problem;
 use async_trait::async_trait;
 use bytes::Bytes;
-use postrider_core::event::Schema;
-use postrider_core::filter::Filter;
 use postrider_core::ids::{Position, Secret, SubscriptionId, TopicId};
 use postrider_core::profile::Profiles;
 use postrider_core::retry::Reason;
-use postrider_core::subscription::{
-    Batching, DeadLetterDestination, Destination, Origin, RetryChoice, Subscription, Topic, TopicKind,
-    WebHook,
-};
+use postrider_core::subscription::{DeadLetterDestination, Destination, Subscription, Topic, WebHook};
 use postrider_core::time::{Clock, Sleep, Timestamp};
 use postrider_engine::blobs::{BlobError, Blobs, Stored};
 use postrider_engine::clock::SystemClock;
@@ -242,54 +237,26 @@ fn letter(id: &str, reason: Reason) -> String {
 
 fn topic(id: u64, name: &str) -> Topic {
     Topic {
-        id: TopicId(id),
-        name: name.into(),
-        kind: TopicKind::Custom,
         resource_group: "rg".into(),
         location: "here".into(),
-        tags: BTreeMap::new(),
-        input_schema: Schema::EventGrid,
-        mapping: None,
-        keys: [Secret::new("a"), Secret::new("b")],
-        local_auth_disabled: false,
-        public_network: true,
-        inbound_ip_rules: Vec::new(),
-        profile: None,
         created: NOW,
-        extras: None,
+        ..Topic::custom(TopicId(id), name, [Secret::new("a"), Secret::new("b")])
     }
 }
 
 fn subscription(id: u64, topic: u64, name: &str) -> Subscription {
     Subscription {
-        id: SubscriptionId(id),
-        name: name.into(),
-        topic: TopicId(topic),
-        domain_topic: None,
-        destination: Destination::WebHook(WebHook {
-            url: Secret::new("http://receiver/"),
-            batching: Batching::default(),
-            attributes: Vec::new(),
-            aad_tenant: None,
-            aad_application: None,
-            rate_max: None,
-        }),
-        identity: None,
-        filter: Filter::default(),
-        labels: Vec::new(),
-        expires: None,
-        delivery_schema: Schema::EventGrid,
-        retry: RetryChoice::default(),
         dead_letter: Some(DeadLetterDestination {
             account: "local".into(),
             container: "dead".into(),
         }),
-        dead_letter_identity: None,
-        profile: None,
         created: NOW,
-        origin: Origin::Config,
-        pauses: Default::default(),
-        extras: None,
+        ..Subscription::new(
+            SubscriptionId(id),
+            TopicId(topic),
+            name,
+            Destination::WebHook(WebHook::new("http://receiver/")),
+        )
     }
 }
 

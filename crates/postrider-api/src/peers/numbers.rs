@@ -230,15 +230,20 @@ pub fn own(server: &Server, asked: NumbersAsked) -> Numbers {
     topics.extend(directory.domains());
     topics.extend(directory.system_topics());
     topics.extend(directory.scopes());
-    let topics = topics.iter().map(|entry| {
+    let topics = topics.iter().filter_map(|entry| {
         let published = &entry.published;
+        let events = published.events.load(Relaxed);
+        let refused = published.refused.load(Relaxed);
+        if events == 0 && refused == 0 {
+            return None;
+        }
         let published = Published {
-            events: published.events.load(Relaxed),
-            refused: published.refused.load(Relaxed),
+            events,
+            refused,
             unmatched: published.unmatched.load(Relaxed),
             per_sec: published.meter.rates(now).published,
         };
-        (entry.topic.id.0, published)
+        Some((entry.topic.id.0, published))
     });
     let log = engine.log();
     let subscriptions = directory.all_subscriptions();

@@ -159,6 +159,16 @@ impl Buffer {
                             }),
                     );
                 }
+                Record::Again { of, retried } => {
+                    records.extend(
+                        retried
+                            .chunks(POSITIONS_PER_RECORD_MAX)
+                            .map(|retried| Record::Again {
+                                of,
+                                retried: retried.to_vec(),
+                            }),
+                    );
+                }
                 other => records.push(other),
             }
         }
@@ -518,6 +528,37 @@ pub mod tests {
             of.prop_map(|of| Record::Closed { of }),
             (any::<u64>(), "[ -~ä]{0,12}").prop_map(|(epoch, node)| Record::Marker { epoch, node }),
         ]
+    }
+
+    #[test]
+    fn a_record_of_very_many_deliveries_is_cut() {
+        let retried: Vec<_> = (0..3 * POSITIONS_PER_RECORD_MAX as u64)
+            .map(|n| (Timestamp::from_nanos(n as i64), place(PARTITION, n, 0)))
+            .collect();
+        let of = SubscriptionId(1);
+        let fresh = Vec::new();
+        let upto = None;
+        for record in [
+            Record::Again {
+                of,
+                retried: retried.clone(),
+            },
+            Record::LettersDone {
+                of,
+                letters: retried.clone(),
+            },
+            Record::Ended {
+                of,
+                upto,
+                fresh,
+                retried,
+            },
+        ] {
+            let mut buffer = Buffer::default();
+            buffer.push(record);
+            assert_eq!(buffer.take(1).len(), 3);
+            assert!(buffer.is_empty());
+        }
     }
 
     proptest! {

@@ -90,7 +90,7 @@ pub struct Shared {
     retired: AtomicBool,
     /// The stream has come to the last number that positions can name.
     full: AtomicBool,
-    /// Fewer claims are held than before.
+    /// No claim is held any more.
     claims_ended: Notify,
     ended: CancellationToken,
     why_ended: OnceLock<String>,
@@ -111,7 +111,7 @@ impl Shared {
         if before.0 && !after.0 {
             self.journal_begun.notify_one();
         }
-        if after.1 < before.1 {
+        if after.1 == 0 && before.1 > 0 {
             self.claims_ended.notify_waiters();
         }
         changed
@@ -127,9 +127,12 @@ impl Shared {
 
     /// Whether what waits has waited for long without anything being stored.
     fn is_stuck(&self) -> bool {
+        if self.waiting_bytes() == 0 {
+            return false;
+        }
         let now = self.made.elapsed().as_millis() as u64;
         let still = now.saturating_sub(self.moved.load(Relaxed));
-        self.waiting_bytes() > 0 && still > STUCK_AFTER.as_millis() as u64
+        still > STUCK_AFTER.as_millis() as u64
     }
 
     pub fn is_retired(&self) -> bool {

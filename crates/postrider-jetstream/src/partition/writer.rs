@@ -403,7 +403,9 @@ impl Writer {
     fn write_journal(&mut self, mut done: Vec<Done>) {
         self.journal_due = None;
         let bytes_max = RECORDS_BYTES_MAX.min(self.connection.message_max() / 2);
-        let messages = self.shared.book().journal.take(bytes_max);
+        // Whoever settles does not wait for it to be encoded.
+        let mut journal = std::mem::take(&mut self.shared.book().journal);
+        let messages = journal.take(bytes_max);
         self.shared.journal_taken.notify_waiters();
         if messages.is_empty() {
             // It is on its way already, or stored.

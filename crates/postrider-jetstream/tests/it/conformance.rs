@@ -1,19 +1,17 @@
-use crate::server::{Server, installed};
+use crate::nats::Server;
 use crate::support::Node;
 use postrider_jetstream::Bounds;
 use postrider_store::conformance;
 
 #[tokio::test(flavor = "multi_thread")]
 async fn one_partition_keeps_the_logs_promise() {
-    let Some(program) = installed() else { return };
-    let server = Server::start(program);
+    let Some(server) = Server::start() else { return };
     conformance::all(&Node::new(&server, 1, Bounds::default()).await).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn several_partitions_keep_the_logs_promise() {
-    let Some(program) = installed() else { return };
-    let server = Server::start(program);
+    let Some(server) = Server::start() else { return };
     conformance::all(&Node::new(&server, 4, Bounds::default()).await).await;
 }
 
@@ -21,8 +19,9 @@ async fn several_partitions_keep_the_logs_promise() {
 // requests are cut over many messages.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_logs_promise_does_not_depend_on_what_is_in_memory() {
-    let Some(program) = installed() else { return };
-    let server = Server::start_with(program, "max_payload: 65536");
+    let Some(server) = Server::start_with("max_payload: 65536") else {
+        return;
+    };
     let bounds = Bounds {
         cache_bytes: 100 << 10,
         chunk_bytes: 200 << 10,

@@ -1,14 +1,20 @@
-//! The log on a real NATS server.
+//! The store on real NATS servers.
 //!
-//! `tests/clients/setup.sh DIR` installs it; `POSTRIDER_CLIENTS=DIR` makes these tests use it.
+//! `tests/clients/setup.sh DIR` installs them; `POSTRIDER_CLIENTS=DIR` makes these tests use them.
 
 #![expect(
     clippy::disallowed_methods,
     reason = "tests measure their own patience and learn from the environment where the server is"
 )]
 
-mod server;
+mod nats;
 mod support;
 mod told;
+// The log of one node, on one server and on three.
 mod conformance;
 mod faults;
+mod three;
+// What all nodes share.
+mod shared;
+// Several nodes.
+mod cluster;

@@ -1,12 +1,10 @@
 //! Logs on a server, as the cluster would make them.
 
-use crate::server::Server;
+use crate::nats::Server;
 use async_trait::async_trait;
 use postrider_core::ids::Position;
 use postrider_jetstream::partition::partition_of;
-use postrider_jetstream::{
-    Bounds, Connection, JetStreamLog, Names, NodeShared, Nowhere, Partition, Settings,
-};
+use postrider_jetstream::{Bounds, Connection, JetStreamLog, Names, NodeShared, Nowhere, Partition};
 use postrider_store::EventLog;
 use postrider_store::conformance::Subject;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -19,15 +17,7 @@ pub fn next_epoch() -> u64 {
     EPOCH.fetch_add(1, Relaxed)
 }
 
-pub async fn connect(server: &Server) -> Connection {
-    let settings = Settings {
-        urls: vec![server.url()],
-        ..Settings::default()
-    };
-    Connection::open(&settings, "test").await.unwrap()
-}
-
-/// The same with streams of another name.
+/// A connection to streams of another name.
 pub fn named(mut connection: Connection, name: &str) -> Connection {
     connection.names = Names::new(name);
     connection
@@ -63,7 +53,7 @@ pub struct Node {
 
 impl Node {
     pub async fn new(server: &Server, partitions: u8, bounds: Bounds) -> Node {
-        Node::over(connect(server).await, partitions, bounds)
+        Node::over(server.connect().await, partitions, bounds)
     }
 
     pub fn over(connection: Connection, partitions: u8, bounds: Bounds) -> Node {

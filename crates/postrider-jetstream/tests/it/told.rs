@@ -1,8 +1,9 @@
 //! What publishers were told, and whether the log keeps to it.
 
+use crate::support::{empty_log, take};
 use postrider_core::ids::Position;
-use postrider_jetstream::JetStreamLog;
-use postrider_store::conformance::events;
+use postrider_jetstream::{Connection, JetStreamLog};
+use postrider_store::conformance::{at, claim_all, events, sub};
 use postrider_store::{Claim, Error, EventLog};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Mutex;
@@ -74,4 +75,21 @@ pub fn check(told: &Told, claims: &[Claim], but_for: &BTreeSet<Position>) {
     {
         assert_eq!(found.get(position), Some(&text.as_str()), "{text} is lost");
     }
+}
+
+/// The same by what another owner of partition 3 finds, after nobody was refused. What is in `done` was settled and
+/// flushed: it is not handed out again.
+pub async fn check_anew(connection: &Connection, told: &Told, done: &BTreeSet<Position>) {
+    assert!(
+        told.refused.lock().unwrap().is_empty(),
+        "nobody waited for longer than the patience"
+    );
+    let log = empty_log(connection);
+    take(connection, &log, 3).await;
+    let claims = claim_all(&*log, sub(1), at(0)).await;
+    check(told, &claims, done);
+    assert!(
+        claims.iter().all(|claim| !done.contains(&claim.position())),
+        "what was flushed is settled"
+    );
 }

@@ -4,9 +4,9 @@
 
 use postrider_core::event::{Batch, EventRef, Schema, Span};
 use postrider_core::filter::Filter;
-use postrider_core::ids::{Position, Secret, SubscriptionId, TopicId};
+use postrider_core::ids::{Position, SubscriptionId, TopicId};
 use postrider_core::outcome::Outcome;
-use postrider_core::subscription::{Batching, Destination, Origin, RetryChoice, Subscription, WebHook};
+use postrider_core::subscription::{Destination, Subscription, WebHook};
 use postrider_core::time::{Clock, Sleep, Timestamp};
 use postrider_engine::recorder::{Accepted, Attempted, Audience, Decision, Place, Run, Verdicts, Why};
 use std::sync::Arc;
@@ -40,34 +40,19 @@ impl Clock for HandClock {
 
 pub fn subscription(id: u64, topic: u64) -> Arc<Subscription> {
     Arc::new(Subscription {
-        id: SubscriptionId(id),
-        name: format!("sub-{id}"),
-        topic: TopicId(topic),
-        domain_topic: None,
-        destination: Destination::WebHook(WebHook {
-            url: Secret::new(format!("https://receiver-{id}.example/hook?code=secret")),
-            batching: Batching::default(),
-            attributes: Vec::new(),
-            aad_tenant: None,
-            aad_application: None,
-            rate_max: None,
-        }),
-        identity: None,
         filter: Filter {
             included_event_types: Some(vec!["t0".to_owned()]),
             ..Filter::default()
         },
-        labels: Vec::new(),
-        expires: None,
-        delivery_schema: Schema::EventGrid,
-        retry: RetryChoice::default(),
-        dead_letter: None,
-        dead_letter_identity: None,
-        profile: None,
         created: Timestamp::from_nanos(EPOCH),
-        origin: Origin::Config,
-        pauses: Default::default(),
-        extras: None,
+        ..Subscription::new(
+            SubscriptionId(id),
+            TopicId(topic),
+            format!("sub-{id}"),
+            Destination::WebHook(WebHook::new(format!(
+                "https://receiver-{id}.example/hook?code=secret"
+            ))),
+        )
     })
 }
 

@@ -3,31 +3,20 @@ use crate::conformance::{Seeded, at, topic};
 use crate::memory::SharedCatalog;
 use crate::{Catalog, Follower};
 use async_trait::async_trait;
-use postrider_core::event::Schema;
-use postrider_core::filter::Filter;
-use postrider_core::subscription::{Destination, Origin, RetryChoice};
+use postrider_core::subscription::{Destination, Origin};
 use std::sync::{Arc, Mutex};
 
 fn subscription(id: u64, topic: u64, inside: Option<&str>) -> Subscription {
     Subscription {
-        id: SubscriptionId(id),
-        name: format!("S{id}"),
-        topic: TopicId(topic),
         domain_topic: inside.map(str::to_owned),
-        destination: Destination::EdgeHub { output: "out".into() },
-        identity: None,
-        filter: Filter::default(),
-        labels: Vec::new(),
-        expires: None,
-        delivery_schema: Schema::EventGrid,
-        retry: RetryChoice::default(),
-        dead_letter: None,
-        dead_letter_identity: None,
-        profile: None,
         created: at(1),
         origin: Origin::Azure,
-        pauses: Default::default(),
-        extras: None,
+        ..Subscription::new(
+            SubscriptionId(id),
+            TopicId(topic),
+            format!("S{id}"),
+            Destination::EdgeHub { output: "out".into() },
+        )
     }
 }
 

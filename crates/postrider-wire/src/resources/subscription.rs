@@ -60,11 +60,7 @@ impl SubscriptionSpec {
         created: Timestamp,
     ) -> Subscription {
         Subscription {
-            id,
-            name: self.name,
-            topic,
             domain_topic,
-            destination: self.destination,
             identity: self.identity,
             filter: self.filter,
             labels: self.labels,
@@ -76,8 +72,8 @@ impl SubscriptionSpec {
             profile: self.profile,
             created,
             origin: self.origin,
-            pauses: Default::default(),
             extras: self.extras,
+            ..Subscription::new(id, topic, self.name, self.destination)
         }
     }
 }

@@ -7,12 +7,10 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use postrider_blobs::{Account, ObjectStores, Place};
 use postrider_core::event::{Batch, EventRef, Lacks, Schema, Span};
-use postrider_core::filter::Filter;
 use postrider_core::ids::{Secret, SubscriptionId, TopicId};
 use postrider_core::profile::Profiles;
 use postrider_core::subscription::{
-    Batching, DeadLetterDestination, Destination, Origin, RetryChoice, Subscription, Topic, TopicKind,
-    WebHook,
+    Batching, DeadLetterDestination, Destination, Subscription, Topic, WebHook,
 };
 use postrider_core::time::{Clock, Sleep, Timestamp};
 use postrider_embedded::{EmbeddedArchive, EmbeddedCatalog, EmbeddedLog};
@@ -274,57 +272,30 @@ fn request(first: u64, count: u64, size: usize, now: Timestamp) -> Batch {
 
 fn topic() -> Topic {
     Topic {
-        id: TopicId(1),
-        name: "bench".into(),
-        kind: TopicKind::Custom,
         resource_group: "bench".into(),
         location: "here".into(),
-        tags: Default::default(),
-        input_schema: Schema::EventGrid,
-        mapping: None,
-        keys: [Secret::new("a"), Secret::new("b")],
-        local_auth_disabled: false,
-        public_network: true,
-        inbound_ip_rules: Vec::new(),
-        profile: None,
-        created: Timestamp::MIN,
-        extras: None,
+        ..Topic::custom(TopicId(1), "bench", [Secret::new("a"), Secret::new("b")])
     }
 }
 
 fn subscription() -> Subscription {
     Subscription {
-        id: SubscriptionId(2),
-        name: "bench".into(),
-        topic: TopicId(1),
-        domain_topic: None,
-        destination: Destination::WebHook(WebHook {
-            url: Secret::new("http://bench.invalid/"),
-            batching: Batching {
-                events_max: Some(100),
-                preferred_kilobytes: Some(1024),
-            },
-            attributes: Vec::new(),
-            aad_tenant: None,
-            aad_application: None,
-            rate_max: None,
-        }),
-        identity: None,
-        filter: Filter::default(),
-        labels: Vec::new(),
-        expires: None,
-        delivery_schema: Schema::EventGrid,
-        retry: RetryChoice::default(),
         dead_letter: Some(DeadLetterDestination {
             account: "bench".into(),
             container: CONTAINER.into(),
         }),
-        dead_letter_identity: None,
-        profile: None,
-        created: Timestamp::MIN,
-        origin: Origin::Config,
-        pauses: Default::default(),
-        extras: None,
+        ..Subscription::new(
+            SubscriptionId(2),
+            TopicId(1),
+            "bench",
+            Destination::WebHook(WebHook {
+                batching: Batching {
+                    events_max: Some(100),
+                    preferred_kilobytes: Some(1024),
+                },
+                ..WebHook::new("http://bench.invalid/")
+            }),
+        )
     }
 }
 

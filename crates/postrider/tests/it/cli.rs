@@ -56,15 +56,26 @@ impl Shell<'_> {
         self.run_in(self.command(arguments))
     }
 
+    #[track_caller]
+    fn well(&self, arguments: &[&str]) -> Told {
+        let told = self.run(arguments);
+        assert_eq!(told.code, 0, "{arguments:?}: {}{}", told.out, told.err);
+        told
+    }
+
     /// What a command that goes well prints.
     #[track_caller]
     pub fn ok(&self, arguments: &[&str]) -> String {
-        let told = self.run(arguments);
-        assert_eq!(told.code, 0, "{arguments:?}: {}{}", told.out, told.err);
-        told.out
+        self.well(arguments).out
     }
 
-    /// The same as JSON.
+    /// What it says besides.
+    #[track_caller]
+    pub fn aside(&self, arguments: &[&str]) -> String {
+        self.well(arguments).err
+    }
+
+    /// What it prints, as JSON.
     #[track_caller]
     pub fn json(&self, arguments: &[&str]) -> Value {
         let mut all = arguments.to_vec();

@@ -1,6 +1,7 @@
 //! Whoever asks any node gets the whole answer: what became of events at all of them, what all of them count, what
 //! waits at each.
 
+use crate::cli::Shell;
 use crate::client::Answer;
 use crate::cluster::{Crew, Plan, partitions};
 use crate::dead_letters::dead_letter_to;
@@ -211,10 +212,14 @@ fn after_a_takeover_the_attempts_of_both_owners_are_told() {
     let unknown = ask(left, "events/e1").expect(404).json();
     assert!(unknown["detail"].as_str().unwrap().contains(&away), "{unknown}");
     assert_eq!(get(left, "events")["missing"], json!([away]));
+    let search = ["event", "search", "--secret", "hush"];
+    let said = Shell::of(left).aside(&search);
+    assert!(said.contains("incomplete") && said.contains(&away), "{said}");
     crew.nodes[first].start();
     everywhere(&crew, "events/e1", |found| {
         found.get("missing").is_none() && found["stories"][0]["state"] == "delivered"
     });
+    assert_eq!(Shell::of(&crew.nodes[second]).aside(&search), "");
 }
 
 #[test]

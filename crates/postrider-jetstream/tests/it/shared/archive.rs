@@ -1,6 +1,7 @@
 //! The archive of several nodes.
 
-use crate::nats::Nats;
+use crate::nats::Server;
+use crate::support::named;
 use async_trait::async_trait;
 use postrider_core::ids::SubscriptionId;
 use postrider_core::retry::Reason;
@@ -19,7 +20,7 @@ fn me() -> u64 {
 }
 
 struct Subject {
-    nats: Nats,
+    nats: Server,
     opened: Mutex<Option<Connection>>,
     snapshot_bytes: u64,
 }
@@ -34,7 +35,7 @@ impl Subject {
 #[async_trait]
 impl ArchiveSubject for Subject {
     async fn open(&self) -> Arc<dyn Archive> {
-        let connection = self.nats.connect(&format!("a{}", me())).await;
+        let connection = named(self.nats.connect().await, &format!("a{}", me()));
         *self.opened.lock().unwrap() = Some(connection.clone());
         self.opened(&connection).await
     }
@@ -50,8 +51,9 @@ impl ArchiveSubject for Subject {
 #[tokio::test(flavor = "multi_thread")]
 async fn keeps_the_archives_promise() {
     for snapshot_bytes in [1 << 30, 2_000] {
+        let Some(nats) = Server::start() else { return };
         let subject = Subject {
-            nats: Nats::start(),
+            nats,
             opened: Mutex::default(),
             snapshot_bytes,
         };
@@ -82,8 +84,8 @@ const LETTER: Mark = Mark {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn marks_that_another_node_has_changed_are_not_overwritten() {
-    let nats = Nats::start();
-    let connection = nats.connect("p").await;
+    let Some(nats) = Server::start() else { return };
+    let connection = nats.connect().await;
     let one = JetStreamArchive::open(&connection, me()).await.unwrap();
     let two = JetStreamArchive::open(&connection, me()).await.unwrap();
     let id = one.add(blob(vec![LETTER, LETTER])).await.unwrap();
@@ -120,8 +122,8 @@ fn job(id: u64) -> ReplayJob {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_replay_is_seen_and_stopped_by_other_nodes() {
-    let nats = Nats::start();
-    let connection = nats.connect("p").await;
+    let Some(nats) = Server::start() else { return };
+    let connection = nats.connect().await;
     let one = JetStreamArchive::open(&connection, me()).await.unwrap();
     let two = JetStreamArchive::open(&connection, me()).await.unwrap();
     let told = async |archive: &JetStreamArchive| {

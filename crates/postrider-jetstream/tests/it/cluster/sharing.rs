@@ -1,7 +1,7 @@
 //! Nodes come, go, and share what there is.
 
-use crate::crew::{LEASE, epochs, even, node, open, open_with, served, settings, shares, standing, until};
-use crate::servers::{PATIENCE, Servers};
+use super::crew::{LEASE, epochs, even, node, open, open_with, served, settings, shares, standing, until};
+use crate::nats::{PATIENCE, Servers};
 use postrider_core::ids::Secret;
 use postrider_jetstream::Cluster;
 use postrider_jetstream::members::{NodeId, Standing};
@@ -11,7 +11,7 @@ use tokio::time::Instant;
 
 #[tokio::test(flavor = "multi_thread")]
 async fn nodes_share_the_partitions_evenly() {
-    let servers = Servers::one();
+    let Some(servers) = Servers::one() else { return };
     let a = open(&servers, 8, 1).await;
     until(&a, "one has all", |known| even(known, &[1], 8)).await;
     assert!(*a.members.steward().borrow());
@@ -52,7 +52,7 @@ async fn nodes_share_the_partitions_evenly() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_node_that_drains_gives_everything_away_and_hands_on_what_is_published() {
-    let servers = Servers::one();
+    let Some(servers) = Servers::one() else { return };
     let a = open(&servers, 4, 1).await;
     until(&a, "one has all", |known| even(known, &[1], 4)).await;
     let early = a.log.append(events(&[("early", &[1])])).await.unwrap();
@@ -90,7 +90,7 @@ async fn a_node_that_drains_gives_everything_away_and_hands_on_what_is_published
 // Whoever is asked tells the node that is meant, and a node that was drained can be told to take part again.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_node_is_drained_by_another_and_takes_part_again() {
-    let servers = Servers::one();
+    let Some(servers) = Servers::one() else { return };
     let a = open(&servers, 4, 1).await;
     let b = open(&servers, 4, 2).await;
     until(&a, "two share", |known| even(known, &[1, 2], 4)).await;
@@ -113,7 +113,7 @@ async fn a_node_is_drained_by_another_and_takes_part_again() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_node_that_comes_back_has_its_partitions_at_once() {
-    let servers = Servers::one();
+    let Some(servers) = Servers::one() else { return };
     let a = open(&servers, 4, 1).await;
     until(&a, "one has all", |known| even(known, &[1], 4)).await;
     a.log.append(events(&[("kept", &[1])])).await.unwrap();
@@ -134,7 +134,7 @@ async fn a_node_that_comes_back_has_its_partitions_at_once() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn two_processes_cannot_be_one_node() {
-    let servers = Servers::one();
+    let Some(servers) = Servers::one() else { return };
     let a = open(&servers, 2, 7).await;
     until(&a, "it is there", |known| even(known, &[7], 2)).await;
     let refused = Cluster::open(settings(&servers, 2), node(7)).await;
@@ -151,7 +151,7 @@ async fn two_processes_cannot_be_one_node() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_process_that_was_replaced_says_so_and_ends() {
-    let servers = Servers::one();
+    let Some(servers) = Servers::one() else { return };
     let a = open(&servers, 2, 7).await;
     until(&a, "it is there", |known| even(known, &[7], 2)).await;
     // As if it had not been reachable when the other one began.
@@ -191,7 +191,7 @@ async fn a_process_that_was_replaced_says_so_and_ends() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_facts_of_a_cluster_are_fixed_and_its_secrets_shared() {
-    let servers = Servers::one();
+    let Some(servers) = Servers::one() else { return };
     let a = open(&servers, 4, 1).await;
     let refused = Cluster::open(settings(&servers, 8), node(2)).await;
     let why = refused.err().expect("it is refused").to_string();

@@ -1,10 +1,9 @@
 //! Nodes of a test.
 
-use crate::servers::{PATIENCE, Servers};
-use postrider_core::ids::Secret;
+use crate::nats::{PATIENCE, Servers};
 use postrider_core::time::Timestamp;
 use postrider_jetstream::members::Standing;
-use postrider_jetstream::{Auth, Cluster, Membership, Node, NodeId, Settings};
+use postrider_jetstream::{Cluster, Membership, Node, NodeId, Settings};
 use postrider_store::Error;
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -17,16 +16,10 @@ pub const LEASE: Duration = Duration::from_secs(2);
 
 pub fn settings(servers: &Servers, partitions: u8) -> Settings {
     Settings {
-        urls: servers.urls(),
-        auth: Auth::Password {
-            user: "app".into(),
-            password: Secret::new("app"),
-        },
-        replicas: servers.0.len(),
         prefix: "t".into(),
         partitions,
         lease: LEASE,
-        ..Settings::default()
+        ..servers.settings()
     }
 }
 

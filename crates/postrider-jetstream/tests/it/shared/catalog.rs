@@ -1,6 +1,8 @@
 //! The catalogue of several nodes.
 
-use crate::nats::{Line, Nats};
+use super::line::Line;
+use crate::nats::Server;
+use crate::support::named;
 use async_trait::async_trait;
 use postrider_core::ids::TopicId;
 use postrider_core::subscription::DomainTopic;
@@ -21,14 +23,14 @@ fn me() -> u64 {
 }
 
 struct Subject {
-    nats: Nats,
+    nats: Server,
     opened: Mutex<Option<Connection>>,
 }
 
 #[async_trait]
 impl CatalogSubject for Subject {
     async fn open(&self) -> Arc<dyn Catalog> {
-        let connection = self.nats.connect(&format!("c{}", me())).await;
+        let connection = named(self.nats.connect().await, &format!("c{}", me()));
         *self.opened.lock().unwrap() = Some(connection.clone());
         Arc::new(JetStreamCatalog::open(&connection, me()).await.unwrap())
     }
@@ -42,8 +44,9 @@ impl CatalogSubject for Subject {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn keeps_the_catalogues_promise() {
+    let Some(nats) = Server::start() else { return };
     let subject = Subject {
-        nats: Nats::start(),
+        nats,
         opened: Mutex::default(),
     };
     conformance::catalog(&subject).await;
@@ -152,9 +155,9 @@ pub const LARGE: u64 = 1 << 30;
 // Whoever is asked about something right after another node has made it must know of it.
 #[tokio::test(flavor = "multi_thread")]
 async fn whoever_has_caught_up_knows_what_was_stored_before() {
-    let nats = Nats::start();
-    let one = Node::open(&nats.connect("p").await, LARGE).await;
-    let other = Arc::new(Node::open(&nats.connect("p").await, LARGE).await);
+    let Some(nats) = Server::start() else { return };
+    let one = Node::open(&nats.connect().await, LARGE).await;
+    let other = Arc::new(Node::open(&nats.connect().await, LARGE).await);
     for commit in 0..100 {
         let name = format!("n{commit}");
         one.catalog.commit(vec![put(&name, commit)]).await.unwrap();
@@ -173,10 +176,10 @@ async fn whoever_has_caught_up_knows_what_was_stored_before() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn nodes_that_change_different_things_do_not_disturb_each_other() {
-    let nats = Nats::start();
+    let Some(nats) = Server::start() else { return };
     let mut nodes = Vec::new();
     for _ in 0..3 {
-        let connection = nats.connect("p").await;
+        let connection = nats.connect().await;
         nodes.push(Arc::new(Node::open(&connection, LARGE).await));
     }
     let mut writing = JoinSet::new();
@@ -208,9 +211,9 @@ async fn nodes_that_change_different_things_do_not_disturb_each_other() {
 #[tokio::test(flavor = "multi_thread")]
 async fn of_two_who_change_the_same_one_is_refused_and_nothing_is_lost() {
     const ROUNDS: i64 = 60;
-    let nats = Nats::start();
-    let one = Arc::new(Node::open(&nats.connect("p").await, LARGE).await);
-    let two = Arc::new(Node::open(&nats.connect("p").await, LARGE).await);
+    let Some(nats) = Server::start() else { return };
+    let one = Arc::new(Node::open(&nats.connect().await, LARGE).await);
+    let two = Arc::new(Node::open(&nats.connect().await, LARGE).await);
     let mut writing = JoinSet::new();
     for (node, own) in [(&one, 0), (&two, 1)] {
         let node = node.clone();
@@ -247,9 +250,9 @@ async fn of_two_who_change_the_same_one_is_refused_and_nothing_is_lost() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_name_is_given_once() {
-    let nats = Nats::start();
-    let one = Node::open(&nats.connect("p").await, LARGE).await;
-    let two = Node::open(&nats.connect("p").await, LARGE).await;
+    let Some(nats) = Server::start() else { return };
+    let one = Node::open(&nats.connect().await, LARGE).await;
+    let two = Node::open(&nats.connect().await, LARGE).await;
     one.catalog
         .commit(vec![Change::PutTopic(topic(1, "Orders"))])
         .await
@@ -273,10 +276,10 @@ async fn a_name_is_given_once() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_log_is_purged_once_a_snapshot_holds_what_was_in_it() {
-    let nats = Nats::start();
-    let connection = nats.connect("p").await;
+    let Some(nats) = Server::start() else { return };
+    let connection = nats.connect().await;
     let one = Node::open(&connection, 20_000).await;
-    let two = Node::open(&nats.connect("p").await, 20_000).await;
+    let two = Node::open(&nats.connect().await, 20_000).await;
     let long = "x".repeat(500);
     let mut ids = Vec::new();
     for n in 0..200 {
@@ -286,11 +289,11 @@ async fn the_log_is_purged_once_a_snapshot_holds_what_was_in_it() {
             ids.push(node.catalog.next_id().await.unwrap());
         }
     }
-    let mut stream = connection.js.get_stream("p-catalog").await.unwrap();
+    let mut stream = connection.js.get_stream("postrider-catalog").await.unwrap();
     let state = stream.info().await.unwrap().state.clone();
     assert!(state.first_sequence > 50, "purged: {state:?}");
     assert!(state.messages < 150, "{state:?}");
-    let three = Node::open(&nats.connect("p").await, 20_000).await;
+    let three = Node::open(&nats.connect().await, 20_000).await;
     let expected = one.catalog.load().await.unwrap();
     assert_eq!(created(&expected).len(), 40);
     assert_eq!(three.catalog.load().await.unwrap(), expected);
@@ -301,9 +304,9 @@ async fn the_log_is_purged_once_a_snapshot_holds_what_was_in_it() {
 // A commit of several megabytes does not fit into a message.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_commit_may_be_longer_than_a_message() {
-    let nats = Nats::start();
-    let one = Node::open(&nats.connect("p").await, 20_000).await;
-    let two = Node::open(&nats.connect("p").await, 20_000).await;
+    let Some(nats) = Server::start() else { return };
+    let one = Node::open(&nats.connect().await, 20_000).await;
+    let two = Node::open(&nats.connect().await, 20_000).await;
     let long = "y".repeat(10_000);
     let changes: Vec<Change> = (0..300).map(|n| put(&format!("{long}{n}"), n)).collect();
     let (large, small) = tokio::join!(
@@ -316,7 +319,7 @@ async fn a_commit_may_be_longer_than_a_message() {
     assert_eq!(two.told.changes.load(Relaxed), 300);
     let expected = one.catalog.load().await.unwrap();
     assert_eq!(expected.domain_topics.len(), 301);
-    let three = Node::open(&nats.connect("p").await, 20_000).await;
+    let three = Node::open(&nats.connect().await, 20_000).await;
     assert_eq!(three.catalog.load().await.unwrap(), expected);
 }
 
@@ -324,12 +327,12 @@ async fn a_commit_may_be_longer_than_a_message() {
 #[tokio::test(flavor = "multi_thread")]
 async fn every_acknowledged_commit_is_there_once_after_a_kill() {
     const COMMITS: i64 = 400;
-    let nats = Arc::new(Nats::start());
+    let Some(mut nats) = Server::start() else { return };
     let mut writing = JoinSet::new();
     let mut nodes = Vec::new();
     let done = Arc::new(AtomicU64::new(0));
     for _ in 0..2 {
-        let node = Node::open(&nats.connect("p").await, 30_000).await;
+        let node = Node::open(&nats.connect().await, 30_000).await;
         nodes.push(Arc::new(node));
     }
     for (n, node) in nodes.iter().enumerate() {
@@ -358,7 +361,7 @@ async fn every_acknowledged_commit_is_there_once_after_a_kill() {
     let mut stored: Vec<String> = writing.join_all().await.into_iter().flatten().collect();
     stored.sort();
     assert_eq!(stored.len(), COMMITS as usize * 2, "none was given up");
-    let fresh = Node::open(&nats.connect("p").await, LARGE).await;
+    let fresh = Node::open(&nats.connect().await, LARGE).await;
     let mut found: Vec<String> = created(&fresh.catalog.load().await.unwrap())
         .into_keys()
         .collect();
@@ -378,11 +381,11 @@ async fn every_acknowledged_commit_is_there_once_after_a_kill() {
 // A node that hears nothing for so long that the log is gone learns from the snapshot what has changed.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_node_that_was_away_is_told_what_has_become_of_the_catalogue() {
-    let nats = Nats::start();
-    let direct = nats.connect("p").await;
+    let Some(nats) = Server::start() else { return };
+    let direct = nats.connect().await;
     let one = Node::open(&direct, 5_000).await;
     let line = Line::to(&nats).await;
-    let two = Node::open(&line.connect("p").await, 5_000).await;
+    let two = Node::open(&line.connect().await, 5_000).await;
     for n in 0..10 {
         one.insist(put(&format!("early{n}"), n)).await;
     }
@@ -394,7 +397,7 @@ async fn a_node_that_was_away_is_told_what_has_become_of_the_catalogue() {
         let gone = Change::DeleteDomainTopic(TopicId(1), format!("early{}", n % 10));
         one.insist(gone).await;
     }
-    let mut stream = direct.js.get_stream("p-catalog").await.unwrap();
+    let mut stream = direct.js.get_stream("postrider-catalog").await.unwrap();
     let first = stream.info().await.unwrap().state.first_sequence;
     assert!(
         first > seen + 1,

@@ -1,6 +1,5 @@
 //! Several nodes on real NATS servers.
 
-mod servers;
 mod crew;
 mod sharing;
 mod faults;

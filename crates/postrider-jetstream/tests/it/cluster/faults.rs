@@ -1,7 +1,7 @@
 //! Nodes and servers fail without a word.
 
-use crate::crew::{LEASE, epochs, even, node, open, settings, shares, standing, until};
-use crate::servers::{PATIENCE, Servers};
+use super::crew::{LEASE, epochs, even, node, open, settings, shares, standing, until};
+use crate::nats::{PATIENCE, Servers};
 use postrider_jetstream::Cluster;
 use postrider_jetstream::members::Standing;
 use postrider_store::EventLog;
@@ -14,7 +14,7 @@ use tokio::time::Instant;
 // The node's heartbeats stop, but it still has everything it had and goes on writing.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_node_that_falls_silent_is_replaced_and_its_writes_are_refused() {
-    let servers = Servers::one();
+    let Some(servers) = Servers::one() else { return };
     let a = open(&servers, 4, 1).await;
     until(&a, "one has all", |known| even(known, &[1], 4)).await;
     let b = open(&servers, 4, 2).await;
@@ -71,7 +71,7 @@ async fn a_node_that_falls_silent_is_replaced_and_its_writes_are_refused() {
 // had been.
 #[test]
 fn a_node_that_stood_still_claims_nothing_when_it_wakes() {
-    let servers = Servers::one();
+    let Some(servers) = Servers::one() else { return };
     let urls = settings(&servers, 4);
     let (ready, is_ready) = mpsc::channel();
     let (wake, woken) = mpsc::channel::<()>();
@@ -137,7 +137,7 @@ fn a_node_that_stood_still_claims_nothing_when_it_wakes() {
 // anything.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_server_that_stands_still_stops_all_and_moves_nothing() {
-    let servers = Servers::one();
+    let Some(servers) = Servers::one() else { return };
     let a = open(&servers, 4, 1).await;
     let b = open(&servers, 4, 2).await;
     for one in [&a, &b] {
@@ -149,7 +149,7 @@ async fn a_server_that_stands_still_stops_all_and_moves_nothing() {
     if !*steward.borrow() {
         steward = b.members.steward();
     }
-    servers.0[0].pause();
+    servers.all[0].pause();
     tokio::time::timeout(PATIENCE, steward.wait_for(|steward| !*steward))
         .await
         .unwrap()
@@ -158,7 +158,7 @@ async fn a_server_that_stands_still_stops_all_and_moves_nothing() {
         a.log.append(events(&[("now", &[1])])).await.is_err()
             || b.log.append(events(&[("now", &[1])])).await.is_err()
     );
-    servers.0[0].resume();
+    servers.all[0].resume();
     tokio::time::timeout(PATIENCE, steward.wait_for(|steward| *steward))
         .await
         .unwrap()
@@ -180,7 +180,9 @@ async fn a_server_that_stands_still_stops_all_and_moves_nothing() {
 // Three servers keep everything three times. One stands still, then the leader of the bucket is killed.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_cluster_of_servers_carries_on_without_one() {
-    let mut servers = Servers::three();
+    let Some(mut servers) = Servers::three() else {
+        return;
+    };
     let a = open(&servers, 4, 1).await;
     let b = open(&servers, 4, 2).await;
     for one in [&a, &b] {
@@ -204,10 +206,10 @@ async fn a_cluster_of_servers_carries_on_without_one() {
         }
     };
     let first = leader(&a).await;
-    servers.0[first].pause();
+    servers.all[first].pause();
     let mut accepted = BTreeSet::new();
     publish(&a, "paused", &mut accepted).await;
-    servers.0[first].resume();
+    servers.all[first].resume();
     for one in [&a, &b] {
         until(one, "two share", |known| even(known, &[1, 2], 4)).await;
     }
@@ -222,7 +224,7 @@ async fn a_cluster_of_servers_carries_on_without_one() {
     };
     let before = epochs(&a);
     let killed = Instant::now();
-    servers.0[second].kill();
+    servers.all[second].kill();
     publish(&b, "killed", &mut accepted).await;
     println!("events are taken in again after {:?}", killed.elapsed());
     // The bucket is without a leader for longer than the lease.
@@ -263,7 +265,7 @@ async fn a_cluster_of_servers_carries_on_without_one() {
         one.log.release(sub(1), claims);
     }
     assert!(found.is_superset(&accepted), "{accepted:?} {found:?}");
-    servers.0[second].run();
+    servers.all[second].run();
     a.close().await;
     b.close().await;
 }

@@ -1,0 +1,251 @@
+//! NATS servers as processes, each in a directory of its own.
+
+use postrider_core::ids::Secret;
+use postrider_jetstream::{Auth, Connection, Settings};
+use std::io::{BufRead, BufReader};
+use std::net::{TcpListener, TcpStream};
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+use tempfile::TempDir;
+
+/// Longer than anything takes on a busy machine.
+pub const PATIENCE: Duration = Duration::from_secs(90);
+
+/// The server program; none, with a notice, if nobody says where it is.
+fn installed() -> Option<PathBuf> {
+    let Some(directory) = std::env::var_os("POSTRIDER_CLIENTS").map(PathBuf::from) else {
+        println!("skipped: run tests/clients/setup.sh DIR and set POSTRIDER_CLIENTS=DIR to test JetStream");
+        return None;
+    };
+    let program = directory.join("venv/bin/nats-server");
+    assert!(
+        program.exists(),
+        "{} is not there: run tests/clients/setup.sh {}",
+        program.display(),
+        directory.display()
+    );
+    Some(program)
+}
+
+/// Ports that are free until somebody else takes them; a restart needs the same again.
+fn ports(count: usize) -> Vec<u16> {
+    let free: Vec<TcpListener> = (0..count)
+        .map(|_| TcpListener::bind(("127.0.0.1", 0)).expect("a free port"))
+        .collect();
+    free.iter()
+        .map(|one| one.local_addr().expect("it is bound").port())
+        .collect()
+}
+
+/// A server on a free port of this machine. It is killed when dropped.
+pub struct Server {
+    program: PathBuf,
+    directory: TempDir,
+    pub port: u16,
+    running: Option<Child>,
+}
+
+impl Server {
+    /// One that everybody may use; none if it is not installed.
+    pub fn start() -> Option<Server> {
+        Server::start_with("")
+    }
+
+    /// The same with more in its configuration.
+    pub fn start_with(more: &str) -> Option<Server> {
+        let mut server = Server::prepare(installed()?, ports(1)[0], "", more);
+        server.run();
+        Some(server)
+    }
+
+    /// One that is not running yet. `sync` goes into the settings of JetStream.
+    fn prepare(program: PathBuf, port: u16, sync: &str, more: &str) -> Server {
+        let directory = TempDir::new().expect("a temporary directory");
+        let data = directory.path().join("data");
+        let text = format!(
+            "listen: 127.0.0.1:{port}\n\
+             jetstream {{ store_dir: {data:?}, max_memory_store: 64MB, max_file_store: 10GB\n{sync}\n}}\n{more}\n"
+        );
+        std::fs::write(directory.path().join("server.conf"), text).expect("it can be written");
+        Server {
+            program,
+            directory,
+            port,
+            running: None,
+        }
+    }
+
+    pub fn url(&self) -> String {
+        format!("nats://127.0.0.1:{}", self.port)
+    }
+
+    /// Starts it on the data that it has, and waits until it answers.
+    pub fn run(&mut self) {
+        self.spawn();
+        self.wait();
+    }
+
+    fn spawn(&mut self) {
+        let child = Command::new(&self.program)
+            .arg("-c")
+            .arg(self.directory.path().join("server.conf"))
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .expect("the server starts");
+        self.running = Some(child);
+    }
+
+    fn wait(&self) {
+        let began = Instant::now();
+        while !self.answers() {
+            assert!(began.elapsed() < PATIENCE, "the server does not answer");
+            std::thread::yield_now();
+        }
+    }
+
+    fn answers(&self) -> bool {
+        let Ok(stream) = TcpStream::connect(("127.0.0.1", self.port)) else {
+            return false;
+        };
+        let mut line = String::new();
+        let _ = stream.set_read_timeout(Some(PATIENCE));
+        BufReader::new(stream)
+            .read_line(&mut line)
+            .is_ok_and(|_| line.starts_with("INFO"))
+    }
+
+    pub async fn connect(&self) -> Connection {
+        let settings = Settings {
+            urls: vec![self.url()],
+            ..Settings::default()
+        };
+        connect(&settings).await
+    }
+
+    fn signal(&self, signal: &str) {
+        let id = self.running.as_ref().expect("it runs").id().to_string();
+        let sent = Command::new("kill").arg(signal).arg(id).status();
+        assert!(sent.expect("kill runs").success());
+    }
+
+    pub fn pause(&self) {
+        self.signal("-STOP");
+    }
+
+    pub fn resume(&self) {
+        self.signal("-CONT");
+    }
+
+    /// As if the machine had gone, but for what the operating system has taken over.
+    pub fn kill(&mut self) {
+        if let Some(mut child) = self.running.take() {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+/// A connection as soon as what it is to somebody answers.
+pub async fn connect(settings: &Settings) -> Connection {
+    let connecting = async {
+        loop {
+            match Connection::open(settings, "test").await {
+                Ok(connection) => return connection,
+                Err(_) => tokio::task::yield_now().await,
+            }
+        }
+    };
+    tokio::time::timeout(PATIENCE, connecting)
+        .await
+        .expect("the server answers")
+}
+
+/// Servers with an account for applications and one for the system, and monitors.
+pub struct Servers {
+    pub all: Vec<Server>,
+    monitors: Vec<u16>,
+}
+
+impl Servers {
+    pub fn one() -> Option<Servers> {
+        Servers::start(1, "")
+    }
+
+    /// A cluster.
+    pub fn three() -> Option<Servers> {
+        Servers::start(3, "")
+    }
+
+    /// `sync` goes into the settings of JetStream.
+    pub fn start(count: usize, sync: &str) -> Option<Servers> {
+        let program = installed()?;
+        let (clients, monitors, routes) = (ports(count), ports(count), ports(count));
+        let ways: Vec<String> = routes
+            .iter()
+            .map(|port| format!("\"nats://127.0.0.1:{port}\""))
+            .collect();
+        let mut all = Vec::new();
+        for n in 0..count {
+            let mut more = format!(
+                "server_name: n{n}\nhttp: 127.0.0.1:{}\n\
+                 accounts {{\n SYS {{ users: [ {{ user: sys, password: sys }} ] }}\n \
+                 APP {{ jetstream: enabled, users: [ {{ user: app, password: app }} ] }}\n}}\n\
+                 system_account: SYS\n",
+                monitors[n]
+            );
+            if count > 1 {
+                let (listen, ways) = (routes[n], ways.join(", "));
+                more += &format!("cluster {{ name: C, listen: 127.0.0.1:{listen}, routes: [ {ways} ] }}\n");
+            }
+            all.push(Server::prepare(program.clone(), clients[n], sync, &more));
+        }
+        all.iter_mut().for_each(Server::spawn);
+        all.iter().for_each(Server::wait);
+        Some(Servers { all, monitors })
+    }
+
+    pub fn urls(&self) -> Vec<String> {
+        self.all.iter().map(Server::url).collect()
+    }
+
+    /// How an application finds its way to them.
+    pub fn settings(&self) -> Settings {
+        Settings {
+            urls: self.urls(),
+            auth: Auth::Password {
+                user: "app".into(),
+                password: Secret::new("app"),
+            },
+            replicas: self.all.len(),
+            ..Settings::default()
+        }
+    }
+
+    /// A connection as soon as they have found each other: a cluster that has just started has no leader, and makes no
+    /// streams.
+    pub async fn connect(&self) -> Connection {
+        let connection = connect(&self.settings()).await;
+        let leading = async {
+            while connection.stream("begin", vec!["begin".into()]).await.is_err() {
+                tokio::task::yield_now().await;
+            }
+        };
+        tokio::time::timeout(PATIENCE, leading)
+            .await
+            .expect("there is a leader");
+        connection
+    }
+
+    pub fn monitors(&self) -> Vec<String> {
+        let url = |port: &u16| format!("http://127.0.0.1:{port}");
+        self.monitors.iter().map(url).collect()
+    }
+}

@@ -1,0 +1,6 @@
+//! What all nodes share, on real NATS servers.
+
+mod line;
+mod archive;
+mod catalog;
+mod three;

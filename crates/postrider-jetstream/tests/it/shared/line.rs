@@ -1,0 +1,65 @@
+//! A way to a server that fails.
+
+use crate::nats::{Server, connect};
+use postrider_jetstream::connect::{Connection, Settings};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+
+/// A way to a server that can be cut.
+pub struct Line {
+    port: u16,
+    whole: watch::Sender<bool>,
+    _relaying: JoinSet<()>,
+}
+
+impl Line {
+    pub async fn to(nats: &Server) -> Line {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let whole = watch::Sender::new(true);
+        let (server, state) = (nats.port, whole.subscribe());
+        let mut relaying = JoinSet::new();
+        relaying.spawn(async move {
+            let mut lines = JoinSet::new();
+            loop {
+                let (mut near, _) = listener.accept().await.unwrap();
+                let mut state = state.clone();
+                lines.spawn(async move {
+                    let relay = async {
+                        if let Ok(mut far) = TcpStream::connect(("127.0.0.1", server)).await {
+                            let _ = tokio::io::copy_bidirectional(&mut near, &mut far).await;
+                        }
+                    };
+                    tokio::select! {
+                        biased;
+                        _ = state.wait_for(|whole| !whole) => {}
+                        () = relay => {}
+                    }
+                });
+            }
+        });
+        Line {
+            port,
+            whole,
+            _relaying: relaying,
+        }
+    }
+
+    pub async fn connect(&self) -> Connection {
+        let settings = Settings {
+            urls: vec![format!("nats://127.0.0.1:{}", self.port)],
+            ..Settings::default()
+        };
+        connect(&settings).await
+    }
+
+    /// Nothing goes through until it is mended.
+    pub fn cut(&self) {
+        self.whole.send_replace(false);
+    }
+
+    pub fn mend(&self) {
+        self.whole.send_replace(true);
+    }
+}
