@@ -135,7 +135,8 @@ struct Line {
     ended: CancellationToken,
 }
 
-/// Deliveries without an answer: as many as the engine makes at once, each removed when nobody waits for it.
+/// Deliveries without an answer: as many as the engine makes at once, each removed when nobody waits for it, and some of
+/// other nodes.
 #[derive(Default)]
 struct Waiting {
     last: u64,

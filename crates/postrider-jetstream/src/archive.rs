@@ -150,6 +150,10 @@ impl Archive for JetStreamArchive {
         Ok(self.commit(&[Entry::NextJob]).await?.unwrap_or_default())
     }
 
+    async fn numbers(&self) -> Result<(BlobId, u64), Error> {
+        self.read(|index| (BlobId(index.blobs_given), index.jobs_given))
+    }
+
     async fn skip_numbers(&self, blobs: BlobId, jobs: u64) -> Result<(), Error> {
         let blobs = blobs.0;
         self.commit(&[Entry::SkipNumbers { blobs, jobs }]).await?;

@@ -251,7 +251,9 @@ impl Asker {
                 biased;
                 () = stop.cancelled() => break,
                 Some(ended) = answering.join_next(), if !answering.is_empty() => {
-                    ended.expect("answering does not panic");
+                    if let Err(e) = ended {
+                        tracing::error!(error = %e, "a question of another node could not be answered");
+                    }
                     continue;
                 }
                 question = questions.all.next() => {

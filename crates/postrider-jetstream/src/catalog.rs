@@ -77,7 +77,7 @@ impl JetStreamCatalog {
     }
 
     /// Waits until everything that other nodes have changed up to a sequence is in force here.
-    pub async fn applied(&self, sequence: u64) {
+    pub async fn applied(&self, sequence: u64) -> Result<(), Error> {
         let mut last = self.replicated.last();
         let mut applied = self.applied.subscribe();
         loop {
@@ -88,16 +88,22 @@ impl JetStreamCatalog {
                 untold.map_or(last, |untold| untold - 1)
             });
             if reached >= sequence {
-                return;
+                return Ok(());
+            }
+            if let Some(broken) = self.replicated.broken() {
+                return Err(broken);
             }
             let moved = tokio::select! {
                 moved = last.changed() => moved,
                 moved = applied.changed() => moved,
             };
-            if moved.is_err() {
-                return;
-            }
+            moved.map_err(|_| Error::Closed)?;
         }
+    }
+
+    /// Why nothing can be changed and nothing is heard of other nodes' changes, if so.
+    pub fn trouble(&self) -> Option<Error> {
+        self.replicated.broken()
     }
 
     /// Ends. Commits that wait are not made.
@@ -158,7 +164,7 @@ impl Catalog for JetStreamCatalog {
         let behind = "the catalogue: other nodes' changes are not in force here yet";
         tokio::time::timeout(CATCH_UP_PATIENCE, self.applied(head))
             .await
-            .map_err(|_| Error::Unavailable(behind.into()))?;
+            .map_err(|_| Error::Unavailable(behind.into()))??;
         *caught_up = look;
         Ok(())
     }

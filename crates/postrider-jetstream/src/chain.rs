@@ -91,21 +91,21 @@ impl Follower {
 
     pub fn see(&mut self, sequence: u64, id: Id) -> Seen {
         // Messages that were damaged or removed leave a hole; without it, a number that is not the next is not ours.
-        let hole = sequence - self.last - 1;
+        let hole = sequence.saturating_sub(self.last.saturating_add(1));
         self.last = sequence;
         if id.epoch > self.epoch && id.n <= hole {
             self.epoch = id.epoch;
-            self.next = id.n + 1;
+            self.next = id.n.saturating_add(1);
             return match id.n {
                 0 => Seen::Marker,
                 missing => Seen::Next { missing },
             };
         }
-        if id.epoch != self.epoch || id.n < self.next || id.n > self.next + hole {
+        if id.epoch != self.epoch || id.n < self.next || id.n > self.next.saturating_add(hole) {
             return Seen::PassOver;
         }
         let missing = id.n - self.next;
-        self.next = id.n + 1;
+        self.next = id.n.saturating_add(1);
         Seen::Next { missing }
     }
 

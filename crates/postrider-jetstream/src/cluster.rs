@@ -13,6 +13,7 @@ use crate::members::decide::Rules;
 use crate::members::{Handle, Members, Node, NodeId};
 use crate::migration::Migration;
 use crate::node::NodeShared;
+use crate::partition::PARTITIONS_MAX;
 use async_nats::{Request, RequestErrorKind};
 use postrider_core::ids::Secret;
 use postrider_store::Error;
@@ -21,8 +22,6 @@ use std::time::Duration;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
-/// A partition's number has six bits in a position.
-const PARTITIONS_MAX: u8 = 64;
 /// Heartbeats must come through between two of these.
 const LEASE_MIN: Duration = Duration::from_secs(1);
 const LEASE_MAX: Duration = Duration::from_secs(300);
@@ -45,6 +44,14 @@ pub struct Cluster {
     tasks: Mutex<Option<JoinSet<()>>>,
 }
 
+/// Whether a node may serve the cluster; whoever moves it always may.
+async fn check_moving(bucket: &Bucket, moving: bool) -> Result<(), Error> {
+    match Migration::read(bucket).await? {
+        Some(migration) if !moving => Err(migration.refusal()),
+        _ => Ok(()),
+    }
+}
+
 impl Cluster {
     /// Joins the cluster that the settings name; makes it if there is none. Partitions are taken from then on, as
     /// they fall to this node.
@@ -61,10 +68,7 @@ impl Cluster {
         check(&settings).map_err(|why| Error::Corrupt(format!("store.jetstream.{why}")))?;
         let connection = Connection::open(&settings, &node.name).await?;
         let bucket = Bucket::open(&connection).await?;
-        match Migration::read(&bucket).await? {
-            Some(migration) if !moving => return Err(migration.refusal()),
-            _ => {}
-        }
+        check_moving(&bucket, moving).await?;
         let new = Facts {
             format: FORMAT,
             partitions: settings.partitions,
@@ -104,13 +108,14 @@ impl Cluster {
             log.clone(),
             catalog.clone(),
             members.clone(),
+            moving,
             stop.clone(),
         ));
         let questions = asker.listen().await?;
         tasks.spawn(asker.clone().run(questions, stop.clone()));
         // An answer on the same connection: the server knows by then what this node listens to.
         catalog.head().await?;
-        Ok(Cluster {
+        let cluster = Cluster {
             log,
             catalog,
             archive,
@@ -122,7 +127,13 @@ impl Cluster {
             bucket,
             stop,
             tasks: Mutex::new(Some(tasks)),
-        })
+        };
+        // Who began to move the cluster before this node could be asked whether it is there has said so by now.
+        if let Err(moving) = check_moving(&cluster.bucket, moving).await {
+            cluster.close().await;
+            return Err(moving);
+        }
+        Ok(cluster)
     }
 
     /// A secret that all nodes share; what `new` makes becomes it if there is none yet. The name has letters, digits,

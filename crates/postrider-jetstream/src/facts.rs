@@ -87,6 +87,12 @@ impl Facts {
         )))
     }
 
+    /// The facts of the cluster, if it has been started before.
+    pub async fn of(bucket: &Bucket) -> Result<Option<Facts>, Error> {
+        let found = bucket.read(KEY).await?.and_then(|found| found.value);
+        found.map(|bytes| Facts::read(&bytes)).transpose()
+    }
+
     /// The facts of the cluster; `new` become them if there are none yet.
     pub async fn agree(bucket: &Bucket, new: Facts) -> Result<Facts, Error> {
         let partitions = new.partitions;

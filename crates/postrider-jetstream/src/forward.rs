@@ -191,13 +191,15 @@ pub async fn listen(connection: &Connection, node: NodeId) -> Result<Subscriber,
     heard.map_err(|e| Error::Unavailable(e.to_string()))
 }
 
-/// Takes in what other nodes hand on, and says that this node is there. Runs until stopped.
+/// Takes in what other nodes hand on, unless the cluster is being moved, and says that this node is there. Runs until
+/// stopped.
 pub async fn serve(
     mut requests: Subscriber,
     connection: Connection,
     log: Arc<JetStreamLog>,
     catalog: Arc<JetStreamCatalog>,
     members: Arc<Members>,
+    moving: bool,
     stop: CancellationToken,
 ) {
     let room = Arc::new(Semaphore::new(TAKING_MAX));
@@ -208,7 +210,9 @@ pub async fn serve(
             biased;
             () = stop.cancelled() => break,
             Some(ended) = taking.join_next(), if !taking.is_empty() => {
-                ended.expect("taking in does not panic");
+                if let Err(e) = ended {
+                    tracing::error!(error = %e, "what another node passed on could not be taken in");
+                }
                 continue;
             }
             request = requests.next() => request,
@@ -238,6 +242,7 @@ pub async fn serve(
         let turn = room.clone().try_acquire_owned();
         taking.spawn(async move {
             let answer = match (whole.and_then(read), turn) {
+                _ if moving => Answer::Refused("the cluster is being moved".into()),
                 (None, _) => Answer::Refused("the request did not arrive whole".into()),
                 (_, Err(_)) => Answer::Refused("too many requests at once".into()),
                 (Some((sequence, batch)), Ok(_turn)) => take(&log, &catalog, sequence, batch).await,
@@ -265,11 +270,10 @@ fn assemble(incomplete: &mut BTreeMap<u64, Assembly>, request: &Message) -> Opti
 
 async fn take(log: &JetStreamLog, catalog: &JetStreamCatalog, sequence: u64, batch: Batch) -> Answer {
     // It was routed by a catalogue that this node may not know yet: subscriptions that it matched would be strays.
-    if tokio::time::timeout(CATALOG_PATIENCE, catalog.applied(sequence))
-        .await
-        .is_err()
-    {
-        return Answer::Refused("this node's catalogue is behind".into());
+    match tokio::time::timeout(CATALOG_PATIENCE, catalog.applied(sequence)).await {
+        Ok(Ok(())) => {}
+        Ok(Err(e)) => return Answer::Refused(e.to_string()),
+        Err(_) => return Answer::Refused("this node's catalogue is behind".into()),
     }
     let able = log.takes_in();
     if !able {

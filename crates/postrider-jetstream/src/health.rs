@@ -269,10 +269,6 @@ impl Report {
         };
         spent.map(told).collect()
     }
-
-    pub fn partition(&self, number: u8) -> Option<&Stream> {
-        self.streams.get(usize::from(number))
-    }
 }
 
 /// Looks how JetStream is doing when it is asked, not more often than makes sense.
@@ -297,10 +293,6 @@ impl Health {
             report: Mutex::default(),
             servers: Mutex::default(),
         }
-    }
-
-    pub fn partitions(&self) -> u8 {
-        self.partitions
     }
 
     /// How JetStream is doing, or was two seconds ago. Takes no longer than a few seconds.

@@ -112,18 +112,12 @@ impl JetStreamLog {
             .read()
             .expect("no panic holds it")
             .clone();
-        let waiting: Vec<(SubscriptionId, usize)> = {
-            let mut book = partition.book();
-            for of in closed {
-                if book.subs.contains_key(&of) {
-                    book.close(of);
-                }
-            }
-            book.busy().collect()
-        };
-        let (due, letters) = {
+        partition.forget(closed);
+        let (waiting, due, letters) = {
             let book = partition.book();
-            (book.next_due().is_some(), book.letters_waiting().next().is_some())
+            let waiting: Vec<(SubscriptionId, usize)> = book.busy().collect();
+            let letters = book.letters_waiting().next().is_some();
+            (waiting, book.next_due().is_some(), letters)
         };
         self.edit(|all| {
             all.retain(|other| other.number() != partition.number());

@@ -28,6 +28,8 @@ pub enum State {
     Copying,
     /// It is all here and was found right; only the mark remains to be taken away.
     Verified,
+    /// Everything is being moved away.
+    Leaving,
     /// Everything was moved away.
     Moved,
 }
@@ -88,6 +90,10 @@ impl Migration {
             State::Copying | State::Verified => format!(
                 "a migration into this cluster, from {place}, was begun at {at} and has not ended: run \
                  \"postrider migrate --to jetstream\" again, or take it back with --undo"
+            ),
+            State::Leaving => format!(
+                "a migration out of this cluster, to {place}, was begun at {at} and has not ended: run \
+                 \"postrider migrate --to embedded\" again, or take it back with --undo"
             ),
             State::Moved => format!(
                 "everything in this cluster was moved to {place} at {at}: start the server there with \
@@ -195,6 +201,10 @@ mod tests {
         }
         let text = of(State::Copying).refusal().to_string();
         for part in ["/var/lib/here", "has not ended", "--to jetstream", "--undo"] {
+            assert!(text.contains(part), "{text}");
+        }
+        let text = of(State::Leaving).refusal().to_string();
+        for part in ["/var/lib/here", "has not ended", "--to embedded", "--undo"] {
             assert!(text.contains(part), "{text}");
         }
         assert!(of(State::Moved).is_with(7) && !of(State::Moved).is_with(8));

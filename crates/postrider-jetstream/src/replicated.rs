@@ -123,7 +123,7 @@ impl<M: Machine> Replicated<M> {
     pub async fn catch_up(&self) -> Result<u64, Error> {
         let head = self.head().await?;
         loop {
-            let seen = self.shared.book().last;
+            let seen = self.shared.known()?;
             if seen >= head {
                 return Ok(head);
             }
@@ -221,6 +221,22 @@ impl<M: Machine> Shared<M> {
         self.book.lock().expect("no panic holds it")
     }
 
+    /// The last message that was applied, unless nothing more can be.
+    fn known(&self) -> Result<u64, Error> {
+        let book = self.book();
+        match &book.broken {
+            Some(broken) => Err(broken.clone()),
+            None => Ok(book.last),
+        }
+    }
+
+    fn fail(&self, why: Error) {
+        tracing::error!(error = %why, "nothing more can be read or changed");
+        self.book().fail(why);
+        // Whoever waits for it to go on hears that it does not.
+        self.last.send_modify(|_| {});
+    }
+
     fn subject(&self, of: &str) -> String {
         format!("{}.{of}", self.place.subject)
     }
@@ -249,11 +265,12 @@ impl<M: Machine> Shared<M> {
         // Nobody is at work yet, so whoever waits for it sees each step.
         let mut last = self.last.subscribe();
         tasks.spawn(self.clone().tail());
-        let reached = last.wait_for(|last| *last >= upto).await.map(drop);
-        reached.map_err(|_| Error::Closed)?;
-        match &self.book().broken {
-            Some(broken) => Err(broken.clone()),
-            None => Ok(()),
+        loop {
+            last.mark_unchanged();
+            if self.known()? >= upto {
+                return Ok(());
+            }
+            last.changed().await.map_err(|_| Error::Closed)?;
         }
     }
 
@@ -326,7 +343,7 @@ impl<M: Machine> Shared<M> {
             // What is known is newer, and the log goes on from there.
             return Ok(true);
         }
-        let mut whole = Vec::with_capacity(manifest.bytes as usize);
+        let mut whole = Vec::new();
         for (place, sequence) in manifest.chunks.iter().enumerate() {
             let Some(message) = self.get(stream, *sequence).await? else {
                 return Ok(false);
@@ -447,8 +464,26 @@ impl<M: Machine> Shared<M> {
                 M::WHAT
             );
             self.load().await?;
+            return Ok(());
+        }
+        if next <= info.state.last_sequence && self.is_lost(&stream, next).await? {
+            self.fail(Error::Corrupt(format!(
+                "{}: message {next} of stream {} is lost, and no snapshot holds it; once another node has written one, \
+                 restart this node",
+                M::WHAT,
+                self.place.stream
+            )));
         }
         Ok(())
+    }
+
+    /// Whether a message is not there though no purge has taken it, by one who has come that far.
+    async fn is_lost(&self, stream: &Stream<()>, sequence: u64) -> Result<bool, Error> {
+        if self.get(stream, sequence).await?.is_some() {
+            return Ok(false);
+        }
+        let info = stream.get_info().await.map_err(unavailable::<M>)?;
+        Ok((info.state.first_sequence..=info.state.last_sequence).contains(&sequence))
     }
 
     /// Waits until everything is applied that was stored before now, as far as the leader knows.
@@ -471,7 +506,7 @@ impl<M: Machine> Shared<M> {
             return Err(unavailable::<M>(behind));
         }
         loop {
-            let next = self.book().last + 1;
+            let next = self.known()? + 1;
             if next > info.state.last_sequence {
                 return Ok(());
             }
@@ -492,9 +527,13 @@ impl<M: Machine> Shared<M> {
     async fn write(self: Arc<Self>) {
         let mut snapshot: Option<Writing> = None;
         while !self.stop.is_cancelled() {
-            let message = self.book().next_message(self.payload_max(), Instant::now());
+            // What is sent was checked by what is known up to just this message.
+            let (message, seen) = {
+                let mut book = self.book();
+                (book.next_message(self.payload_max(), Instant::now()), book.last)
+            };
             if let Some(message) = message {
-                self.publish("log", message.into()).await;
+                self.publish("log", message.into(), seen).await;
             } else if snapshot.is_none() && !self.wants_snapshot() {
                 tokio::select! {
                     biased;
@@ -514,9 +553,8 @@ impl<M: Machine> Shared<M> {
         self.book().close();
     }
 
-    /// Sends one message to be stored as the next. Whether it was is seen in the book.
-    async fn publish(&self, subject: &str, payload: Bytes) {
-        let seen = self.book().last;
+    /// Sends one message to be stored as the next after `seen`. Whether it was is seen in the book.
+    async fn publish(&self, subject: &str, payload: Bytes, seen: u64) {
         let message = PublishMessage::build()
             .payload(payload.clone())
             .expected_last_sequence(seen);
@@ -575,10 +613,11 @@ impl<M: Machine> Shared<M> {
 
     /// Stores one message more of a snapshot. True when there is nothing more to do for it.
     async fn write_snapshot(&self, writing: &Writing) -> bool {
-        let (stored, superseded) = {
+        let (stored, superseded, seen) = {
             let book = self.book();
             let superseded = book.snapshot_at > writing.at || book.last < writing.at;
-            (book.own_chunks.clone(), superseded || book.broken.is_some())
+            let superseded = superseded || book.broken.is_some();
+            (book.own_chunks.clone(), superseded, book.last)
         };
         if superseded {
             return true;
@@ -594,7 +633,7 @@ impl<M: Machine> Shared<M> {
                 return true;
             }
             let chunk = frame::encode_chunk(self.me, writing.at, next, bytes);
-            self.publish("snap", chunk.into()).await;
+            self.publish("snap", chunk.into(), seen).await;
             return false;
         }
         let manifest = Manifest {
@@ -603,8 +642,8 @@ impl<M: Machine> Shared<M> {
             chunks: stored.into_values().collect(),
             bytes: writing.bytes,
         };
-        self.publish("manifest", frame::encode_manifest(&manifest).into())
-            .await;
+        let manifest = frame::encode_manifest(&manifest);
+        self.publish("manifest", manifest.into(), seen).await;
         false
     }
 

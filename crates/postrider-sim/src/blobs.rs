@@ -282,6 +282,10 @@ impl Archive for CrashArchive {
         self.inner.next_job().await
     }
 
+    async fn numbers(&self) -> Result<(BlobId, u64), Error> {
+        self.inner.numbers().await
+    }
+
     async fn skip_numbers(&self, blobs: BlobId, jobs: u64) -> Result<(), Error> {
         self.inner.skip_numbers(blobs, jobs).await
     }

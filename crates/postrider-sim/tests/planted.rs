@@ -469,6 +469,10 @@ impl Archive for BentArchive {
         self.0.next_job().await
     }
 
+    async fn numbers(&self) -> Result<(BlobId, u64), Error> {
+        self.0.numbers().await
+    }
+
     async fn skip_numbers(&self, blobs: BlobId, jobs: u64) -> Result<(), Error> {
         self.0.skip_numbers(blobs, jobs).await
     }

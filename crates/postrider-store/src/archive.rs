@@ -143,6 +143,9 @@ pub trait Archive: Send + Sync {
     /// A number for a new replay.
     async fn next_job(&self) -> Result<u64, Error>;
 
+    /// The last numbers that were given out: to a blob, and to a replay.
+    async fn numbers(&self) -> Result<(BlobId, u64), Error>;
+
     /// Gives out no number up to these any more: an archive that is moved keeps its numbers. Only of use while nobody
     /// else uses the archive.
     async fn skip_numbers(&self, blobs: BlobId, jobs: u64) -> Result<(), Error>;

@@ -866,6 +866,11 @@ impl Archive for MemoryArchive {
         Ok(archive.jobs_given)
     }
 
+    async fn numbers(&self) -> Result<(BlobId, u64), Error> {
+        let archive = self.lock();
+        Ok((BlobId(archive.blobs_given), archive.jobs_given))
+    }
+
     async fn skip_numbers(&self, blobs: BlobId, jobs: u64) -> Result<(), Error> {
         let mut archive = self.lock();
         archive.blobs_given = archive.blobs_given.max(blobs.0);

@@ -16,8 +16,10 @@ use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Whoever makes the delivery gives it up much earlier, and says so by going away.
+/// Whoever makes the delivery gives it up much earlier; the node that holds the listener does not hear of that.
 const DELIVERY_PATIENCE: Duration = Duration::from_secs(600);
+/// A listener that leaves so many requests unanswered gets no more from other nodes: it would take up all their room.
+const UNANSWERED_MAX: usize = 128;
 const ANSWER_PATIENCE: Duration = Duration::from_secs(5);
 
 /// A new token, which nobody who is not told it can guess.
@@ -176,13 +178,18 @@ pub async fn deliver(peers: Option<&Arc<dyn Peers>>, token: &str, request: &Requ
 pub async fn answer_delivery(server: &Arc<Server>, body: Bytes) -> Result<Bytes, String> {
     let (token, request) = read_request(body).ok_or("the delivery cannot be understood")?;
     let listeners = server.listeners.as_ref().ok_or("nobody can listen here")?;
+    let gone = || failed("nobody listens any more");
     let reply = match listeners.line(&token) {
-        Some(line) => line.ask(&request).await,
-        None => None,
+        None => gone(),
+        Some(line) if line.waiting().by_number.len() >= UNANSWERED_MAX => {
+            failed(format!("the listener has not answered {UNANSWERED_MAX} requests"))
+        }
+        Some(line) => match tokio::time::timeout(DELIVERY_PATIENCE, line.ask(&request)).await {
+            Ok(reply) => reply.unwrap_or_else(gone),
+            Err(_) => failed("the listener does not answer"),
+        },
     };
-    Ok(write_reply(
-        &reply.unwrap_or_else(|| failed("nobody listens any more")),
-    ))
+    Ok(write_reply(&reply))
 }
 
 /// Gives a listener's answer to the node that holds it; none if no other node does. Whether it was waited for.

@@ -328,7 +328,7 @@ fn shown(query: &Query, found: &Found, happened: Vec<Value>) -> Option<Value> {
         attempts.any(|attempt| attempt["outcome"] == wanted)
     };
     let meant = query.state.is_none_or(fits) && query.outcome.is_none_or(|outcome| came_to(outcome.name()));
-    if !meant {
+    if !meant || !found.line.is_object() {
         return None;
     }
     let mut line = found.line.clone();

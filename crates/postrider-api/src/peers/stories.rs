@@ -101,7 +101,8 @@ pub async fn trace(server: &Server, peers: &dyn Peers, id: &str) -> (Vec<Value>,
     let mut missing = heard.missing;
     let mut stories: Vec<Value> = Vec::new();
     for (node, some) in heard.answers {
-        stories.extend(some.into_iter().map(|mut story| {
+        // Whatever another version of this program may answer.
+        stories.extend(some.into_iter().filter(Value::is_object).map(|mut story| {
             story["acceptedBy"] = json!(node);
             story
         }));
@@ -291,6 +292,7 @@ fn end_of(mut ends: Vec<Value>) -> Option<Value> {
 
 /// The times during which an endpoint was left alone. A node says so, and the others a moment later.
 fn holds_of(mut all: Vec<Value>) -> Vec<Value> {
+    all.retain(Value::is_object);
     let text = |hold: &Value, name: &str| hold[name].as_str().map(str::to_owned);
     all.sort_by_key(|hold| text(hold, "since"));
     let mut joined: Vec<Value> = Vec::new();
@@ -331,7 +333,8 @@ fn take_all(from: &mut Value, name: &str, to: &mut Vec<Value>) {
 }
 
 fn each_mut(of: &mut Value) -> impl Iterator<Item = &mut Value> {
-    of.as_array_mut().into_iter().flatten()
+    let all = of.as_array_mut().into_iter().flatten();
+    all.filter(|one| one.is_object())
 }
 
 fn keep_only(of: &mut Value, names: &[&str]) {

@@ -72,6 +72,10 @@ impl Archive for Alone {
     async fn next_job(&self) -> Result<u64, Error> {
         Ok(self.apply(Entry::NextJob))
     }
+    async fn numbers(&self) -> Result<(BlobId, u64), Error> {
+        let index = self.0.lock().unwrap();
+        Ok((BlobId(index.blobs_given), index.jobs_given))
+    }
     async fn skip_numbers(&self, blobs: BlobId, jobs: u64) -> Result<(), Error> {
         let blobs = blobs.0;
         self.apply(Entry::SkipNumbers { blobs, jobs });

@@ -1,8 +1,20 @@
 //! Until when this node may act for its partitions.
 
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use tokio::time::Instant;
+
+/// A wall clock that runs ahead by this says that the machine slept.
+const SLEPT_AT_LEAST: Duration = Duration::from_millis(500);
+
+/// One moment by both clocks.
+#[derive(Clone, Copy, Debug)]
+pub struct Now {
+    /// As [`LeaseUntil::elapsed`] counts.
+    pub at: Duration,
+    wall: u64,
+}
 
 /// Shared by everything on this node that claims or appends. Extended by the members' loop with each heartbeat that
 /// was stored; runs out by itself, so that a loop that hangs, or a process that was stopped, leaves nothing valid.
@@ -14,6 +26,10 @@ pub struct LeaseUntil {
     /// Nanoseconds of the wall clock. A machine that slept finds its monotonic clock where it was; the wall clock has
     /// gone on. A wall clock that is set forward costs no more than the time to the next heartbeat.
     wall_until: AtomicU64,
+    /// Nanoseconds by which the wall clock has been seen to run ahead: the machine slept.
+    slept: AtomicU64,
+    /// Both clocks as they were last looked at.
+    seen: Mutex<(u64, u64)>,
     /// For good: another process took this node's place, or it has left.
     ended: AtomicBool,
 }
@@ -25,23 +41,37 @@ impl LeaseUntil {
             began: Instant::now(),
             until: AtomicU64::new(0),
             wall_until: AtomicU64::new(0),
+            slept: AtomicU64::new(0),
+            seen: Mutex::new((0, wall())),
             ended: AtomicBool::new(false),
         }
     }
 
-    /// Valid for good: for a node that shares its partitions with nobody, and for tests.
-    pub fn forever() -> LeaseUntil {
-        LeaseUntil {
-            began: Instant::now(),
-            until: AtomicU64::new(u64::MAX),
-            wall_until: AtomicU64::new(u64::MAX),
-            ended: AtomicBool::new(false),
-        }
-    }
-
-    /// What the lease's times are counted from.
+    /// What the lease's times are counted by: how long this process has been there, awake or not.
     pub fn elapsed(&self) -> Duration {
-        self.began.elapsed()
+        self.began.elapsed() + Duration::from_nanos(self.slept.load(Ordering::Acquire))
+    }
+
+    /// The time by both clocks, after a look whether the machine slept.
+    pub fn now(&self) -> Now {
+        self.now_by(nanos(self.began.elapsed()), wall())
+    }
+
+    fn now_by(&self, awake: u64, wall: u64) -> Now {
+        let mut seen = self.seen.lock().expect("no panic holds it");
+        let (awake_before, wall_before) = std::mem::replace(&mut *seen, (awake, wall));
+        let ahead = wall
+            .saturating_sub(wall_before)
+            .saturating_sub(awake.saturating_sub(awake_before));
+        // Less is the wall clock being adjusted.
+        if ahead > nanos(SLEPT_AT_LEAST) {
+            self.slept.fetch_add(ahead, Ordering::AcqRel);
+        }
+        let slept = self.slept.load(Ordering::Acquire);
+        Now {
+            at: Duration::from_nanos(awake.saturating_add(slept)),
+            wall,
+        }
     }
 
     /// Whether it is valid `now`, which is counted as [`LeaseUntil::elapsed`] counts.
@@ -63,10 +93,10 @@ impl LeaseUntil {
     }
 
     /// Valid until then, if that is later than before. `now` is the time by which `until` was decided.
-    pub fn extend(&self, until: Duration, now: Duration) {
-        let left = nanos(until.saturating_sub(now));
+    pub fn extend(&self, until: Duration, now: Now) {
+        let left = nanos(until.saturating_sub(now.at));
         self.wall_until
-            .store(wall().saturating_add(left), Ordering::Release);
+            .store(now.wall.saturating_add(left), Ordering::Release);
         self.until.fetch_max(nanos(until), Ordering::AcqRel);
     }
 
@@ -109,27 +139,58 @@ fn wall() -> u64 {
 mod tests {
     use super::*;
 
+    const SECOND: u64 = 1_000_000_000;
+
     #[test]
     fn runs_out_by_itself() {
         let lease = LeaseUntil::new();
         assert!(!lease.valid(Duration::ZERO));
         assert!(!lease.valid_now());
-        lease.extend(Duration::from_secs(3600), Duration::ZERO);
+        let now = lease.now();
+        lease.extend(Duration::from_secs(3600), now);
         assert!(lease.valid_now());
         assert!(lease.valid(Duration::from_secs(3599)));
         assert!(!lease.valid(Duration::from_secs(3600)));
-        lease.extend(Duration::from_secs(10), Duration::ZERO);
-        assert!(lease.valid(Duration::from_secs(3599)), "it is never shortened");
         let left = lease.left();
         assert!(
             left > Duration::from_secs(3000) && left <= Duration::from_secs(3600),
             "{left:?}"
         );
+        lease.extend(Duration::from_secs(10), now);
+        assert!(lease.valid(Duration::from_secs(3599)), "it is never shortened");
         assert!(crate::node::Lease::takes_in(&lease));
         lease.end();
         assert!(!crate::node::Lease::takes_in(&lease));
         assert_eq!(lease.left(), Duration::ZERO);
         assert!(!lease.valid(Duration::from_secs(1)));
-        assert!(LeaseUntil::forever().valid_now());
+    }
+
+    #[test]
+    fn time_goes_on_while_the_machine_sleeps() {
+        let lease = LeaseUntil::new();
+        let start = lease.seen.lock().unwrap().1;
+        let at = |awake: u64, wall: u64| lease.now_by(awake * SECOND, start + wall * SECOND).at.as_secs();
+        assert_eq!(at(1, 1), 1);
+        assert_eq!(at(2, 62), 62, "a minute of sleep");
+        assert_eq!(at(3, 63), 63);
+        // The wall clock is set back; later the machine sleeps again.
+        assert_eq!(at(4, 10), 64);
+        assert_eq!(at(5, 41), 95);
+        assert!(lease.elapsed() >= Duration::from_secs(90));
+        // Adjustments are no sleep.
+        let now = lease.now_by(6 * SECOND, start + 42 * SECOND + SECOND / 4);
+        assert_eq!(now.at.as_secs(), 96);
+    }
+
+    #[test]
+    fn what_was_decided_before_a_sleep_is_not_valid_after_it() {
+        let lease = LeaseUntil::new();
+        let began = lease.now();
+        lease.extend(began.at + Duration::from_secs(5), began);
+        assert!(lease.valid_now());
+        // The wall clock goes on by an hour; the other stands still.
+        let after = lease.now_by(nanos(began.at), began.wall + 3600 * SECOND);
+        assert!(after.at >= began.at + Duration::from_secs(3600));
+        assert!(!lease.valid_now());
     }
 }

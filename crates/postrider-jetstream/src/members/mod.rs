@@ -255,10 +255,6 @@ impl Members {
         self.shared.forwarded.load(Relaxed)
     }
 
-    pub fn count_forwarded(&self) {
-        self.shared.forwarded.fetch_add(1, Relaxed);
-    }
-
     /// Gives all partitions to the others and takes none any more. Returns at once; `drained` says when.
     pub async fn drain(&self) {
         let _ = self.commands.send(Command::Drain).await;

@@ -1,6 +1,7 @@
 //! The loop: says that this node is there, hears the others, does what was decided.
 
 use super::decide::{Doing, Known, NodeId, Rules, Standing, Step};
+use super::lease::Now;
 use super::value::{self, Beat, Counts, Key, Owned, Waiting};
 use super::{Command, Member, Membership, Node, Ownership, PING_PATIENCE, RELEASE_PATIENCE, Shared};
 use crate::bucket::{Bucket, Found, Swapped};
@@ -19,7 +20,6 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 use tokio::sync::{Semaphore, mpsc};
 use tokio::task::{AbortHandle, JoinSet};
-use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 /// Partitions that are loaded at once: each may take a lot of memory while it is read.
@@ -179,7 +179,6 @@ impl Loop {
     /// Until told to leave, displaced, or stopped.
     pub async fn run(mut self, mut commands: mpsc::Receiver<Command>) {
         let stop = self.stop.clone();
-        let began = Instant::now() - self.now();
         let mut beat_at = self.now();
         let mut watching = Watching::start(&self.bucket);
         loop {
@@ -222,14 +221,14 @@ impl Loop {
                     Err(_) => {}
                 },
                 Some(found) = watching.found.recv() => self.heard(found),
-                () = tokio::time::sleep_until(began + wake) => {}
+                () = nap(wake.saturating_sub(now)) => {}
             }
         }
         self.end().await;
     }
 
     fn now(&self) -> Duration {
-        self.shared.lease.elapsed()
+        self.shared.lease.now().at
     }
 
     fn is_empty(&self) -> bool {
@@ -369,8 +368,9 @@ impl Loop {
 
     /// Does what is to be done now. Returns when to look again at the latest.
     fn act(&mut self) -> Option<Duration> {
-        let now = self.now();
-        self.extend(now);
+        let moment = self.shared.lease.now();
+        let now = moment.at;
+        self.extend(moment);
         self.serve_loaded();
         let plan = self.known.decide(now);
         for step in plan.steps {
@@ -388,15 +388,15 @@ impl Loop {
                 }
             }
         }
-        self.extend(now);
+        self.extend(moment);
         self.show(now);
         plan.again
     }
 
-    fn extend(&mut self, now: Duration) {
+    fn extend(&mut self, now: Now) {
         let lease = &self.shared.lease;
         match self.known.valid_until() {
-            Some(until) if until > now => {
+            Some(until) if until > now.at => {
                 let resumed = !lease.valid_now();
                 lease.extend(until, now);
                 if resumed {

@@ -16,8 +16,9 @@ use rustc_hash::FxHashMap;
 
 /// The version of journal messages that is written, and the only one that is read.
 const VERSION: u8 = 1;
-/// A record names no more deliveries than this, so that a message can be cut between records.
-const POSITIONS_PER_RECORD_MAX: usize = 8_192;
+/// A record names no more deliveries than this, some 20 KB of them, so that messages can be cut between records as small
+/// as any server may want them.
+const POSITIONS_PER_RECORD_MAX: usize = 1_024;
 
 /// What is known of a delivery that was attempted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

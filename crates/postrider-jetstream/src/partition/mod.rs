@@ -20,6 +20,7 @@ use postrider_store::record::batch::encode_batch_head;
 use postrider_store::{Claim, Entry, Error, LetterKey, Settled, Want};
 use reader::Reader;
 use rustc_hash::FxHashMap;
+use std::ops::Deref;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::Duration;
@@ -416,7 +417,8 @@ impl Partition {
         answer.await.map_err(gone)?
     }
 
-    pub fn book(&self) -> MutexGuard<'_, Book> {
+    /// To be read: what changes it has to see to its journal too.
+    pub fn book(&self) -> impl Deref<Target = Book> {
         self.shared.book()
     }
 
@@ -508,7 +510,12 @@ impl Partition {
             });
             true
         };
-        self.shared.change(|book| book.claim_waiting(of, &mut offer));
+        self.shared.change(|book| {
+            // Reading may have taken a while; whoever gives the partition up has looked at what is claimed.
+            if !self.shared.is_retired() {
+                book.claim_waiting(of, &mut offer);
+            }
+        });
         stopped
     }
 
@@ -526,7 +533,7 @@ impl Partition {
         };
         let claimed = self.shared.change(|book| {
             // It may have been withdrawn or claimed meanwhile, and then takes no room.
-            if !book.waits(of, due, position) {
+            if self.shared.is_retired() || !book.waits(of, due, position) {
                 return Err(Stopped::Empty);
             }
             if !left.fits(entry.batch.events[index as usize].object.len as usize) {
@@ -679,6 +686,17 @@ impl Partition {
             self.flush().await?;
         }
         Ok(())
+    }
+
+    /// Forgets subscriptions that are gone, if they are here.
+    pub fn forget(&self, closed: impl IntoIterator<Item = SubscriptionId>) {
+        self.shared.change(|book| {
+            for of in closed {
+                if book.subs.contains_key(&of) {
+                    book.close(of);
+                }
+            }
+        });
     }
 
     /// Forgets a subscription; that is durable on return.

@@ -373,12 +373,26 @@ impl Reader {
             Err(e) if e.kind() == DirectGetErrorKind::NotFound => {}
             Err(e) => return Err(unreadable(connect::chain(&e))),
         }
-        // A replica may lag behind; the leader knows.
-        match self.stream.get_raw_message(sequence).await {
-            Ok(message) => Ok(Some((message.headers, message.payload))),
-            Err(e) if e.kind() == RawMessageErrorKind::NoMessageFound => Ok(None),
-            Err(e) => Err(unreadable(connect::chain(&e))),
+        // A replica may lag behind; the leader knows, but one that is cut off from the others may have been followed by
+        // another that has more. So it is believed only if it has come that far, before and after the question.
+        for _ in 0..2 {
+            match self.stream.get_raw_message(sequence).await {
+                Ok(message) => return Ok(Some((message.headers, message.payload))),
+                Err(e) if e.kind() == RawMessageErrorKind::NoMessageFound => {}
+                Err(e) => return Err(unreadable(connect::chain(&e))),
+            }
+            let info = self.stream.get_info().await;
+            let last = info
+                .map_err(|e| unreadable(connect::chain(&e)))?
+                .state
+                .last_sequence;
+            if last < sequence {
+                return Err(unreadable(format!(
+                    "the server that answers has come to {last} only"
+                )));
+            }
         }
+        Ok(None)
     }
 
     async fn understand(
@@ -426,10 +440,10 @@ impl Reader {
                 None => self.read_one(at).await?,
             };
             let Some((headers, payload)) = read else { continue };
-            let wanted = Id {
-                epoch: id.epoch,
-                n: id.n - parts.len() as u64,
+            let Some(n) = id.n.checked_sub(parts.len() as u64) else {
+                return Ok(None);
             };
+            let wanted = Id { epoch: id.epoch, n };
             match (Id::of(&headers), group::decode(&payload)) {
                 (Some(found), Some(Content::Part(part))) if found == wanted => parts.push(part),
                 // An earlier one of ours: a part is gone.

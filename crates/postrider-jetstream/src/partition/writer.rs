@@ -67,7 +67,7 @@ enum Meaning {
     Journal(Vec<Done>, u64),
     Piece,
     /// A snapshot is complete.
-    Manifest(Purge, Vec<Done>),
+    Manifest(Purge),
 }
 
 /// What can be removed from the stream.
@@ -183,12 +183,12 @@ impl Writer {
                         let _ = append.reply.send(Err(refused()));
                     }
                 }
-                Meaning::Journal(done, _) | Meaning::Manifest(_, done) => {
+                Meaning::Journal(done, _) => {
                     for done in done {
                         let _ = done.send(Err(refused()));
                     }
                 }
-                Meaning::Part(_) | Meaning::Piece => {}
+                Meaning::Part(_) | Meaning::Piece | Meaning::Manifest(_) => {}
             }
         }
     }
@@ -293,9 +293,17 @@ impl Writer {
                 Err(_) => {
                     self.released = true;
                     let mut book = self.shared.book();
-                    book.lapse();
+                    let lapsed = book.lapse();
                     let changed = self.journal_bytes + self.event_bytes > 0 || !book.journal.is_empty();
                     drop(book);
+                    if lapsed > 0 {
+                        self.shared.node.counters.redelivered.fetch_add(lapsed, Relaxed);
+                        tracing::info!(
+                            partition = self.shared.number,
+                            attempts = lapsed,
+                            "given up with attempts under way: they are made again"
+                        );
+                    }
                     if changed {
                         self.write_journal(Vec::new());
                         self.snapshot_wanted = true;
@@ -468,7 +476,7 @@ impl Writer {
             self.outbox.push_back((subject.clone(), message, Meaning::Piece));
         }
         self.outbox
-            .push_back((subject, manifest, Meaning::Manifest(purge, Vec::new())));
+            .push_back((subject, manifest, Meaning::Manifest(purge)));
     }
 
     /// The oldest message that was sent is stored at this sequence, and all before it are.
@@ -510,11 +518,8 @@ impl Writer {
             Meaning::Piece => {
                 self.snapshot_first.get_or_insert(sequence);
             }
-            Meaning::Manifest(purge, done) => {
+            Meaning::Manifest(purge) => {
                 self.shared.node.counters.snapshots.fetch_add(1, Relaxed);
-                for done in done {
-                    let _ = done.send(Ok(()));
-                }
                 if let Some(from) = self.snapshot_first.take() {
                     self.purge(Purge { from, ..purge });
                 }
@@ -593,7 +598,9 @@ impl Writer {
                 results.push(stream.purge().sequence(below).await);
             }
             for chunk in purge.chunks {
-                results.push(stream.purge().filter(names.events(number, chunk)).await);
+                // Bounded, too: it may be carried out late, when the next owner has begun with the same number.
+                let events = names.events(number, chunk);
+                results.push(stream.purge().filter(events).sequence(purge.from).await);
             }
             for failed in results.into_iter().filter_map(Result::err) {
                 tracing::warn!(partition = number, error = %failed, "what is done with cannot be removed yet");

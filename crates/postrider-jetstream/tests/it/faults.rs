@@ -3,7 +3,7 @@ use crate::support::{empty_log, log_with, named, next_epoch, take};
 use crate::told::{Told, check, check_anew, publish};
 use futures_util::future::join_all;
 use postrider_core::retry::Next;
-use postrider_jetstream::partition::{EVENT_SEQUENCE_MAX, partition_of};
+use postrider_jetstream::partition::{EVENT_SEQUENCE_MAX, Left, partition_of};
 use postrider_jetstream::{Auth, Bounds, Connection, JetStreamLog, NodeShared, Nowhere, Partition, Settings};
 use postrider_store::conformance::{WANT, at, claim_all, events, eventually, settled, sub};
 use postrider_store::{Claim, Error, EventLog, Listener, Want};
@@ -348,6 +348,65 @@ async fn what_is_gone_from_the_stream_is_dropped_and_counted() {
     let claims = claim_all(&*log, sub(1), at(0)).await;
     assert_eq!(claims.iter().map(Claim::object).collect::<Vec<_>>(), ["e6"]);
     assert_eq!(log.backlog(sub(2)).waiting, 10);
+}
+
+// A subscription is deleted while nobody owns the partition: whoever takes it drops what waits for that one, and writes
+// down what becomes of the others as ever.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_partition_is_taken_after_a_subscription_was_deleted() {
+    let Some(server) = Server::start() else { return };
+    let connection = server.connect().await;
+    let old = empty_log(&connection);
+    take(&connection, &old, 0).await;
+    for n in 0..4 {
+        let text = format!("e{n}");
+        old.append(events(&[(&text, &[1, 2])])).await.unwrap();
+    }
+    drop(old);
+    let log = empty_log(&connection);
+    log.close_subscription(sub(2)).await.unwrap();
+    take(&connection, &log, 0).await;
+    assert_eq!(log.backlog(sub(2)).waiting, 0);
+    let journalled = || log.shared().counters.journal_messages.load(Relaxed);
+    eventually("that it is gone is written down", || journalled() > 0).await;
+    let before = journalled();
+    let claims = claim_all(&*log, sub(1), at(0)).await;
+    let all = claims.iter().map(|claim| settled(claim, Next::Done)).collect();
+    log.settle(sub(1), all).await.unwrap();
+    eventually("what was settled is written down", || journalled() > before).await;
+}
+
+// Nothing is handed out of a partition that is being given up, even to whoever began to ask before; what was handed out
+// and is not settled in time is counted, and made again by the next owner.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_partition_that_is_given_up_hands_nothing_out() {
+    let Some(server) = Server::start() else { return };
+    let connection = server.connect().await;
+    let log = empty_log(&connection);
+    let partition = take(&connection, &log, 0).await;
+    for n in 0..5 {
+        log.append(events(&[(&format!("e{n}"), &[1])])).await.unwrap();
+    }
+    let some = Want {
+        events_max: 3,
+        ..WANT
+    };
+    let claims = log.claim(sub(1), at(0), some).await.unwrap();
+    partition.retire();
+    let mut more = Vec::new();
+    partition.claim_waiting(sub(1), &mut Left::new(WANT), &Default::default(), &mut more);
+    assert!(more.is_empty());
+    log.settle(sub(1), vec![settled(&claims[0], Next::Done)])
+        .await
+        .unwrap();
+    log.give_up(0, Duration::ZERO).await.unwrap();
+    assert_eq!(log.shared().counters.redelivered.load(Relaxed), 2);
+    let next = empty_log(&connection);
+    take(&connection, &next, 0).await;
+    let claims = claim_all(&*next, sub(1), at(0)).await;
+    let texts: Vec<&str> = claims.iter().map(Claim::object).collect();
+    assert_eq!(texts, ["e1", "e2", "e3", "e4"]);
+    assert_eq!(next.shared().counters.redelivered.load(Relaxed), 0);
 }
 
 // What is done with does not stay: neither events nor the journal nor old snapshots.

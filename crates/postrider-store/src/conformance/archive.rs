@@ -310,6 +310,9 @@ pub async fn numbers_that_are_skipped_are_not_given_out(subject: &dyn ArchiveSub
     assert_eq!(archive.add(blob(1, 1, vec![])).await.unwrap(), BlobId(8));
     assert_eq!(archive.next_job().await.unwrap(), 10);
     assert_eq!(ids(&*archive, &BlobFilter::default()).await, [1, 7, 8]);
+    // Those of what is gone count, too.
+    archive.remove(BlobId(8)).await.unwrap();
+    assert_eq!(archive.numbers().await.unwrap(), (BlobId(8), 10));
 }
 
 pub async fn replays_are_kept_together_with_their_marks(subject: &dyn ArchiveSubject) {

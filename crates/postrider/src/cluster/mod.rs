@@ -187,7 +187,7 @@ async fn sweep(
     }
     // A subscription that is not known here yet is not one that is deleted.
     let head = cluster.catalog.head().await?;
-    cluster.catalog.applied(head).await;
+    cluster.catalog.applied(head).await?;
     let strays = cluster
         .log
         .strays(|id| engine.directory.subscription_by_id(id).is_some());

@@ -109,8 +109,10 @@ impl ClusterView for View {
             node: self.cluster.members.node().id.to_string(),
             nodes: membership.nodes.iter().map(node).collect(),
             partitions: membership.partitions.iter().map(partition).collect(),
-            jetstream: last
-                .map(|(when, report)| jetstream(&report, self.cluster.connection.replicas, when.elapsed())),
+            jetstream: last.map(|(when, report)| {
+                let broken = self.cluster.catalog.trouble().map(|why| why.to_string());
+                jetstream(&report, self.cluster.connection.replicas, when.elapsed(), broken)
+            }),
             counts: counts(membership.counts),
             own: self.own(),
         }
@@ -184,7 +186,7 @@ fn partition(of: &Ownership) -> Partition {
     }
 }
 
-fn jetstream(report: &Report, wanted: usize, looked_ago: Duration) -> JetStream {
+fn jetstream(report: &Report, wanted: usize, looked_ago: Duration, broken: Option<String>) -> JetStream {
     let streams: Vec<Stream> = report.streams.iter().map(stream).collect();
     let (of_partitions, others) = streams.split_at(usize::from(report.partitions).min(streams.len()));
     JetStream {
@@ -203,7 +205,7 @@ fn jetstream(report: &Report, wanted: usize, looked_ago: Duration) -> JetStream 
         replicas_wanted: wanted,
         sync: report.sync.to_string(),
         guarantee: report.guarantee.clone(),
-        trouble: report.trouble(),
+        trouble: broken.into_iter().chain(report.trouble()).collect(),
         soon: report.nearly_spent(),
         partitions: of_partitions.to_vec(),
         streams: others.to_vec(),

@@ -171,7 +171,7 @@ pub fn check(config: &Config) -> Checked {
         if !well {
             return refuse(
                 key("monitor_urls"),
-                format!("\"{url}\" is not such as \"http://127.0.0.1:8222\""),
+                format!("\"{}\" is not such as \"http://127.0.0.1:8222\"", shown(url)),
             );
         }
     }
@@ -195,6 +195,14 @@ fn check_url(url: &str) -> Result<(), String> {
             "must not hold a user name or password; user, password and token are keys of their own".into(),
         ),
         Some(rest) if !rest.is_empty() && rest.bytes().all(|b| b.is_ascii_graphic()) => Ok(()),
-        _ => Err(format!("\"{url}\" is not such as \"nats://127.0.0.1:4222\"")),
+        _ => Err(format!(
+            "\"{}\" is not such as \"nats://127.0.0.1:4222\"",
+            shown(url)
+        )),
     }
+}
+
+/// An address that is no good, without what may be a user name and a password.
+fn shown(url: &str) -> &str {
+    url.rsplit_once('@').map_or(url, |(_, rest)| rest)
 }

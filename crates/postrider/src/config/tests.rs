@@ -261,6 +261,14 @@ fn what_the_file_gets_wrong_is_named() {
          (in postrider.toml)",
     );
     check(
+        "[store]\nkind = \"jetstream\"\n[store.jetstream]\nurls = [\"ws://a:b@host\"]",
+        "store.jetstream.urls: \"host\" is not such as \"nats://127.0.0.1:4222\" (in postrider.toml)",
+    );
+    check(
+        "[store]\nkind = \"jetstream\"\n[store.jetstream]\nmonitor_urls = [\"http://a:b@host\"]",
+        "store.jetstream.monitor_urls: \"host\" is not such as \"http://127.0.0.1:8222\" (in postrider.toml)",
+    );
+    check(
         "[store]\nkind = \"jetstream\"\n[store.jetstream]\nuser = \"a\"",
         "store.jetstream.password: is required with store.jetstream.user (in postrider.toml)",
     );

@@ -197,8 +197,7 @@ async fn copy_archive(from: &dyn Archive, to: &dyn Archive) -> Result<(usize, us
     for id in from.to_cancel().await? {
         to.ask_to_cancel(id).await?;
     }
-    let given = from.next_job().await?;
-    let last = from.last().await?.unwrap_or_default();
+    let (last, given) = from.numbers().await?;
     to.skip_numbers(last, given).await?;
     Ok((blobs, jobs.len()))
 }

@@ -1,7 +1,8 @@
 //! `postrider migrate`: moves everything of a stopped server from one kind of store to the other.
 //!
-//! The source is only read. A destination that is not all there carries a mark by which no server starts on it and the
-//! next run begins anew; a source that was moved carries one by which no server starts on it by mistake.
+//! Nothing of the source is changed by it, but for marks. A destination that is not all there carries one by which no
+//! server starts on it and the next run begins anew; so does a cluster that is being moved away, and a source that was
+//! moved, lest a server starts on it by mistake.
 
 mod copy;
 pub mod marks;
@@ -19,11 +20,13 @@ use postrider_embedded::{EmbeddedArchive, EmbeddedCatalog, EmbeddedLog};
 use postrider_engine::clock::SystemClock;
 use postrider_jetstream::bucket::Bucket;
 use postrider_jetstream::connect::without_secrets;
+use postrider_jetstream::facts::Facts;
 use postrider_jetstream::migration::{self, Migration, State};
 use postrider_jetstream::{Cluster, Connection, Node, NodeId, Settings};
 use postrider_store::{Archive, Catalog, EventLog};
 use progress::say;
 use serde_json::{Value, json};
+use std::collections::BTreeMap;
 use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -158,6 +161,8 @@ impl Embedded {
 struct Owned {
     cluster: Cluster,
     stores: Stores,
+    /// Under which epoch each partition was taken over.
+    epochs: BTreeMap<u8, u64>,
 }
 
 impl Owned {
@@ -172,15 +177,18 @@ impl Owned {
             started: SystemClock.now(),
         };
         let cluster = Cluster::open_moving(settings.clone(), node).await?;
-        let owned = Owned {
+        let mut owned = Owned {
             stores: Stores {
                 log: cluster.log.clone(),
                 catalog: cluster.catalog.clone(),
                 archive: cluster.archive.clone(),
             },
             cluster,
+            epochs: BTreeMap::new(),
         };
         owned.have_all(settings).await?;
+        owned.epochs = owned.epochs();
+        owned.alone()?;
         Ok(owned)
     }
 
@@ -199,7 +207,13 @@ impl Owned {
             here(),
             patience.as_secs()
         );
-        self.alone()
+        Ok(())
+    }
+
+    fn epochs(&self) -> BTreeMap<u8, u64> {
+        let partitions = self.cluster.log.partitions();
+        let open = partitions.iter().filter(|one| one.is_open());
+        open.map(|one| (one.number(), one.epoch())).collect()
     }
 
     /// Whether nobody has come meanwhile.
@@ -216,17 +230,18 @@ impl Owned {
             "a node of the cluster was started meanwhile: {}. Stop it and run this again",
             others.join(", ")
         );
-        let here = self
-            .cluster
-            .log
-            .partitions()
-            .iter()
-            .filter(|one| one.is_open())
-            .count();
-        let all = usize::from(self.cluster.facts.partitions);
+        // One that was lost and taken again is not the same any more: somebody may have delivered of it.
+        let before = self.epochs.iter();
+        let now = self.epochs();
+        let (kept, all) = (
+            before
+                .filter(|(number, epoch)| now.get(number) == Some(epoch))
+                .count(),
+            usize::from(self.cluster.facts.partitions),
+        );
         ensure!(
-            here == all,
-            "partitions were lost meanwhile: {here} of {all} are left; run this again"
+            kept == all,
+            "partitions were lost meanwhile: {kept} of {all} are left; run this again"
         );
         Ok(())
     }
@@ -312,7 +327,11 @@ impl<'c> Ends<'c> {
             Some(found) if found.is_with(source.identity) => {}
             Some(found) => bail!(found.refusal()),
             None => {
-                if moved_to.is_some() {
+                if let Some(mark) = &moved_to {
+                    let there = Facts::of(&bucket).await?;
+                    if there.is_some_and(|there| hex(there.identity) == mark.cluster) {
+                        return Ok(self.finished("jetstream"));
+                    }
                     marks::check(data_dir)?;
                 }
                 self.nobody_runs(&connection, &bucket).await?;
@@ -385,12 +404,16 @@ impl<'c> Ends<'c> {
         let moving_in = MovingIn::read(data_dir)?;
         match Migration::read(&bucket).await? {
             Some(found) if found.state == State::Moved => {
-                if moving_in.is_some_and(|mark| mark.verified) {
-                    MovingIn::remove(data_dir)?;
-                    return Ok(self.finished("embedded"));
-                }
-                bail!(found.refusal());
+                let ended = match moving_in {
+                    Some(mark) => mark.verified,
+                    None => self.is_here(&found).await?,
+                };
+                ensure!(ended, found.refusal());
+                MovingIn::remove(data_dir)?;
+                return Ok(self.finished("embedded"));
             }
+            // It was begun before.
+            Some(found) if found.state == State::Leaving => {}
             Some(found) => bail!(found.refusal()),
             None => {}
         }
@@ -405,6 +428,9 @@ impl<'c> Ends<'c> {
             verified,
         };
         mark(false).write(data_dir)?;
+        // From here on no node can be started; one that just was is seen before the end.
+        let leaving = Migration::new(State::Leaving, 0, self.directory(), now());
+        leaving.write(&bucket).await?;
 
         say(format!("moving {} to {}", self.place, data_dir.display()));
         let destination = Embedded::open(data_dir).await?;
@@ -424,6 +450,17 @@ impl<'c> Ends<'c> {
         source.close().await;
         MovingIn::remove(data_dir)?;
         Ok(self.told("embedded", &copied))
+    }
+
+    /// Whether it was this directory's store that everything was moved into.
+    async fn is_here(&self, moved: &Migration) -> Result<bool> {
+        if !self.data_dir().join("state.redb").exists() {
+            return Ok(false);
+        }
+        let here = Embedded::open(self.data_dir()).await?;
+        let identity = here.identity;
+        here.close().await?;
+        Ok(moved.is_with(identity))
     }
 
     /// Sees that the directory holds no store: what an interrupted run has left is removed, what was moved into this
@@ -517,7 +554,7 @@ impl<'c> Ends<'c> {
         if Bucket::exists(&connection).await? {
             let bucket = Bucket::open(&connection).await?;
             let moved = Migration::read(&bucket).await?;
-            if moved.is_some_and(|found| found.state == State::Moved) {
+            if moved.is_some_and(|found| matches!(found.state, State::Moved | State::Leaving)) {
                 Migration::forget(&bucket).await?;
                 done.push(format!("{} can be used again", self.place));
             }

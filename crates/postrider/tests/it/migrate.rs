@@ -235,15 +235,15 @@ fn a_server_moves_to_jetstream_and_back() {
         "{report}"
     );
     assert_eq!(report["bySubscription"].as_array().unwrap().len(), 3);
-    // Nobody starts on what was left by mistake, and nothing is moved twice.
+    // Nobody starts on what was left by mistake, and nothing is moved twice: whoever asks again hears that it is done.
     let refusal = server.start_second("127.0.0.1:0", "127.0.0.1:0");
     let told = String::from_utf8_lossy(&refusal.stderr).into_owned();
     assert!(
         told.contains("moved to JetStream") && told.contains("--undo"),
         "{told}"
     );
-    let told = ground.refused(&data_dir, &["--to", "jetstream"]);
-    assert!(told.contains("moved to JetStream"), "{told}");
+    let again = ground.moved(&data_dir, "jetstream");
+    assert_eq!(again, json!({"to": "jetstream", "finished": true}));
 
     // There it goes on where it was.
     mood.store(200, Relaxed);
@@ -292,6 +292,10 @@ fn a_server_moves_to_jetstream_and_back() {
     };
     assert_eq!(refusal.code(), Some(1));
     server.logged(&["moved to", "embedded", "--undo"]);
+    let again = ground.moved(&data_dir, "embedded");
+    assert_eq!(again, json!({"to": "embedded", "finished": true}));
+    let told = ground.refused(&elsewhere, &["--to", "embedded"]);
+    assert!(told.contains("was moved to"), "{told}");
     mood.store(200, Relaxed);
     server.configure(ground.config("embedded"));
     server.start();

@@ -195,7 +195,7 @@ async fn nodes_that_change_different_things_do_not_disturb_each_other() {
     writing.join_all().await;
     let last = nodes.iter().map(|node| node.catalog.sequence()).max().unwrap();
     for (n, node) in nodes.iter().enumerate() {
-        node.catalog.applied(last).await;
+        node.catalog.applied(last).await.unwrap();
         let loaded = created(&node.catalog.load().await.unwrap());
         assert_eq!(loaded.len(), 300);
         let told = node.told();
@@ -230,7 +230,7 @@ async fn of_two_who_change_the_same_one_is_refused_and_nothing_is_lost() {
     assert!(refused > 0, "they got in each other's way at least once");
     let last = one.catalog.sequence().max(two.catalog.sequence());
     for node in [&one, &two] {
-        node.catalog.applied(last).await;
+        node.catalog.applied(last).await.unwrap();
     }
     let (first, second) = (
         one.catalog.load().await.unwrap(),
@@ -258,7 +258,7 @@ async fn a_name_is_given_once() {
         .await
         .unwrap();
     // It is in force there: but whoever has looked for the name before that does not know.
-    two.catalog.applied(one.catalog.sequence()).await;
+    two.catalog.applied(one.catalog.sequence()).await.unwrap();
     let change = || vec![Change::PutTopic(topic(2, "orders"))];
     let refused = two.catalog.commit(change()).await.unwrap_err();
     assert!(matches!(refused, Error::Conflict(_)), "{refused}");
@@ -270,7 +270,7 @@ async fn a_name_is_given_once() {
         .commit(vec![Change::DeleteTopic(TopicId(1))])
         .await
         .unwrap();
-    two.catalog.applied(one.catalog.sequence()).await;
+    two.catalog.applied(one.catalog.sequence()).await.unwrap();
     two.catalog.commit(change()).await.unwrap();
 }
 
@@ -315,7 +315,7 @@ async fn a_commit_may_be_longer_than_a_message() {
     );
     large.unwrap();
     small.unwrap();
-    two.catalog.applied(one.catalog.sequence()).await;
+    two.catalog.applied(one.catalog.sequence()).await.unwrap();
     assert_eq!(two.told.changes.load(Relaxed), 300);
     let expected = one.catalog.load().await.unwrap();
     assert_eq!(expected.domain_topics.len(), 301);
@@ -369,13 +369,37 @@ async fn every_acknowledged_commit_is_there_once_after_a_kill() {
     assert_eq!(found, stored);
     let last = fresh.catalog.sequence();
     for node in &nodes {
-        node.catalog.applied(last).await;
+        node.catalog.applied(last).await.unwrap();
         assert_eq!(
             node.told.changes.load(Relaxed),
             COMMITS as u64,
             "each was told once"
         );
     }
+}
+
+// Somebody has removed a message of which no snapshot tells.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_hole_in_the_log_is_said() {
+    let Some(nats) = Server::start() else { return };
+    let connection = nats.connect().await;
+    let one = Node::open(&connection, LARGE).await;
+    for n in 0..5 {
+        one.insist(put(&format!("n{n}"), n)).await;
+    }
+    let last = one.catalog.sequence();
+    let stream = connection.js.get_stream("postrider-catalog").await.unwrap();
+    stream.delete_message(last - 2).await.unwrap();
+    let Err(refused) = JetStreamCatalog::open(&connection, me()).await else {
+        panic!("it opens");
+    };
+    assert!(
+        matches!(&refused, Error::Corrupt(why) if why.contains(&format!("message {} of stream", last - 2))),
+        "{refused}"
+    );
+    // Whoever has heard it all goes on.
+    one.insist(put("more", 9)).await;
+    assert!(one.catalog.trouble().is_none());
 }
 
 // A node that hears nothing for so long that the log is gone learns from the snapshot what has changed.
@@ -389,7 +413,7 @@ async fn a_node_that_was_away_is_told_what_has_become_of_the_catalogue() {
     for n in 0..10 {
         one.insist(put(&format!("early{n}"), n)).await;
     }
-    two.catalog.applied(one.catalog.sequence()).await;
+    two.catalog.applied(one.catalog.sequence()).await.unwrap();
     let seen = two.catalog.sequence();
     line.cut();
     for n in 0..300 {
@@ -406,7 +430,7 @@ async fn a_node_that_was_away_is_told_what_has_become_of_the_catalogue() {
     line.mend();
     // It is refused until it knows; then it may.
     two.insist(put("mine", 1)).await;
-    one.catalog.applied(two.catalog.sequence()).await;
+    one.catalog.applied(two.catalog.sequence()).await.unwrap();
     let expected = one.catalog.load().await.unwrap();
     assert_eq!(two.catalog.load().await.unwrap(), expected);
     let mut told = two.told();

@@ -73,7 +73,7 @@ async fn every_acknowledged_commit_is_there_once_after_the_leader_is_gone() {
     assert!(stored.len() > COMMITS as usize, "{}", stored.len());
     let last = fresh.catalog.sequence();
     for node in &nodes {
-        node.catalog.applied(last).await;
+        node.catalog.applied(last).await.unwrap();
         assert_eq!(created(&node.catalog.load().await.unwrap()), found);
     }
 }
