@@ -253,7 +253,8 @@ impl JetStreamLog {
         loop {
             let max = left.events().min(PAGE);
             let mut due: Vec<(Timestamp, Position)> = Vec::new();
-            for partition in partitions {
+            // One may be given up while another is read: nothing more comes of it.
+            for partition in partitions.iter().filter(|one| one.is_open()) {
                 // One is asked for even when there is no room: it must not be overtaken.
                 due.extend(partition.book().due_of(of, now, max.max(1)));
             }

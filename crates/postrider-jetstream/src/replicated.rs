@@ -466,7 +466,17 @@ impl<M: Machine> Shared<M> {
             self.load().await?;
             return Ok(());
         }
-        if next <= info.state.last_sequence && self.is_lost(&stream, next).await? {
+        if next > info.state.last_sequence {
+            return Ok(());
+        }
+        if let Some(payload) = self.get(&stream, next).await? {
+            // Whoever sends what is to be read lacks it.
+            self.take(next, &payload);
+            return Ok(());
+        }
+        // A snapshot may hold it that nothing was purged for yet.
+        self.load().await?;
+        if self.book().last < next && self.is_lost(&stream, next).await? {
             self.fail(Error::Corrupt(format!(
                 "{}: message {next} of stream {} is lost, and no snapshot holds it; once another node has written one, \
                  restart this node",

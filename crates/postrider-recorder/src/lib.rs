@@ -75,8 +75,8 @@ impl Config {
     }
 }
 
-/// A question waits this long for what was recorded before it.
-const CATCH_UP_MAX: Duration = Duration::from_secs(5);
+/// A question waits this long for what was recorded before it. Nodes that ask each other wait a second for the answer.
+const CATCH_UP_MAX: Duration = Duration::from_millis(500);
 
 /// Keeps records on disk and answers questions about them. Stops, with everything written, when it is dropped.
 pub struct FlightRecorder {

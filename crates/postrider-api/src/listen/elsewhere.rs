@@ -19,7 +19,7 @@ use std::time::Duration;
 /// Whoever makes the delivery gives it up much earlier; the node that holds the listener does not hear of that.
 const DELIVERY_PATIENCE: Duration = Duration::from_secs(600);
 /// A listener that leaves so many requests unanswered gets no more from other nodes: it would take up all their room.
-const UNANSWERED_MAX: usize = 128;
+const UNANSWERED_MAX: usize = 512;
 const ANSWER_PATIENCE: Duration = Duration::from_secs(5);
 
 /// A new token, which nobody who is not told it can guess.

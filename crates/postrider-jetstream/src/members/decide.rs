@@ -198,6 +198,16 @@ impl Known {
         self.beats_sent
     }
 
+    /// This machine slept, or its wall clock was set forward: for how long others have been silent is not known. Nothing
+    /// that was sent before counts, and nobody is taken for dead before it has been silent anew.
+    pub fn slept(&mut self) {
+        self.echo = None;
+        self.beats.clear();
+        for heard in self.nodes.values_mut() {
+            heard.silent = Duration::ZERO;
+        }
+    }
+
     /// The heartbeat is known to be stored.
     pub fn beat_stored(&mut self, beat: u64, now: Duration) {
         let Some(began) = self.began_of(beat) else { return };
@@ -721,6 +731,28 @@ mod tests {
         assert_eq!(known.decide(secs(101.25)).steps, [take]);
         known.node_heard(NodeId(2), 200, 9, false, 112, secs(102.0));
         assert!(known.decide(secs(102.0)).steps.is_empty(), "it lives");
+    }
+
+    #[test]
+    fn a_clock_that_leapt_makes_nobody_dead() {
+        let mut known = known(1, &[2]);
+        known.owner_heard(0, Some(holder(2)), 50, Duration::ZERO);
+        for n in 1..4 {
+            beat(&mut known, 100 + n, secs(n as f64 * 1.25));
+        }
+        // One is on its way when the clock leaps; it comes back after that.
+        let under_way = known.beat_sent(secs(5.0));
+        known.slept();
+        known.beat_stored(under_way, secs(8.5));
+        known.node_heard(NodeId(1), 100, under_way, false, 104, secs(8.5));
+        for n in 0..6 {
+            let now = secs(8.5 + n as f64 * 1.25);
+            beat(&mut known, 105 + n, now);
+            assert_eq!(known.standing(NodeId(2)), Some(Standing::Live), "{n}");
+            assert!(known.decide(now).steps.is_empty(), "{n}");
+        }
+        beat(&mut known, 120, secs(16.0));
+        assert_eq!(known.standing(NodeId(2)), Some(Standing::Dead));
     }
 
     #[test]

@@ -14,6 +14,8 @@ pub struct Now {
     /// As [`LeaseUntil::elapsed`] counts.
     pub at: Duration,
     wall: u64,
+    /// The machine slept since the last look.
+    pub slept: bool,
 }
 
 /// Shared by everything on this node that claims or appends. Extended by the members' loop with each heartbeat that
@@ -64,13 +66,15 @@ impl LeaseUntil {
             .saturating_sub(wall_before)
             .saturating_sub(awake.saturating_sub(awake_before));
         // Less is the wall clock being adjusted.
-        if ahead > nanos(SLEPT_AT_LEAST) {
+        let slept = ahead > nanos(SLEPT_AT_LEAST);
+        if slept {
             self.slept.fetch_add(ahead, Ordering::AcqRel);
         }
-        let slept = self.slept.load(Ordering::Acquire);
+        let all = self.slept.load(Ordering::Acquire);
         Now {
-            at: Duration::from_nanos(awake.saturating_add(slept)),
+            at: Duration::from_nanos(awake.saturating_add(all)),
             wall,
+            slept,
         }
     }
 

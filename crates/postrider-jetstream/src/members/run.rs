@@ -227,8 +227,19 @@ impl Loop {
         self.end().await;
     }
 
-    fn now(&self) -> Duration {
-        self.shared.lease.now().at
+    fn moment(&mut self) -> Now {
+        let now = self.shared.lease.now();
+        if now.slept {
+            tracing::warn!(
+                "this machine slept, or its clock was set forward: what it owns is confirmed first"
+            );
+            self.known.slept();
+        }
+        now
+    }
+
+    fn now(&mut self) -> Duration {
+        self.moment().at
     }
 
     fn is_empty(&self) -> bool {
@@ -368,7 +379,7 @@ impl Loop {
 
     /// Does what is to be done now. Returns when to look again at the latest.
     fn act(&mut self) -> Option<Duration> {
-        let moment = self.shared.lease.now();
+        let moment = self.moment();
         let now = moment.at;
         self.extend(moment);
         self.serve_loaded();

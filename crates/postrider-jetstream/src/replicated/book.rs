@@ -189,13 +189,13 @@ impl<M: Machine> Book<M> {
         if sequence != self.last + 1 {
             return Took::Gap;
         }
-        if let Err(why) = self.apply(sequence, payload) {
-            self.fail(Error::Corrupt(format!(
+        match self.apply(sequence, payload) {
+            Ok(()) => self.last = sequence,
+            Err(why) => self.fail(Error::Corrupt(format!(
                 "{}: message {sequence} cannot be read: {why}",
                 M::WHAT
-            )));
+            ))),
         }
-        self.last = sequence;
         Took::Next
     }
 

@@ -409,6 +409,44 @@ async fn a_partition_that_is_given_up_hands_nothing_out() {
     assert_eq!(next.shared().counters.redelivered.load(Relaxed), 0);
 }
 
+// The same while the events that are to be handed out are being read.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_partition_is_given_up_while_it_is_read() {
+    let Some(server) = Server::start() else { return };
+    let connection = server.connect().await;
+    let none = Bounds {
+        cache_bytes: 0,
+        ..Bounds::default()
+    };
+    let log = log_with(&connection, none);
+    let partition = take(&connection, &log, 0).await;
+    log.append(events(&[("again", &[1]), ("fresh", &[2])]))
+        .await
+        .unwrap();
+    let claims = claim_all(&*log, sub(1), at(0)).await;
+    log.settle(sub(1), vec![settled(&claims[0], Next::RetryAt(at(5)))])
+        .await
+        .unwrap();
+    log.flush().await.unwrap();
+    drop(claims);
+    // The last one is kept in memory, however little is to be.
+    log.append(events(&[("later", &[3])])).await.unwrap();
+    server.pause();
+    let asking = join_all([1, 2].map(|of| log.claim(sub(of), at(10), WANT)));
+    let giving_up = async {
+        // They have begun to read.
+        tokio::task::yield_now().await;
+        partition.retire();
+        server.resume();
+    };
+    let (claimed, ()) = tokio::time::timeout(PATIENCE, async { tokio::join!(asking, giving_up) })
+        .await
+        .expect("nobody waits for ever");
+    for claims in claimed {
+        assert!(claims.unwrap().is_empty());
+    }
+}
+
 // What is done with does not stay: neither events nor the journal nor old snapshots.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_stream_does_not_grow_with_what_is_done() {

@@ -431,6 +431,10 @@ impl<'c> Ends<'c> {
         // From here on no node can be started; one that just was is seen before the end.
         let leaving = Migration::new(State::Leaving, 0, self.directory(), now());
         leaving.write(&bucket).await?;
+        if let Err(e) = source.alone() {
+            Migration::forget(&bucket).await?;
+            return Err(e);
+        }
 
         say(format!("moving {} to {}", self.place, data_dir.display()));
         let destination = Embedded::open(data_dir).await?;
