@@ -25,6 +25,15 @@ enum Asking {
 /// What is posted to the Azure API and changes nothing.
 const ASKS: [&str; 3] = ["listKeys", "getFullUrl", "getDeliveryAttributes"];
 
+/// What of our own API is about things that any node may make.
+const OURS: [&str; 5] = [
+    "subscription",
+    "subscriptions",
+    "handshakes",
+    "deadletters",
+    "stats",
+];
+
 fn asking(method: &Method, path: &str, segments: &Segments<'_>) -> Asking {
     let is = |at: usize, word: &str| segments.get(at).eq_ignore_ascii_case(word);
     let count = segments.count();
@@ -38,7 +47,8 @@ fn asking(method: &Method, path: &str, segments: &Segments<'_>) -> Asking {
     if cloud || edge || validation {
         return Asking::ToUse;
     }
-    let ours = is(0, "postrider") && (is(2, "subscription") || is(2, "subscriptions"));
+    // Whoever listens answers deliveries below the same word.
+    let ours = is(0, "postrider") && (OURS.iter().any(|word| is(2, word)) || (count == 3 && is(2, "listen")));
     if !(ours || is(0, "topics") || crate::azure::is_path(path)) {
         return Asking::Otherwise;
     }
@@ -62,7 +72,15 @@ pub async fn answer(server: &Arc<Server>, call: &mut Call, path: &str, segments:
             return answer;
         }
     }
-    match server.engine.catch_up().await {
+    let letters = segments.get(2).eq_ignore_ascii_case("deadletters");
+    let caught_up = async {
+        server.engine.catch_up().await?;
+        match letters {
+            true => server.engine.dead_letters.catch_up().await,
+            false => Ok(()),
+        }
+    };
+    match caught_up.await {
         Ok(()) => {
             let answer = http::road(server, call, path, segments).await;
             if asking == Asking::ToChange && answer.status().is_success() {
@@ -84,7 +102,7 @@ pub async fn answer(server: &Arc<Server>, call: &mut Call, path: &str, segments:
 
 /// By the time that whoever made a change is told so it is in force at all nodes that can be reached: events that are
 /// published next are matched by it wherever they are taken in. Those out of reach hear of it when they can.
-async fn spread(server: &Arc<Server>) {
+pub(crate) async fn spread(server: &Server) {
     if let Some(peers) = &server.peers {
         let told = peers.ask(CATCH_UP, Bytes::new()).await;
         if !told.missing.is_empty() {
@@ -135,7 +153,10 @@ mod tests {
             "/postrider/v1/subscriptions/pause",
             Asking::ToChange,
         );
+        check(Method::POST, "/postrider/v1/listen", Asking::ToChange);
+        check(Method::GET, "/postrider/v1/deadletters/replays/7", Asking::ToUse);
         for other in [
+            "/postrider/v1/listen/token/7",
             "/postrider/v1/cluster/drain",
             "/healthz",
             "/portal/x",

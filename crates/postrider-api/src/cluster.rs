@@ -55,6 +55,8 @@ pub struct Own {
     pub lease_left: Duration,
     /// Why the node can go on no more.
     pub failed: Option<String>,
+    /// Why it hears of no changes of topics and subscriptions any more.
+    pub catalogue: Option<String>,
     pub tallies: Tallies,
 }
 
@@ -378,6 +380,8 @@ pub(crate) fn reasons_against(cluster: &Cluster) -> Vec<Said> {
     } else if own.lease_left.is_zero() {
         let why = "this node's lease has run out: its heartbeats are not stored".to_owned();
         reasons.push(("leaseLost", why));
+    } else if let Some(why) = &own.catalogue {
+        reasons.push(("catalogueUnreadable", why.clone()));
     }
     if reasons.is_empty() && cluster.served() == 0 {
         let why = "no node serves a partition now".to_owned();

@@ -48,6 +48,9 @@ const QUIET_MAX: Duration = Duration::from_secs(5);
 const LIFETIME: Duration = Duration::from_secs(12 * 3600);
 /// By the engine's clock; for a subscription that could not be deleted when its listener had gone.
 const EXPIRES_AFTER: Duration = Duration::from_secs(7 * 86_400);
+/// How often, and how long after each other, a subscription that nobody listens to any more is tried to be deleted.
+const DELETE_TRIES: u32 = 20;
+const DELETE_PAUSE: Duration = Duration::from_secs(3);
 /// A reader that is to be told why its stream ends gets this long to take it.
 const FAREWELL: Duration = Duration::from_secs(1);
 
@@ -265,9 +268,11 @@ fn is_left_over(server: &Server, subscription: &Subscription) -> bool {
     !here && !there
 }
 
-/// Deletes the subscriptions of listeners of an earlier life, or of nodes that are gone: nobody listens to them.
-pub async fn delete_left_over(server: &Server) {
+/// Deletes the subscriptions of listeners of an earlier life, or of nodes that are gone: nobody listens to them. Whether
+/// all of them are gone.
+pub async fn delete_left_over(server: &Server) -> bool {
     let directory = &server.engine.directory;
+    let mut all = true;
     for subscription in directory.all_subscriptions() {
         if !is_listener(&subscription.destination) || !is_left_over(server, &subscription) {
             continue;
@@ -276,9 +281,11 @@ pub async fn delete_left_over(server: &Server) {
             Ok(()) => tracing::info!(subscription = %subscription.name, "deleted: its listener has gone"),
             Err(e) => {
                 tracing::warn!(subscription = %subscription.name, error = %e, "cannot delete a subscription that nobody listens to");
+                all = false;
             }
         }
     }
+    all
 }
 
 /// Answers a client that may write: `listen`, and `listen/{token}/{delivery}`.
@@ -401,10 +408,25 @@ impl Listening {
         if let Some(end) = end {
             self.say_why(end).await;
         }
-        if let Err(e) = self.server.engine.delete_subscription(made.id).await {
-            tracing::warn!(subscription = %made.name, error = %e, "nobody listens any more, but the subscription stays");
-        }
+        self.delete(&made).await;
         tracing::info!(subscription = %made.name, "nobody listens any more");
+    }
+
+    /// Another node may be changing the topic just now, or the store be away for a moment.
+    async fn delete(&self, made: &Subscription) {
+        let engine = &self.server.engine;
+        for tries in 1.. {
+            match engine.delete_subscription(made.id).await {
+                Ok(()) => return,
+                Err(e) if tries == DELETE_TRIES || engine.is_stopping() => {
+                    tracing::warn!(subscription = %made.name, error = %e, "nobody listens any more, but the subscription stays");
+                    return;
+                }
+                Err(_) => {
+                    engine.nap(DELETE_PAUSE).await;
+                }
+            }
+        }
     }
 
     /// A listener takes nobody's place.

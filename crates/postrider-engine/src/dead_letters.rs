@@ -85,6 +85,11 @@ pub struct DeadLetters {
 }
 
 impl DeadLetters {
+    /// Returns when what other nodes have written and replayed before now can be read here.
+    pub async fn catch_up(&self) -> Result<(), Error> {
+        Ok(self.archive.catch_up().await?)
+    }
+
     pub fn new(
         blobs: Arc<dyn Blobs>,
         archive: Arc<dyn Archive>,

@@ -10,7 +10,8 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 use tokio::sync::{Notify, watch};
 
-/// When a delay is over that another node has set, this one asks the endpoint itself if nobody has for so long.
+/// When a delay is over that another node has set, that one asks the endpoint; others only if they hear nothing of what
+/// came of it for so long after an answer must have come.
 const GRACE: Duration = Duration::from_secs(10);
 
 pub struct Delays {
@@ -18,6 +19,8 @@ pub struct Delays {
     /// This node, where there are several.
     me: Option<Arc<str>>,
     sharing: watch::Receiver<Sharing>,
+    /// How long others wait for whoever has set a delay.
+    grace: Duration,
     book: Mutex<Book>,
     saving: tokio::sync::Mutex<()>,
     pub changed: Notify,
@@ -36,9 +39,11 @@ struct Book {
 }
 
 impl Delays {
-    pub fn new(catalog: Arc<dyn Catalog>, node: &Node) -> Delays {
+    /// Endpoints mostly answer within `answered`, or not at all.
+    pub fn new(catalog: Arc<dyn Catalog>, node: &Node, answered: Duration) -> Delays {
         Delays {
             catalog,
+            grace: answered + GRACE,
             me: node.name.clone(),
             sharing: node.sharing.clone(),
             book: Mutex::default(),
@@ -70,7 +75,7 @@ impl Delays {
     fn here(&self, one: &EndpointDelay) -> Delay {
         let mut delay = one.delay;
         if one.by.as_deref() != self.me.as_deref() {
-            delay.until = delay.until + GRACE;
+            delay.until = delay.until + self.grace;
         }
         delay
     }
@@ -134,7 +139,8 @@ impl Delays {
     /// Makes what was noted before durable.
     pub async fn save(&self) -> Result<(), Error> {
         let _one_at_a_time = self.saving.lock().await;
-        let pending = std::mem::take(&mut self.book().pending);
+        // They stay there until they are stored: another node may say something newer meanwhile.
+        let pending = self.book().pending.clone();
         if pending.is_empty() {
             return Ok(());
         }
@@ -146,14 +152,10 @@ impl Delays {
             }),
             None => Change::DeleteEndpointDelay(endpoint.clone()),
         };
-        let saved = self.catalog.commit(pending.iter().map(change).collect()).await;
-        if saved.is_err() {
-            // To be tried again with the next change, unless that is newer.
-            let mut book = self.book();
-            for (endpoint, delay) in pending {
-                book.pending.entry(endpoint).or_insert(delay);
-            }
-        }
-        Ok(saved?)
+        self.catalog.commit(pending.iter().map(change).collect()).await?;
+        let mut book = self.book();
+        book.pending
+            .retain(|endpoint, delay| pending.get(endpoint) != Some(delay));
+        Ok(())
     }
 }

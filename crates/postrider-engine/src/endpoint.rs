@@ -293,8 +293,9 @@ impl Health {
 
     fn fail(&mut self, pass: Pass, cause: Outcome, of: Delivery, rules: &Probation, now: Timestamp) {
         match self.delay {
-            // The endpoint is left alone for as long as it would have been: asking costs nothing.
-            Some(delay) if pass.early && now < delay.until => {}
+            // The endpoint is left alone for as long as it would have been: asking costs nothing. So does a probe that
+            // has failed elsewhere meanwhile.
+            Some(delay) if pass.probe && now < delay.until => {}
             Some(delay) if pass.probe => self.delay = Some(rules.prolong(delay, cause, now)),
             // One that was still under way when the delay began.
             Some(_) => {}
@@ -619,6 +620,25 @@ mod tests {
         // Its own probe doubles the delay as ever.
         send(&mut health, 12, at(30), Outcome::SocketError);
         assert_eq!(health.enter(OBEYS, at(31)), Admission::Delayed(at(90)));
+    }
+
+    #[test]
+    fn a_probe_that_has_failed_elsewhere_meanwhile_counts_once() {
+        let mut health = delayed();
+        let probe = go(health.enter(OBEYS, at(30)));
+        let set_elsewhere = Delay {
+            until: at(100),
+            ..health.delay().unwrap()
+        };
+        health.hold(set_elsewhere);
+        health.leave(probe, Some(ended(10, Outcome::TimedOut)), at(60));
+        assert_eq!(health.delay(), Some(set_elsewhere));
+        // A success counts, whoever was first.
+        let mut health = delayed();
+        let probe = go(health.enter(OBEYS, at(30)));
+        health.hold(set_elsewhere);
+        health.leave(probe, Some(ended(10, Outcome::Success)), at(60));
+        assert_eq!(health.delay(), None);
     }
 
     #[test]

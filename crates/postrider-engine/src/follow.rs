@@ -83,7 +83,7 @@ impl Engine {
                 Change::DeleteEndpointDelay(endpoint) => self.dispatcher.recovered_elsewhere(&endpoint),
                 Change::PutHandshake(handshake) => {
                     let _turn = self.name_turn(&handshake.subscription).await;
-                    self.handshakes.put_elsewhere(handshake);
+                    self.put_handshake_elsewhere(handshake);
                 }
                 Change::DeleteHandshake(operation) => {
                     let Some((topic, trial)) = self.handshakes.topic_of(&operation) else {

@@ -9,6 +9,7 @@ mod run;
 
 use crate::deliver::Transport;
 use crate::manage::Read;
+use crate::unless_done;
 use crate::{Engine, Error};
 use postrider_core::handshake::{Patience, manual_in};
 use postrider_core::ids::{Secret, TopicId};
@@ -452,6 +453,13 @@ impl Handshakes {
         said.moved.notify_waiters();
     }
 
+    /// Whether it is this node that asks.
+    fn runs_here(&self, operation: &str) -> bool {
+        let book = self.book();
+        let known = book.under_way.get(operation);
+        known.is_some_and(|(_, said)| !said.elsewhere.load(Acquire))
+    }
+
     /// Another node has ended a handshake.
     pub(crate) fn deleted_elsewhere(&self, operation: &str, granted: bool) {
         let how = match granted {
@@ -623,6 +631,17 @@ impl Engine {
         handshake
     }
 
+    /// Something about a handshake was stored that this node does not know of.
+    pub(crate) fn put_handshake_elsewhere(self: &Arc<Self>, handshake: Handshake) {
+        let failed = matches!(handshake.state, HandshakeState::Failed { .. });
+        if failed || !self.node.is_me(handshake.by.as_deref()) {
+            self.handshakes.put_elsewhere(handshake);
+        } else if !self.handshakes.runs_here(&handshake.operation) {
+            // It was this node that said so, and gave up waiting for it to be stored.
+            self.take_up_handshake(handshake);
+        }
+    }
+
     /// Takes up what was under way when the life before ended.
     pub(crate) async fn restore_handshakes(self: &Arc<Self>, loaded: Vec<Handshake>) -> Result<(), Error> {
         let mut changes = Vec::new();
@@ -641,7 +660,7 @@ impl Engine {
         }
         changes.extend(self.handshakes.book().prune(self.clock.now()));
         if !changes.is_empty() {
-            self.catalog.commit(changes).await?;
+            unless_done(self.catalog.commit(changes).await)?;
         }
         Ok(())
     }

@@ -40,6 +40,7 @@ use recorder::Recorder;
 use rustc_hash::FxHashSet;
 use std::future::Future;
 use std::sync::{Arc, Weak};
+use std::time::Duration;
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
@@ -123,7 +124,11 @@ impl Engine {
         ));
         let dispatcher = Dispatcher::new(
             parts.log.clone(),
-            delays::Delays::new(watched.clone(), &parts.node),
+            delays::Delays::new(
+                watched.clone(),
+                &parts.node,
+                parts.profiles.fallback().response_timeout,
+            ),
             parts.transport,
             parts.clock.clone(),
             parts.wall.clone(),
@@ -180,6 +185,8 @@ impl Engine {
         let letters = self.log.letters_waiting().into_iter().map(|one| one.of);
         let logged: FxHashSet<SubscriptionId> = busy.iter().copied().chain(letters).collect();
         let strays = logged.difference(&known);
+        // Where there are other nodes it is looked for later, when their changes are known.
+        let strays = strays.filter(|_| self.node.name.is_none());
         let closed = join_all(strays.map(|id| self.retire(*id, Reason::SubscriptionGone))).await;
         closed.into_iter().collect::<Result<(), _>>()?;
         for some in subscriptions.chunks(OPEN_AT_ONCE) {
@@ -189,7 +196,7 @@ impl Engine {
         let missing = unrecorded(&topics, &domain_topics, &subscriptions);
         if !missing.is_empty() {
             let changes = missing.iter().cloned().map(Change::PutDomainTopic).collect();
-            self.catalog.commit(changes).await?;
+            unless_done(self.catalog.commit(changes).await)?;
             domain_topics.extend(missing);
         }
         // Not collected in place: that would keep the room for all of them, whole.
@@ -243,6 +250,11 @@ impl Engine {
         self.watched.trouble()
     }
 
+    /// Waits for a while of real time, or until the server stops. Whether it does.
+    pub async fn nap(&self, real: Duration) -> bool {
+        self.pause(real, &self.stopping).await
+    }
+
     pub fn is_stopping(&self) -> bool {
         self.stopping.is_cancelled()
     }
@@ -257,6 +269,14 @@ impl Engine {
         self.refuse();
         self.dispatcher.stop(patience).await;
         Ok(self.log.close().await?)
+    }
+}
+
+/// Nodes that start together tidy up the same things: what another has done meanwhile is heard of in a moment.
+fn unless_done(stored: Result<(), postrider_store::Error>) -> Result<(), Error> {
+    match stored {
+        Err(postrider_store::Error::Conflict(_)) => Ok(()),
+        other => Ok(other?),
     }
 }
 

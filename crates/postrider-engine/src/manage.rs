@@ -262,8 +262,8 @@ impl Engine {
         let name = name.to_owned();
         self.see_through(move |engine| async move {
             engine.handshakes.cancel_of(domain, Some(&name)).await?;
-            let _turn = engine.turns.together(Key::Topic(domain)).await;
-            let _alone = engine.domain_topic_alone(domain, &name).await;
+            let turn = engine.turns.together(Key::Topic(domain)).await;
+            let alone = engine.domain_topic_alone(domain, &name).await;
             if engine.directory.domain_topic(domain, &name).is_none() {
                 return Ok(false);
             }
@@ -282,6 +282,7 @@ impl Engine {
             for subscription in &subscriptions {
                 engine.tell_deleted(subscription, entry.as_deref());
             }
+            drop((alone, turn));
             engine.retire_all(&subscriptions).await?;
             Ok(true)
         })
@@ -520,16 +521,16 @@ impl Engine {
         let kind = entry.as_ref().map(|entry| &entry.topic.kind);
         let scope = matches!(kind, Some(TopicKind::Scope { .. }));
         let key = Key::Topic(topic);
-        let _topic_turn = if scope {
+        let topic_turn = if scope {
             self.turns.alone(key).await
         } else {
             self.turns.together(key).await
         };
-        let _domain_topic_turn = match &known.domain_topic {
+        let domain_topic_turn = match &known.domain_topic {
             Some(name) => Some(self.domain_topic_alone(topic, name).await),
             None => None,
         };
-        let _turn = self.turns.alone(Key::Subscription(id)).await;
+        let turn = self.turns.alone(Key::Subscription(id)).await;
         let Some(known) = self.directory.subscription_by_id(id).filter(|s| meant(s)) else {
             return Ok(());
         };
@@ -554,6 +555,8 @@ impl Engine {
         if reason == Reason::SubscriptionGone {
             self.tell_deleted(&known, entry.as_deref());
         }
+        // It is gone; nobody need wait until the log knows.
+        drop((turn, domain_topic_turn, topic_turn));
         self.retire(id, reason).await
     }
 

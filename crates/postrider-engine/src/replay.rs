@@ -581,8 +581,8 @@ impl Engine {
         self.recorder.replayed(replayed);
     }
 
-    /// True when the replay is stopped.
-    async fn pause(&self, real: Duration, stop: &CancellationToken) -> bool {
+    /// True when it is stopped first.
+    pub(crate) async fn pause(&self, real: Duration, stop: &CancellationToken) -> bool {
         tokio::select! {
             biased;
             () = stop.cancelled() => true,

@@ -150,6 +150,10 @@ impl Archive for JetStreamArchive {
         Ok(self.commit(&[Entry::NextJob]).await?.unwrap_or_default())
     }
 
+    async fn catch_up(&self) -> Result<(), Error> {
+        self.replicated.catch_up().await.map(drop)
+    }
+
     async fn numbers(&self) -> Result<(BlobId, u64), Error> {
         self.read(|index| (BlobId(index.blobs_given), index.jobs_given))
     }

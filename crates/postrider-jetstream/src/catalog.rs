@@ -106,6 +106,11 @@ impl JetStreamCatalog {
         self.replicated.broken()
     }
 
+    /// Whether there is such trouble, for whoever asks often.
+    pub fn is_broken(&self) -> bool {
+        self.replicated.is_broken()
+    }
+
     /// Ends. Commits that wait are not made.
     pub async fn close(&self) {
         self.replicated.close().await;

@@ -82,6 +82,7 @@ impl Cluster {
         let shared = NodeShared::new(handle.node().name.clone(), handle.lease());
         let forwarder = Forwarder::new(connection.clone(), handle.clone(), catalog.clone());
         let log = JetStreamLog::new(connection.clone(), facts.identity, shared, Arc::new(forwarder));
+        log.routed_by(catalog.clone());
         let log = Arc::new(log);
         let asker = Asker::new(connection.clone(), handle.clone());
         let rules = Rules {

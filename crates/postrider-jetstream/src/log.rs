@@ -1,5 +1,6 @@
 //! The event log of one node: the partitions that it owns.
 
+use crate::catalog::JetStreamCatalog;
 use crate::connect::Connection;
 use crate::node::NodeShared;
 use crate::partition::book::Changed;
@@ -15,7 +16,7 @@ use postrider_store::{
 use rustc_hash::FxHashMap;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
-use std::sync::{Arc, RwLock};
+use std::sync::{Arc, OnceLock, RwLock};
 use std::time::Duration;
 
 /// Retries or letters that are looked at together.
@@ -51,6 +52,8 @@ pub struct JetStreamLog {
     connection: Connection,
     shared: Arc<NodeShared>,
     forward: Arc<dyn Forward>,
+    /// What events are routed by.
+    catalog: OnceLock<Arc<JetStreamCatalog>>,
     /// In the order of their numbers.
     partitions: RwLock<Partitions>,
     turn: AtomicUsize,
@@ -74,6 +77,7 @@ impl JetStreamLog {
             connection,
             shared,
             forward,
+            catalog: OnceLock::new(),
             partitions: RwLock::new(Arc::new([])),
             turn: AtomicUsize::new(0),
             appended: AtomicUsize::new(0),
@@ -81,6 +85,11 @@ impl JetStreamLog {
             closed_subscriptions: RwLock::default(),
             closed: AtomicBool::new(false),
         }
+    }
+
+    /// Takes nothing in once this catalogue cannot be read any further: it would be routed by what is not so any more.
+    pub fn routed_by(&self, catalog: Arc<JetStreamCatalog>) {
+        let _ = self.catalog.set(catalog);
     }
 
     pub fn shared(&self) -> &Arc<NodeShared> {
@@ -198,6 +207,10 @@ impl JetStreamLog {
 
     fn check_taking_in(&self) -> Result<(), Error> {
         self.check_open()?;
+        if let Some(catalog) = self.catalog.get().filter(|catalog| catalog.is_broken()) {
+            let why = catalog.trouble().map_or_else(String::new, |why| why.to_string());
+            return Err(Error::Unavailable(why));
+        }
         let lease = &self.shared.lease;
         // Nobody is kept waiting for servers that have been away for a while.
         if lease.valid() || (lease.takes_in() && self.connection.is_connected()) {
@@ -402,6 +415,10 @@ impl EventLog for JetStreamLog {
         }
         self.tell(all);
         Ok(())
+    }
+
+    fn keeps(&self, position: Position) -> bool {
+        owner(&self.partitions(), position).is_some()
     }
 
     async fn withdraw(

@@ -25,6 +25,7 @@ use futures_util::StreamExt;
 use postrider_store::Error;
 use std::fmt::Display;
 use std::future::Future;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 use tokio::sync::{Notify, watch};
@@ -106,6 +107,8 @@ struct Shared<M: Machine> {
     book: Mutex<Book<M>>,
     /// The last message that was applied.
     last: watch::Sender<u64>,
+    /// Nothing more can be read or changed; why is in the book.
+    broken: AtomicBool,
     /// There is something to write.
     waiting: Notify,
     stop: CancellationToken,
@@ -137,6 +140,7 @@ impl<M: Machine> Replicated<M> {
             me,
             book: Mutex::new(Book::new(me, machine)),
             last: watch::Sender::new(0),
+            broken: AtomicBool::new(false),
             waiting: Notify::new(),
             stop: CancellationToken::new(),
             place,
@@ -163,9 +167,14 @@ impl<M: Machine> Replicated<M> {
         change(&mut self.shared.book().machine)
     }
 
-    /// Whether anything can be read at all.
+    /// Why nothing more can be read or changed, if so.
     pub fn broken(&self) -> Option<Error> {
         self.shared.book().broken.clone()
+    }
+
+    /// The same for whoever asks often.
+    pub fn is_broken(&self) -> bool {
+        self.shared.broken.load(Relaxed)
     }
 
     /// The last message that was applied, and the state after it.
@@ -233,6 +242,7 @@ impl<M: Machine> Shared<M> {
     fn fail(&self, why: Error) {
         tracing::error!(error = %why, "nothing more can be read or changed");
         self.book().fail(why);
+        self.broken.store(true, Relaxed);
         // Whoever waits for it to go on hears that it does not.
         self.last.send_modify(|_| {});
     }
@@ -384,6 +394,7 @@ impl<M: Machine> Shared<M> {
             let took = book.take(sequence, payload);
             if let (Took::Next, Some(broken)) = (took, &book.broken) {
                 tracing::error!(error = %broken, "nothing more can be read or changed");
+                self.broken.store(true, Relaxed);
             }
             (took, book.last)
         };

@@ -143,6 +143,11 @@ pub trait Archive: Send + Sync {
     /// A number for a new replay.
     async fn next_job(&self) -> Result<u64, Error>;
 
+    /// Returns when everything that other nodes have changed before now can be read here.
+    async fn catch_up(&self) -> Result<(), Error> {
+        Ok(())
+    }
+
     /// The last numbers that were given out: to a blob, and to a replay.
     async fn numbers(&self) -> Result<(BlobId, u64), Error>;
 

@@ -185,6 +185,12 @@ pub trait EventLog: Send + Sync {
         waiting: Vec<(Timestamp, Position)>,
     ) -> Result<Vec<Position>, Error>;
 
+    /// Whether deliveries of an event at this position are this log's to attempt: where there are several nodes, it may
+    /// have become another one's.
+    fn keeps(&self, _position: Position) -> bool {
+        true
+    }
+
     /// Returns once everything that was settled or withdrawn before the call is durable and shows in
     /// `next_due`, `due`, `backlog`, `letters_waiting` and `letters`.
     async fn flush(&self) -> Result<(), Error>;

@@ -131,7 +131,7 @@ async fn route(server: &Arc<Server>, call: &mut Call, base_url: &str) -> Result 
     }
     match parse_path(&segments, &server.config.account) {
         Ok(Found::Accounts) => groups::accounts(server, call),
-        Ok(Found::Provider(rest)) => provider(server, call, &rest, &context),
+        Ok(Found::Provider(rest)) => provider(server, call, &rest, &context).await,
         Ok(Found::Scope { scope, rest }) => resource(server, call, &scope, &rest, &context).await,
         Ok(Found::EventSubscriptions {
             scope,
@@ -151,25 +151,27 @@ async fn route(server: &Arc<Server>, call: &mut Call, base_url: &str) -> Result 
 }
 
 /// Behind `/providers/Microsoft.EventGrid`.
-fn provider(server: &Server, call: &Call, rest: &[String], context: &Context) -> Result {
+async fn provider(server: &Server, call: &Call, rest: &[String], context: &Context) -> Result {
     let rest = words(rest);
     let rest: Vec<&str> = rest.iter().map(String::as_str).collect();
     match &*rest {
         ["topictypes", rest @ ..] => types::topic_types(server, call, rest),
         ["operations"] => types::operations(call),
         ["verifiedpartners"] => empty_list(call),
-        _ => grid_wide(server, call, &rest, context).unwrap_or_else(|| Err(nothing_here(call))),
+        _ => grid_wide(server, call, &rest, context)
+            .await
+            .unwrap_or_else(|| Err(nothing_here(call))),
     }
 }
 
 /// What does not depend on whether it is asked for with or without a subscription in front.
-fn grid_wide(server: &Server, call: &Call, rest: &[&str], context: &Context) -> Option<Result> {
+async fn grid_wide(server: &Server, call: &Call, rest: &[&str], context: &Context) -> Option<Result> {
     Some(match rest {
         ["operationsstatus", guid] | ["locations", _, "operationsstatus", guid] => {
-            operations::status(server, call, guid, context)
+            operations::status(server, call, guid, context).await
         }
         ["operationresults", guid] | ["locations", _, "operationresults", guid] => {
-            operations::result(server, call, guid, context)
+            operations::result(server, call, guid, context).await
         }
         ["topictypes", rest @ ..] => types::topic_types(server, call, rest),
         _ => return None,
@@ -240,7 +242,7 @@ async fn resource(
             };
             subscriptions::list_everywhere(server, call, scope, location, topic_type, context)
         }
-        ["providers", "microsoft.eventgrid", rest @ ..] => of_grid(server, call, group, rest, context),
+        ["providers", "microsoft.eventgrid", rest @ ..] => of_grid(server, call, group, rest, context).await,
         ["providers", namespace, ..] if !groups::is_namespace(namespace) => {
             Err(groups::no_namespace(namespace))
         }
@@ -261,8 +263,14 @@ const FOREIGN: [&str; 8] = [
 ];
 
 /// Lists, and what is not there, of a group or of the whole subscription.
-fn of_grid(server: &Server, call: &Call, group: Option<&str>, rest: &[&str], context: &Context) -> Result {
-    if let Some(answer) = grid_wide(server, call, rest, context) {
+async fn of_grid(
+    server: &Server,
+    call: &Call,
+    group: Option<&str>,
+    rest: &[&str],
+    context: &Context,
+) -> Result {
+    if let Some(answer) = grid_wide(server, call, rest, context).await {
         return answer;
     }
     match rest {

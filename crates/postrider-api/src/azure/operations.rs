@@ -1,8 +1,8 @@
 //! Long-running operations, most of which are over before they are answered.
 
-use super::{Context, Result, empty_answer, insert, json_answer, not_allowed};
-use crate::Server;
+use super::{Context, Result, empty_answer, insert, json_answer, not_allowed, unavailable};
 use crate::http::{Answer, Call};
+use crate::{Server, behind};
 use hyper::header::{HeaderName, LOCATION, RETRY_AFTER};
 use hyper::{Method, StatusCode};
 use postrider_engine::handshake::OperationState;
@@ -54,24 +54,33 @@ pub fn accepted(server: &Server, call: &Call, context: &Context, location: Optio
 }
 
 /// How an operation stands: a handshake, or something that was over before it was answered.
-fn state(server: &Server, guid: &str) -> Result<OperationState> {
+async fn state(server: &Server, guid: &str) -> Result<OperationState> {
     let lower = guid.to_lowercase();
     if let Some(state) = server.engine.handshakes.operation(&lower) {
         return Ok(state);
     }
     if is_operation(server.config.naming_key.expose().as_bytes(), &lower) {
-        return Ok(OperationState::Succeeded);
+        if server.cluster.is_none() {
+            return Ok(OperationState::Succeeded);
+        }
+        // Another node may have begun it a moment ago.
+        server.engine.catch_up().await.map_err(|e| unavailable(&e))?;
+        let known = server.engine.handshakes.operation(&lower);
+        return Ok(known.unwrap_or(OperationState::Succeeded));
     }
     let message = format!("The operation '{guid}' could not be found.");
     Err(ArmError::new(404, "OperationNotFound", message))
 }
 
 /// `GET …/operationsStatus/{guid}`
-pub fn status(server: &Server, call: &Call, guid: &str, context: &Context) -> Result {
+pub async fn status(server: &Server, call: &Call, guid: &str, context: &Context) -> Result {
     if call.method != Method::GET {
         return Err(not_allowed(call, "GET"));
     }
-    let state = state(server, guid)?;
+    let state = state(server, guid).await?;
+    if state == OperationState::Succeeded {
+        behind::spread(server).await;
+    }
     let id = match call.uri.path_and_query() {
         Some(path) => format!("{}{path}", context.base_url),
         None => context.base_url.clone(),
@@ -99,11 +108,11 @@ pub fn status(server: &Server, call: &Call, guid: &str, context: &Context) -> Re
 }
 
 /// `GET …/operationResults/{guid}`: what a DELETE leaves is nothing.
-pub fn result(server: &Server, call: &Call, guid: &str, context: &Context) -> Result {
+pub async fn result(server: &Server, call: &Call, guid: &str, context: &Context) -> Result {
     if call.method != Method::GET {
         return Err(not_allowed(call, "GET"));
     }
-    match state(server, guid)? {
+    match state(server, guid).await? {
         OperationState::Succeeded => Ok(empty_answer(call, StatusCode::NO_CONTENT)),
         OperationState::InProgress => {
             let mut answer = empty_answer(call, StatusCode::ACCEPTED);

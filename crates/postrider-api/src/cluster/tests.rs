@@ -106,6 +106,10 @@ fn what_keeps_a_node_from_taking_events_is_named() {
         &["nodeReplaced"],
     );
     check(
+        &|c| c.own.catalogue = Some("message 7 cannot be read".into()),
+        &["catalogueUnreadable"],
+    );
+    check(
         &|c| c.partitions.iter_mut().for_each(|one| one.waiting = None),
         &["noPartitionServed"],
     );

@@ -19,6 +19,8 @@ const LOOK_AT_LEAST: usize = 64;
 
 /// What another node has changed at the same time is tried again this much later, in real time.
 const CONFLICT_PAUSE: Duration = Duration::from_millis(100);
+/// The same when it cannot be stored.
+const TROUBLE_PAUSE: Duration = Duration::from_secs(5);
 
 #[derive(Default)]
 pub(super) struct Endpoints {
@@ -253,28 +255,29 @@ impl Dispatcher {
 
     /// Keeps the delays of endpoints as they change.
     pub(super) async fn keep_delays(self: Arc<Self>) {
-        let mut again = false;
+        let mut again = None;
         loop {
-            let soon = self.wall.sleep_until(self.wall.now() + CONFLICT_PAUSE);
+            let pause = again.unwrap_or_default();
+            let later = self.wall.sleep_until(self.wall.now() + pause);
             tokio::select! {
                 biased;
                 () = self.stop.cancelled() => return,
                 () = self.delays.changed.notified() => {}
-                () = soon, if again => {}
+                () = later, if again.is_some() => {}
             }
             again = self.save_delays().await;
         }
     }
 
-    /// Whether to try again soon: another node has said something about the same endpoints, and what that was is in
-    /// force in a moment.
-    pub(super) async fn save_delays(&self) -> bool {
+    /// How long to wait before it is tried again, if it could not be done.
+    pub(super) async fn save_delays(&self) -> Option<Duration> {
         match self.delays.save().await {
-            Ok(()) => false,
-            Err(Error::Store(postrider_store::Error::Conflict(_))) => true,
+            Ok(()) => None,
+            // Another node has said something about the same endpoints, and what that was is in force in a moment.
+            Err(Error::Store(postrider_store::Error::Conflict(_))) => Some(CONFLICT_PAUSE),
             Err(e) => {
-                tracing::error!(error = %e, "cannot keep the delays of endpoints");
-                false
+                tracing::error!(error = %e, "cannot keep the delays of endpoints yet");
+                Some(TROUBLE_PAUSE)
             }
         }
     }

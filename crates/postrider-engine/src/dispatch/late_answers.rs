@@ -100,9 +100,14 @@ impl Dispatcher {
         }
         self.late_busy.fetch_add(1, AcqRel);
         self.recover(&plan.endpoint);
-        match self.log.withdraw(outlet.id, outlet.late.heard(&waiting)).await {
+        let heard = outlet.late.heard(&waiting);
+        let mut elsewhere: Vec<Position> = heard.iter().map(|(_, position)| *position).collect();
+        match self.log.withdraw(outlet.id, heard).await {
             Ok(ended) => {
                 outlet.late.forget(&ended);
+                // Another node attempts these now.
+                elsewhere.retain(|position| !self.log.keeps(*position));
+                outlet.late.forget(&elsewhere);
                 places.retain(|place| ended.contains(&place.position()));
                 if !places.is_empty() {
                     self.recorder.ended(Ended {

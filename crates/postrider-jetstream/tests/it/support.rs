@@ -1,12 +1,12 @@
 //! Logs on a server, as the cluster would make them.
 
-use crate::nats::Server;
+use crate::nats::{PATIENCE, Server};
 use async_trait::async_trait;
 use postrider_core::ids::Position;
 use postrider_jetstream::partition::partition_of;
 use postrider_jetstream::{Bounds, Connection, JetStreamLog, Names, NodeShared, Nowhere, Partition};
-use postrider_store::EventLog;
 use postrider_store::conformance::Subject;
+use postrider_store::{Error, EventLog};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 
@@ -37,9 +37,20 @@ pub fn log_with(connection: &Connection, bounds: Bounds) -> Arc<JetStreamLog> {
     ))
 }
 
+/// As a node does: what cannot be taken while the servers elect a leader is tried again.
 pub async fn take(connection: &Connection, log: &JetStreamLog, number: u8) -> Arc<Partition> {
-    let partition = Partition::take(connection, number, next_epoch(), log.shared().clone()).await;
-    log.add(partition.unwrap())
+    let taking = async {
+        loop {
+            match Partition::take(connection, number, next_epoch(), log.shared().clone()).await {
+                Ok(partition) => return log.add(partition),
+                Err(Error::Unavailable(why)) => println!("not yet: {why}"),
+                Err(e) => panic!("{e}"),
+            }
+        }
+    };
+    tokio::time::timeout(PATIENCE, taking)
+        .await
+        .expect("it can be taken")
 }
 
 /// A node that owns so many partitions.

@@ -186,11 +186,11 @@ async fn sweep(
         return Ok(());
     }
     // A subscription that is not known here yet is not one that is deleted.
+    let exists = |id| engine.directory.subscription_by_id(id).is_some();
+    let mut strays = cluster.log.strays(exists);
     let head = cluster.catalog.head().await?;
     cluster.catalog.applied(head).await?;
-    let strays = cluster
-        .log
-        .strays(|id| engine.directory.subscription_by_id(id).is_some());
+    strays.retain(|id| !exists(*id));
     engine.retire_strays(strays).await?;
     *swept = served;
     Ok(())

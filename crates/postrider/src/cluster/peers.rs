@@ -23,6 +23,8 @@ const PATIENCE: Duration = Duration::from_secs(1);
 const NEWS: usize = 64;
 /// A node that is not known this long after the start is not there.
 const KNOWN_BY: Duration = Duration::from_secs(60);
+/// What could not be deleted is tried again after this.
+const LEFT_OVER_PAUSE: Duration = Duration::from_secs(5);
 
 pub struct Others {
     asker: Arc<Asker>,
@@ -169,9 +171,15 @@ pub async fn tend_listeners(cluster: Arc<Cluster>, server: Arc<Server>, stop: Ca
             .collect();
         let now = (present, *steward.borrow_and_update());
         if now.1 && now != seen {
-            tokio::select! {
+            let all = tokio::select! {
                 () = stop.cancelled() => return,
-                () = listen::delete_left_over(&server) => {}
+                all = listen::delete_left_over(&server) => all,
+            };
+            if !all {
+                if server.engine.nap(LEFT_OVER_PAUSE).await {
+                    return;
+                }
+                continue;
             }
         }
         seen = now;

@@ -95,6 +95,7 @@ impl View {
             connected: self.cluster.connection.is_connected(),
             lease_left: members.lease().left(),
             failed: members.failed().borrow().clone(),
+            catalogue: self.cluster.catalog.trouble().map(|why| why.to_string()),
             tallies: self.tallies(),
         }
     }
@@ -109,10 +110,8 @@ impl ClusterView for View {
             node: self.cluster.members.node().id.to_string(),
             nodes: membership.nodes.iter().map(node).collect(),
             partitions: membership.partitions.iter().map(partition).collect(),
-            jetstream: last.map(|(when, report)| {
-                let broken = self.cluster.catalog.trouble().map(|why| why.to_string());
-                jetstream(&report, self.cluster.connection.replicas, when.elapsed(), broken)
-            }),
+            jetstream: last
+                .map(|(when, report)| jetstream(&report, self.cluster.connection.replicas, when.elapsed())),
             counts: counts(membership.counts),
             own: self.own(),
         }
@@ -186,7 +185,7 @@ fn partition(of: &Ownership) -> Partition {
     }
 }
 
-fn jetstream(report: &Report, wanted: usize, looked_ago: Duration, broken: Option<String>) -> JetStream {
+fn jetstream(report: &Report, wanted: usize, looked_ago: Duration) -> JetStream {
     let streams: Vec<Stream> = report.streams.iter().map(stream).collect();
     let (of_partitions, others) = streams.split_at(usize::from(report.partitions).min(streams.len()));
     JetStream {
@@ -205,7 +204,7 @@ fn jetstream(report: &Report, wanted: usize, looked_ago: Duration, broken: Optio
         replicas_wanted: wanted,
         sync: report.sync.to_string(),
         guarantee: report.guarantee.clone(),
-        trouble: broken.into_iter().chain(report.trouble()).collect(),
+        trouble: report.trouble(),
         soon: report.nearly_spent(),
         partitions: of_partitions.to_vec(),
         streams: others.to_vec(),

@@ -202,6 +202,7 @@ fn judge_health(health: &Value) -> Vec<Finding> {
         let todo = match code.as_str() {
             "stopping" => "start it again",
             "nodeReplaced" => "give every node a data directory of its own, and restart this one",
+            "catalogueUnreadable" => "upgrade this node to the version of the others, or restart it",
             "jetstreamAway" | "leaseLost" | "noPartitionServed" => {
                 "see what is said of jetstream; the server goes on by itself once JetStream does"
             }

@@ -2,10 +2,11 @@
 
 use super::crew::{LEASE, epochs, even, node, open, settings, shares, standing, until};
 use crate::nats::{PATIENCE, Servers};
+use bytes::Bytes;
 use postrider_jetstream::Cluster;
 use postrider_jetstream::members::Standing;
-use postrider_store::EventLog;
 use postrider_store::conformance::{WANT, at, claim_all, events, sub};
+use postrider_store::{Catalog, Error, EventLog};
 use std::collections::BTreeSet;
 use std::sync::mpsc;
 use std::time::Duration;
@@ -175,6 +176,25 @@ async fn a_server_that_stands_still_stops_all_and_moves_nothing() {
     assert_eq!(epochs(&a), before, "everybody has what it had");
     a.close().await;
     b.close().await;
+}
+
+// A later version of the program has changed something that this one cannot read.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_that_cannot_read_the_catalogue_takes_nothing_in() {
+    let Some(servers) = Servers::one() else { return };
+    let one = open(&servers, 1, 1).await;
+    until(&one, "it serves", |known| even(known, &[1], 1)).await;
+    one.log.append(events(&[("a", &[1])])).await.unwrap();
+    let later = Bytes::from_static(b"\xff what is this?");
+    let sent = one.connection.js.publish("t.catalog.log", later).await.unwrap();
+    let unreadable = sent.await.unwrap().sequence;
+    let refused = tokio::time::timeout(PATIENCE, one.catalog.applied(unreadable)).await;
+    assert!(matches!(refused, Ok(Err(Error::Corrupt(_)))), "{refused:?}");
+    assert!(one.catalog.trouble().is_some());
+    assert!(one.catalog.catch_up().await.is_err());
+    let refused = one.log.append(events(&[("b", &[1])])).await;
+    assert!(matches!(refused, Err(Error::Unavailable(_))), "{refused:?}");
+    one.close().await;
 }
 
 // Three servers keep everything three times. One stands still, then the leader of the bucket is killed.
