@@ -13,6 +13,8 @@ use std::future::IntoFuture;
 use std::time::Duration;
 use tokio::time::Instant;
 
+/// How long servers may take to agree on who leads a stream.
+const LEADER_PATIENCE: Duration = Duration::from_secs(60);
 const STREAM: &str = "postrider-bench-raw";
 
 #[derive(clap::Args, Clone, Debug)]
@@ -109,8 +111,16 @@ async fn flood(js: &jetstream::Context, args: &RawArgs) -> Result<Acknowledged> 
     let mut micros = latency_histogram();
     let mut flying = VecDeque::with_capacity(args.depth);
     let (mut messages, mut from) = (0, 0);
-    // A stream of several replicas may not have its leader at once.
-    js.publish(STREAM, Bytes::new()).await?.await.ok();
+    // A stream of several replicas does not have its leader at once.
+    let leading = async {
+        while js.publish(STREAM, Bytes::new()).await?.await.is_err() {
+            tokio::task::yield_now().await;
+        }
+        anyhow::Ok(())
+    };
+    tokio::time::timeout(LEADER_PATIENCE, leading)
+        .await
+        .context("the stream gets no leader")??;
     let began = Instant::now();
     let end = began + Duration::from_secs_f64(args.secs);
     loop {
