@@ -555,9 +555,11 @@ impl Engine {
         if reason == Reason::SubscriptionGone {
             self.tell_deleted(&known, entry.as_deref());
         }
-        // It is gone; nobody need wait until the log knows.
-        drop((turn, domain_topic_turn, topic_turn));
-        self.retire(id, reason).await
+        // It is gone. Only whoever would make one of the same id has to wait until the log knows.
+        drop((domain_topic_turn, topic_turn));
+        let retired = self.retire(id, reason).await;
+        drop(turn);
+        retired
     }
 
     /// Whether a domain topic goes with this subscription of it.

@@ -23,7 +23,7 @@ const ERROR: &str = "Pr-Error";
 /// Questions that are answered at once; those beyond are told so. Those to one node alone may take long: they have room
 /// of their own.
 const ANSWERING_MAX: usize = 64;
-const ANSWERING_ALONE_MAX: usize = 1024;
+const ANSWERING_ALONE_MAX: usize = 4096;
 /// Questions of which only some parts have come.
 const INCOMPLETE_MAX: usize = 64;
 

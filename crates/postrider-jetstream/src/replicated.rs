@@ -486,7 +486,7 @@ impl<M: Machine> Shared<M> {
             return Ok(());
         }
         // A snapshot may hold it that nothing was purged for yet.
-        self.load().await?;
+        let loaded = self.load().await;
         if self.book().last < next && self.is_lost(&stream, next).await? {
             self.fail(Error::Corrupt(format!(
                 "{}: message {next} of stream {} is lost, and no snapshot holds it; once another node has written one, \
@@ -494,8 +494,9 @@ impl<M: Machine> Shared<M> {
                 M::WHAT,
                 self.place.stream
             )));
+            return Ok(());
         }
-        Ok(())
+        loaded.map(drop)
     }
 
     /// Whether a message is not there though no purge has taken it, by one who has come that far.

@@ -75,8 +75,10 @@ impl Config {
     }
 }
 
-/// A question waits this long for what was recorded before it. Nodes that ask each other wait a second for the answer.
-const CATCH_UP_MAX: Duration = Duration::from_millis(500);
+/// A question waits this long for what was recorded before it.
+const CATCH_UP_MAX: Duration = Duration::from_secs(5);
+/// The same where nodes ask each other: they wait a second for the answer.
+const CATCH_UP_AMONG_OTHERS_MAX: Duration = Duration::from_millis(500);
 
 /// Keeps records on disk and answers questions about them. Stops, with everything written, when it is dropped.
 pub struct FlightRecorder {
@@ -151,7 +153,10 @@ impl FlightRecorder {
     /// Returns once everything that was recorded before the call can be found: whoever has been told that an event was
     /// accepted can ask for it. A disk that hangs is not waited for without end.
     pub fn flush(&self) {
-        self.shared.queue.flush(CATCH_UP_MAX);
+        self.shared.queue.flush(match self.shared.config.among_others {
+            true => CATCH_UP_AMONG_OTHERS_MAX,
+            false => CATCH_UP_MAX,
+        });
     }
 
     /// Returns once everything that an earlier life has left can be found.

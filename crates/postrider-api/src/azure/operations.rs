@@ -56,20 +56,24 @@ pub fn accepted(server: &Server, call: &Call, context: &Context, location: Optio
 /// How an operation stands: a handshake, or something that was over before it was answered.
 async fn state(server: &Server, guid: &str) -> Result<OperationState> {
     let lower = guid.to_lowercase();
-    if let Some(state) = server.engine.handshakes.operation(&lower) {
-        return Ok(state);
-    }
-    if is_operation(server.config.naming_key.expose().as_bytes(), &lower) {
-        if server.cluster.is_none() {
-            return Ok(OperationState::Succeeded);
+    let handshake = || server.engine.handshakes.operation(&lower);
+    let mut known = handshake();
+    if known.is_none() {
+        if !is_operation(server.config.naming_key.expose().as_bytes(), &lower) {
+            let message = format!("The operation '{guid}' could not be found.");
+            return Err(ArmError::new(404, "OperationNotFound", message));
         }
-        // Another node may have begun it a moment ago.
-        server.engine.catch_up().await.map_err(|e| unavailable(&e))?;
-        let known = server.engine.handshakes.operation(&lower);
-        return Ok(known.unwrap_or(OperationState::Succeeded));
+        if server.cluster.is_some() {
+            // Another node may have begun it a moment ago.
+            server.engine.catch_up().await.map_err(|e| unavailable(&e))?;
+            known = handshake();
+        }
     }
-    let message = format!("The operation '{guid}' could not be found.");
-    Err(ArmError::new(404, "OperationNotFound", message))
+    if known == Some(OperationState::Succeeded) {
+        // What was done at once was spread at once; a webhook may have agreed just now.
+        behind::spread(server).await;
+    }
+    Ok(known.unwrap_or(OperationState::Succeeded))
 }
 
 /// `GET …/operationsStatus/{guid}`
@@ -78,9 +82,6 @@ pub async fn status(server: &Server, call: &Call, guid: &str, context: &Context)
         return Err(not_allowed(call, "GET"));
     }
     let state = state(server, guid).await?;
-    if state == OperationState::Succeeded {
-        behind::spread(server).await;
-    }
     let id = match call.uri.path_and_query() {
         Some(path) => format!("{}{path}", context.base_url),
         None => context.base_url.clone(),

@@ -194,9 +194,6 @@ async fn copy_archive(from: &dyn Archive, to: &dyn Archive) -> Result<(usize, us
     for job in &jobs {
         to.put_job(moved(job.clone()), None).await?;
     }
-    for id in from.to_cancel().await? {
-        to.ask_to_cancel(id).await?;
-    }
     let (last, given) = from.numbers().await?;
     to.skip_numbers(last, given).await?;
     Ok((blobs, jobs.len()))
