@@ -9,7 +9,7 @@ use crate::events;
 use crate::stream;
 use bytes::{Bytes, BytesMut};
 use postrider_core::ids::{SubscriptionId, TopicId};
-use postrider_core::time::Timestamp;
+use postrider_core::time::{Clock, Timestamp};
 use postrider_engine::recorder::{Line, Place};
 use serde::{Deserialize, Serialize};
 use std::collections::{HashMap, VecDeque};
@@ -20,6 +20,12 @@ use tokio::sync::{broadcast, oneshot};
 
 /// Who watches says so this often …
 const SAY: Duration = Duration::from_secs(4);
+/// An event may be attempted before the node that has accepted it has noted so: it is asked again after these.
+const ASK_AGAIN: [Duration; 3] = [
+    Duration::ZERO,
+    Duration::from_millis(50),
+    Duration::from_millis(500),
+];
 /// … and is taken to watch for this long.
 const BELIEVE: Duration = Duration::from_secs(12);
 /// Lines that wait for a slow watcher.
@@ -217,7 +223,7 @@ async fn tell(server: Arc<Server>, peers: Arc<dyn Peers>, mut lines: broadcast::
         let told = tokio::select! {
             biased;
             () = stop.cancelled() => return,
-            told = known.tell(&*peers, &piece) => told,
+            told = known.tell(&*peers, &*clock, &piece) => told,
         };
         pass(&server, &*peers, told).await;
     }
@@ -306,16 +312,23 @@ struct Known {
 
 impl Known {
     /// Lines as they are read. What nobody knows the name of is not told.
-    async fn tell(&mut self, peers: &dyn Peers, piece: &[Arc<Line>]) -> Vec<Told> {
+    async fn tell(&mut self, peers: &dyn Peers, clock: &dyn Clock, piece: &[Arc<Line>]) -> Vec<Told> {
         let mut unknown: Vec<Place> = piece.iter().filter_map(|line| line.elsewhere).collect();
-        unknown.retain(|place| !self.events.contains_key(place));
         unknown.sort_unstable();
         unknown.dedup();
-        if !unknown.is_empty() {
+        for pause in ASK_AGAIN {
+            unknown.retain(|place| !self.events.contains_key(place));
+            if unknown.is_empty() {
+                break;
+            }
+            clock.sleep_until(clock.now() + pause).await;
             let places: Vec<String> = unknown.iter().map(Place::to_string).collect();
             let heard: Heard<Vec<Event>> = gather(peers, "events-at", &places).await;
             for event in heard.answers.into_iter().flat_map(|(_, events)| events) {
                 self.learn(event);
+            }
+            if !heard.missing.is_empty() {
+                break;
             }
         }
         piece.iter().filter_map(|line| self.told(line)).collect()
@@ -371,11 +384,16 @@ mod tests {
     use crate::peers::Gathered;
     use async_trait::async_trait;
     use postrider_core::ids::Position;
+    use postrider_engine::clock::SystemClock;
     use postrider_engine::recorder::Happening;
+    use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
     use tokio::sync::mpsc;
 
-    /// Knows one event.
-    struct Other(Event);
+    /// Knows one event, from the second question on.
+    struct Other {
+        event: Event,
+        asked: AtomicUsize,
+    }
 
     #[async_trait]
     impl Peers for Other {
@@ -390,10 +408,11 @@ mod tests {
         }
         async fn ask(&self, question: &str, _: Bytes) -> Gathered {
             assert_eq!(question, "events-at");
-            let known = serde_json::to_vec(&[&self.0]).unwrap();
+            let known = &[&self.event][..self.asked.fetch_add(1, Relaxed).min(1)];
+            let known = serde_json::to_vec(known).unwrap();
             Gathered {
                 answers: vec![("other".into(), Ok(known.into()))],
-                missing: vec!["gone".into()],
+                missing: Vec::new(),
             }
         }
         async fn ask_one(&self, _: &str, _: &str, _: Bytes, _: Duration) -> Result<Bytes, String> {
@@ -435,9 +454,13 @@ mod tests {
             subject: "t".into(),
         };
         let mut known = Known::default();
-        let told = known
-            .tell(&Other(event), &[line(None), line(Some(7)), line(Some(8))])
-            .await;
+        let other = Other {
+            event,
+            asked: AtomicUsize::new(0),
+        };
+        let piece = [line(None), line(Some(7)), line(Some(8))];
+        let told = known.tell(&other, &SystemClock, &piece).await;
+        assert_eq!(other.asked.load(Relaxed), 3, "it does not ask for ever");
         let texts: Vec<&str> = told
             .iter()
             .map(|told| std::str::from_utf8(&told.text).unwrap())
