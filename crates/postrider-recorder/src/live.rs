@@ -4,9 +4,10 @@ use crate::facts::Facts;
 use crate::query::Session;
 use crate::segment::Segment;
 use crate::writer::{EventText, Record};
-use postrider_core::ids::TopicId;
+use postrider_core::ids::{SubscriptionId, TopicId};
+use postrider_core::time::Timestamp;
 use postrider_engine::recorder::{
-    Accepted, Audience, Decision, DeliveryState, Disposition, Happening, Line, Place, Recent,
+    Accepted, Audience, Decision, DeliveryState, EventStory, Happening, Line, Place, Recent,
 };
 use rustc_hash::FxHashMap;
 use std::collections::{BTreeMap, VecDeque};
@@ -23,6 +24,8 @@ const TOPICS_MAX: usize = 2048;
 pub const LINES_MAX: usize = 4096;
 /// Events that watchers were told of and whose attempts will be told in the same words.
 const KNOWN_MAX: usize = 16 << 10;
+/// Events that are not known yet and were attempted. When there are more, the words for most of them will never come.
+const EARLY_MAX: usize = 16 << 10;
 
 /// The latest requests of every topic.
 #[derive(Default)]
@@ -108,55 +111,63 @@ impl Brief {
         }
     }
 
-    fn line(&self) -> Line {
+    fn line(&self, said: Said) -> Line {
         Line {
-            what: Happening::Accepted { matched: 0 },
-            at: Default::default(),
+            what: said.what,
+            at: said.at,
             id: self.id.clone(),
             topic: self.topic,
             topic_name: self.topic_name.clone(),
             domain_topic: self.domain_topic.clone(),
             event_type: self.event_type.clone(),
             subject: self.subject.clone(),
-            subscription: None,
+            subscription: said.subscription,
             elsewhere: None,
         }
     }
 }
 
-/// An event as it is told, and where to ask for it if it is not known here.
-type Found = (Arc<Brief>, Option<Place>);
+/// What is said of an event, besides the words for it.
+struct Said {
+    what: Happening,
+    at: Timestamp,
+    subscription: Option<(SubscriptionId, String)>,
+}
 
 /// Puts what happens into lines, while someone watches.
 pub struct Teller {
     among_others: bool,
     /// What is said of an event that another node has accepted.
-    unknown: Arc<Brief>,
+    unknown: Brief,
     known: FxHashMap<Place, Arc<Brief>>,
     order: VecDeque<Place>,
+    /// An attempt can be over before it is recorded that the event was accepted: whoever publishes waits for the log
+    /// just as deliveries do. What is said of it then waits.
+    early: FxHashMap<Place, Vec<Said>>,
 }
 
 impl Teller {
     pub fn new(among_others: bool) -> Teller {
         Teller {
             among_others,
-            unknown: Arc::new(Brief {
+            unknown: Brief {
                 id: String::new(),
                 topic: TopicId(0),
                 topic_name: String::new(),
                 domain_topic: None,
                 event_type: String::new(),
                 subject: String::new(),
-            }),
+            },
             known: FxHashMap::default(),
             order: VecDeque::new(),
+            early: FxHashMap::default(),
         }
     }
 
     /// Nobody watches any more.
     pub fn forget(&mut self) {
-        if !self.order.is_empty() {
-            (self.known, self.order) = Default::default();
+        if !self.order.is_empty() || !self.early.is_empty() {
+            (self.known, self.order, self.early) = Default::default();
         }
     }
 
@@ -168,20 +179,20 @@ impl Teller {
         facts: &Facts,
         mut say: impl FnMut(Line),
     ) {
+        let look_up = |place| Session::new(segments.to_vec(), facts).event_at(place);
         match record {
             Record::Accepted(accepted) => {
                 for index in 0..accepted.batch.events.len() {
                     let brief = Arc::new(Brief::of(accepted, index));
-                    say(Line {
-                        what: Happening::Accepted {
-                            matched: accepted.batch.matched(index).len() as u32,
-                        },
+                    let matched = accepted.batch.matched(index).len() as u32;
+                    say(brief.line(Said {
+                        what: Happening::Accepted { matched },
                         at: accepted.batch.received,
-                        ..brief.line()
-                    });
+                        subscription: None,
+                    }));
                     if let Some(first) = accepted.first {
                         let index = index as u32;
-                        self.learn(Place { first, index }, brief);
+                        self.learn(Place { first, index }, brief, &mut say);
                     }
                 }
             }
@@ -199,34 +210,27 @@ impl Teller {
                             first: run.start.first,
                             index,
                         };
-                        if let Some((brief, elsewhere)) = self.brief(place, segments, facts) {
-                            say(Line {
-                                what: Happening::Attempted {
-                                    outcome: attempted.outcome,
-                                    status: attempted.status,
-                                    state,
-                                },
-                                at: attempted.ended,
-                                subscription: Some((subscription.id, subscription.name.clone())),
-                                elsewhere,
-                                ..brief.line()
-                            });
-                        }
+                        let said = Said {
+                            what: Happening::Attempted {
+                                outcome: attempted.outcome,
+                                status: attempted.status,
+                                state,
+                            },
+                            at: attempted.ended,
+                            subscription: Some((subscription.id, subscription.name.clone())),
+                        };
+                        self.tell_of(place, said, look_up, &mut say);
                     }
                 }
             }
             Record::Ended(ended) => {
-                let disposition: Disposition = ended.disposition;
                 for place in &ended.events {
-                    if let Some((brief, elsewhere)) = self.brief(*place, segments, facts) {
-                        say(Line {
-                            what: Happening::Ended(disposition),
-                            at: ended.at,
-                            subscription: Some((ended.subscription, String::new())),
-                            elsewhere,
-                            ..brief.line()
-                        });
-                    }
+                    let said = Said {
+                        what: Happening::Ended(ended.disposition),
+                        at: ended.at,
+                        subscription: Some((ended.subscription, String::new())),
+                    };
+                    self.tell_of(*place, said, look_up, &mut say);
                 }
             }
             Record::Retired(_)
@@ -237,7 +241,45 @@ impl Teller {
         }
     }
 
-    fn learn(&mut self, place: Place, brief: Arc<Brief>) {
+    /// Says it in the words for the event, or keeps it until they are known.
+    fn tell_of(
+        &mut self,
+        place: Place,
+        said: Said,
+        look_up: impl Fn(Place) -> Option<EventStory>,
+        say: &mut impl FnMut(Line),
+    ) {
+        if let Some(brief) = self.known.get(&place) {
+            say(brief.line(said));
+        } else if self.among_others {
+            // It is not looked for here, where nothing may take long: mostly it would be in vain.
+            say(Line {
+                elsewhere: Some(place),
+                ..self.unknown.line(said)
+            });
+        } else if let Some(story) = look_up(place) {
+            let brief = Arc::new(Brief {
+                id: story.id,
+                topic: story.topic,
+                topic_name: story.topic_name,
+                domain_topic: story.domain_topic,
+                event_type: story.event_type,
+                subject: story.subject,
+            });
+            say(brief.line(said));
+            self.learn(place, brief, say);
+        } else {
+            if self.early.len() >= EARLY_MAX {
+                self.early.clear();
+            }
+            self.early.entry(place).or_default().push(said);
+        }
+    }
+
+    fn learn(&mut self, place: Place, brief: Arc<Brief>, say: &mut impl FnMut(Line)) {
+        for said in self.early.remove(&place).into_iter().flatten() {
+            say(brief.line(said));
+        }
         if self.known.insert(place, brief).is_none() {
             self.order.push_back(place);
         }
@@ -246,26 +288,5 @@ impl Teller {
         {
             self.known.remove(&oldest);
         }
-    }
-
-    fn brief(&mut self, place: Place, segments: &[Arc<Segment>], facts: &Facts) -> Option<Found> {
-        if let Some(known) = self.known.get(&place) {
-            return Some((known.clone(), None));
-        }
-        // It is not looked for here, where nothing may take long: mostly it would be in vain.
-        if self.among_others {
-            return Some((self.unknown.clone(), Some(place)));
-        }
-        let story = Session::new(segments.to_vec(), facts).event_at(place)?;
-        let brief = Arc::new(Brief {
-            id: story.id,
-            topic: story.topic,
-            topic_name: story.topic_name,
-            domain_topic: story.domain_topic,
-            event_type: story.event_type,
-            subject: story.subject,
-        });
-        self.learn(place, brief.clone());
-        Some((brief, None))
     }
 }

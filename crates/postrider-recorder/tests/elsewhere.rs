@@ -5,7 +5,9 @@ mod support;
 use postrider_core::ids::Position;
 use postrider_core::outcome::Outcome;
 use postrider_core::time::Clock;
-use postrider_engine::recorder::{Decision, Fate, Happening, Place, Query, Recorder, Recordings};
+use postrider_engine::recorder::{
+    Decision, DeliveryState, Fate, Happening, Place, Query, Recorder, Recordings,
+};
 use postrider_recorder::{Config, FlightRecorder};
 use std::sync::Arc;
 use std::time::Duration;
@@ -195,4 +197,40 @@ fn watchers_are_told_where_to_ask_for_what_is_not_known_here() {
         }
         assert_eq!(told, expected);
     }
+}
+
+#[test]
+fn an_attempt_that_overtakes_its_event_is_told_after_it() {
+    let directory = tempfile::tempdir().unwrap();
+    let clock = HandClock::new();
+    let config = Config::new(directory.path().to_owned());
+    let recorder = FlightRecorder::open(config, clock.clone()).unwrap();
+    let mut lines = recorder.subscribe();
+    let audience = audience(1, 10, 1);
+    let now = clock.now();
+    let endpoint: Arc<str> = "https://receiver-10.example/hook".into();
+    for decision in [retry(now, 1), Decision::Done] {
+        let runs = vec![run(7, 0, 1, 1, now, decision)];
+        let subscription = &audience.subscriptions[0];
+        recorder.attempted(attempt(subscription, &endpoint, now, Outcome::Success, runs));
+        recorder.flush();
+    }
+    assert!(lines.try_recv().is_err(), "there are no words for it yet");
+    recorder.accepted(one(&audience, 7, now));
+    recorder.flush();
+    let mut told = Vec::new();
+    while let Ok(line) = lines.try_recv() {
+        assert_eq!((line.id.as_str(), line.elsewhere), ("event-000000000007", None));
+        told.push(match line.what {
+            Happening::Accepted { .. } => None,
+            Happening::Attempted { state, .. } => Some(state),
+            Happening::Ended(_) => panic!("it has not ended: {line:?}"),
+        });
+    }
+    let expected = [
+        None,
+        Some(DeliveryState::Retrying),
+        Some(DeliveryState::Delivered),
+    ];
+    assert_eq!(told, expected);
 }

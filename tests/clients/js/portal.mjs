@@ -27,7 +27,7 @@ async function step(name, work) {
     assert.deepEqual(problems, [], "the page was quiet");
     console.log(`ok ${name} (${Date.now() - begun} ms)`);
   } catch (error) {
-    console.error(`failed: ${name}\n${error.stack}\n${(await page.locator("body").innerText().catch(() => "")).slice(0, 1500)}\n${watch.taken().join("\n")}`);
+    console.error(`failed: ${name}\n${error.stack}\n${(await page.locator("main").innerText({ timeout: 1000 }).catch(() => page.locator("body").innerText()).catch(() => "")).slice(0, 3000)}\n${watch.taken().join("\n")}`);
     if (watch.shots) await page.screenshot({ path: `${watch.shots}/failed.png`, fullPage: true }).catch(() => {});
     throw error;
   }
