@@ -35,6 +35,8 @@ const SETTLE: Duration = Duration::from_secs(90);
 /// A publisher asks another node after this long.
 const ANSWER_PATIENCE: Duration = Duration::from_secs(6);
 const PUBLISHERS: u64 = 3;
+/// Numbers of events from this one on are no publisher's.
+const SEEN_TO_ARRIVE: u64 = 1_000_000;
 /// Between a publisher's requests. There are two cores for everything.
 const PACE: Duration = Duration::from_millis(120);
 const MANAGE_PACE: Duration = Duration::from_millis(700);
@@ -503,7 +505,11 @@ fn settle(crew: &mut Crew, run: &Run, receiver: &Receiver, shelf: &Path) -> Vec<
         let panics = node.log().into_iter().filter(|line| line.contains("panicked at"));
         wrong.extend(panics.map(|line| format!("node {n}: {line}")));
     }
-    let history = run.history.lock().expect("no panic holds it");
+    let mut history = run.history.lock().expect("no panic holds it");
+    // What was sent to see who is reached. A subscription that was made though nobody was told so may have it only now.
+    history
+        .attempts
+        .retain(|attempt| attempt.sending.event < SEEN_TO_ARRIVE);
     let refusals = refusals(&history);
     match history.audit(&WANTED, RULES) {
         Ok(tally) => {
@@ -569,7 +575,7 @@ fn check_managed(crew: &Crew, run: &Run, receiver: &Receiver, wrong: &mut Vec<St
             ));
         }
         // They are not only known but delivered to.
-        let number = 1_000_000 + n as u64;
+        let number = SEEN_TO_ARRIVE + n as u64;
         node.publish("managed", &[body(number, 1, Kind::Plain)]);
         let reached = |of: &String| {
             let history = run.history.lock().expect("no panic holds it");
@@ -585,9 +591,5 @@ fn check_managed(crew: &Crew, run: &Run, receiver: &Receiver, wrong: &mut Vec<St
             ));
         }
     }
-    let mut history = run.history.lock().expect("no panic holds it");
-    history
-        .attempts
-        .retain(|attempt| attempt.sending.event < 1_000_000);
     drop(receiver.so_far());
 }
