@@ -196,7 +196,7 @@ impl Stream {
                 let Some(received) = received else {
                     break Bytes::from_static(b": \n\n");
                 };
-                let Some(piece) = self.piece(received) else {
+                let Some(piece) = piece(&mut self.lines, &self.wanted, received) else {
                     return;
                 };
                 if !piece.is_empty() {
@@ -205,40 +205,43 @@ impl Stream {
             };
         }
     }
+}
 
-    /// What has come, as far as it is wanted; none if nothing comes any more.
-    fn piece(&mut self, first: Result<Received, RecvError>) -> Option<Bytes> {
-        let mut piece = BytesMut::new();
-        let mut received = first;
-        for _ in 0..LINES_PER_PIECE {
-            match received {
-                Ok(Received::Own(line)) => {
-                    let of = line.subscription.as_ref().map(|(id, _)| *id);
-                    if self.wanted.takes(line.topic, of) && line.elsewhere.is_none() {
-                        write(&mut piece, &line);
-                    }
+/// What has come, as far as it is wanted; none if nothing comes any more.
+fn piece(lines: &mut Lines, wanted: &Wanted, first: Result<Received, RecvError>) -> Option<Bytes> {
+    let mut piece = BytesMut::new();
+    let mut next = Some(first);
+    let mut count = 0;
+    while let Some(received) = next {
+        match received {
+            Ok(Received::Own(line)) => {
+                let of = line.subscription.as_ref().map(|(id, _)| *id);
+                if wanted.takes(line.topic, of) && line.elsewhere.is_none() {
+                    write(&mut piece, &line);
                 }
-                Ok(Received::OfAll(told)) => {
-                    if self.wanted.takes(told.topic, told.subscription) {
-                        piece.put_slice(&told.text);
-                    }
-                }
-                // A comment, for people: programs that read on know no such event.
-                Err(RecvError::Lagged(count)) => {
-                    piece.put_slice(format!(": {count} lines were lost\n\n").as_bytes());
-                }
-                Err(RecvError::Closed) if piece.is_empty() => return None,
-                Err(RecvError::Closed) => break,
             }
-            received = match self.lines.try_recv() {
-                Ok(line) => Ok(line),
-                Err(TryRecvError::Lagged(count)) => Err(RecvError::Lagged(count)),
-                // The next look tells them apart.
-                Err(TryRecvError::Empty | TryRecvError::Closed) => break,
-            };
+            Ok(Received::OfAll(told)) => {
+                if wanted.takes(told.topic, told.subscription) {
+                    piece.put_slice(&told.text);
+                }
+            }
+            // A comment, for people: programs that read on know no such event.
+            Err(RecvError::Lagged(count)) => {
+                piece.put_slice(format!(": {count} lines were lost\n\n").as_bytes());
+            }
+            Err(RecvError::Closed) if piece.is_empty() => return None,
+            Err(RecvError::Closed) => break,
         }
-        Some(piece.freeze())
+        count += 1;
+        // What is taken out is sent: there must be room for it.
+        next = match (count < LINES_PER_PIECE).then(|| lines.try_recv()) {
+            Some(Ok(line)) => Some(Ok(line)),
+            Some(Err(TryRecvError::Lagged(count))) => Some(Err(RecvError::Lagged(count))),
+            // The next look tells them apart.
+            Some(Err(TryRecvError::Empty | TryRecvError::Closed)) | None => None,
+        };
     }
+    Some(piece.freeze())
 }
 
 /// JSON has no line ends of its own: one line of data is enough.
@@ -288,4 +291,41 @@ pub(crate) fn write(piece: &mut BytesMut, line: &Line) {
         }
     };
     put(piece, event, &data.to_string());
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_line_is_lost_between_two_pieces() {
+        let many = 3 * LINES_PER_PIECE + 7;
+        let (sender, received) = broadcast::channel(2 * many);
+        for n in 0..many {
+            let told = Told {
+                topic: TopicId(1),
+                subscription: None,
+                text: Bytes::from(format!("{n}\n")),
+            };
+            assert!(sender.send(Arc::new(told)).is_ok());
+        }
+        drop(sender);
+        let mut lines = Lines::OfAll(received);
+        let mut text = String::new();
+        let mut pieces = 0;
+        loop {
+            let first = match lines.try_recv() {
+                Ok(line) => Ok(line),
+                Err(_) => Err(RecvError::Closed),
+            };
+            let Some(piece) = piece(&mut lines, &Wanted::default(), first) else {
+                break;
+            };
+            pieces += 1;
+            text.push_str(std::str::from_utf8(&piece).unwrap());
+        }
+        let expected: Vec<String> = (0..many).map(|n| n.to_string()).collect();
+        assert_eq!(text.lines().collect::<Vec<_>>(), expected);
+        assert_eq!(pieces, 4);
+    }
 }

@@ -459,7 +459,10 @@ impl Writing {
         }
         let segments = shared.segments();
         let facts = shared.facts.read().expect("no panic holds it");
-        for record in records {
+        // An attempt can be over before it is recorded that the event was accepted. It reads better the other way round.
+        let is_accepted = |record: &&Record| matches!(record, Record::Accepted(_));
+        let rest = records.iter().filter(|record| !is_accepted(record));
+        for record in records.iter().filter(is_accepted).chain(rest) {
             self.teller.tell(record, &segments, &facts, |line| {
                 // Nobody listens any more: then nobody misses it.
                 let _ = shared.lines.send(Arc::new(line));
