@@ -589,7 +589,6 @@ impl Asked {
         };
         for (name, value) in members {
             match (name.as_str(), value) {
-                ("node", Value::Null) => {}
                 ("node", Value::String(node)) => asked.node = Some(node.clone()),
                 ("node", _) => return Err(Problem::field("node", "must be the name or the id of a node")),
                 ("force", Value::Bool(force)) if draining => asked.force = *force,

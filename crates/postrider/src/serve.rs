@@ -326,6 +326,9 @@ impl Running {
             let tending = cluster::tend(cluster, engine, share, running.stop.clone());
             running.listeners.spawn(tending);
         }
+        if let Some(cluster) = &running.cluster {
+            cluster::settle_in(cluster, &SystemClock).await;
+        }
         if let Some(listener) = http {
             running.serve(listener, Wire::Plain);
         }

@@ -325,6 +325,7 @@ async fn nodes_are_drained_by_whoever_may() {
     drain(json!({"node": "one", "force": true})).await.expect(202);
     for (body, part) in [
         (json!({"node": 1}), "node"),
+        (json!({"node": null}), "node"),
         (json!({"force": "yes"}), "force"),
         (json!({"nod": "a"}), "nod"),
     ] {

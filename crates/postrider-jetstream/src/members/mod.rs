@@ -10,6 +10,7 @@ mod simulation;
 use crate::bucket::Bucket;
 use crate::connect::Connection;
 use crate::log::JetStreamLog;
+use crate::partition::Partition;
 use decide::{Holder, Rules};
 pub use decide::{NodeId, Standing};
 use lease::LeaseUntil;
@@ -90,6 +91,26 @@ pub struct Membership {
     pub nodes: Vec<Member>,
     pub partitions: Vec<Ownership>,
     pub counts: Counts,
+}
+
+/// The partitions that this node serves, and what waits in each.
+pub fn serves(log: &JetStreamLog) -> BTreeMap<u8, Waiting> {
+    let served = log.partitions();
+    let waiting = |partition: &Arc<Partition>| {
+        let book = partition.book();
+        // What is claimed has not ended either.
+        let mut all = Waiting {
+            waiting: book.claims_held(),
+            ..Waiting::default()
+        };
+        for sub in book.subs.values() {
+            all.waiting += sub.waiting.len() as u64;
+            all.retrying += sub.retrying.len() as u64;
+            all.letters += sub.letters.len() as u64;
+        }
+        (partition.number(), all)
+    };
+    served.iter().filter(|one| one.is_open()).map(waiting).collect()
 }
 
 impl Membership {

@@ -2,8 +2,8 @@
 
 use super::decide::{Doing, Known, NodeId, Rules, Standing, Step};
 use super::lease::Now;
-use super::value::{self, Beat, Counts, Key, Owned, Waiting};
-use super::{Command, Member, Membership, Node, Ownership, PING_PATIENCE, RELEASE_PATIENCE, Shared};
+use super::value::{self, Beat, Counts, Key, Owned};
+use super::{Command, Member, Membership, Node, Ownership, PING_PATIENCE, RELEASE_PATIENCE, Shared, serves};
 use crate::bucket::{Bucket, Found, Swapped};
 use crate::chain::nap;
 use crate::connect::Connection;
@@ -287,21 +287,6 @@ impl Loop {
 
     fn describe(&self, beat: u64) -> Beat {
         let node = &self.shared.node;
-        let served = self.log.partitions();
-        let waiting = |partition: &Arc<Partition>| {
-            let book = partition.book();
-            // What is claimed has not ended either.
-            let mut all = Waiting {
-                waiting: book.claims_held(),
-                ..Waiting::default()
-            };
-            for sub in book.subs.values() {
-                all.waiting += sub.waiting.len() as u64;
-                all.retrying += sub.retrying.len() as u64;
-                all.letters += sub.letters.len() as u64;
-            }
-            (partition.number(), all)
-        };
         Beat {
             process: node.process,
             incarnation: self.incarnation,
@@ -311,7 +296,7 @@ impl Loop {
             version: node.version.clone(),
             started: node.started.nanos(),
             draining: self.draining,
-            serves: served.iter().filter(|one| one.is_open()).map(waiting).collect(),
+            serves: serves(&self.log),
             counts: self.counts(),
             report: self
                 .shared

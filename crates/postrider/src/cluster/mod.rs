@@ -16,11 +16,15 @@ use postrider_jetstream::{Cluster, Membership, Node, NodeId, Settings};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 /// Where a node keeps its own number.
 const NODE_ID: &str = "node-id";
+/// A node that begins has partitions within milliseconds, or others have them, or it takes longer for a reason.
+const SETTLE_PATIENCE: Duration = Duration::from_secs(2);
+const SETTLE_LOOK: Duration = Duration::from_millis(5);
 
 /// How the store is reached and laid out; none with the embedded store.
 pub fn settings(config: &Config) -> Option<Settings> {
@@ -194,6 +198,17 @@ async fn sweep(
     engine.retire_strays(strays).await?;
     *swept = served;
     Ok(())
+}
+
+/// Waits for a moment until somebody takes events in: what is published first need not be refused.
+/// Without it, too, the node serves whoever asks.
+pub async fn settle_in(cluster: &Cluster, clock: &dyn Clock) {
+    let me = cluster.members.node().id;
+    let others = || cluster.members.membership().owners().any(|owner| owner != me);
+    let until = clock.now() + SETTLE_PATIENCE;
+    while !cluster.log.takes_in() && !others() && clock.now() < until {
+        clock.sleep_until(clock.now() + SETTLE_LOOK).await;
+    }
 }
 
 /// Where others reach this node: as configured, or as it listens.

@@ -106,10 +106,22 @@ impl ClusterView for View {
     fn now(&self) -> Shown {
         let membership = self.cluster.members.membership();
         let last = self.last.borrow().clone();
+        let me = self.cluster.members.node().id;
+        // Of itself a node knows more than its last heartbeat says.
+        let own = members::serves(&self.cluster.log);
+        let as_it_is = |of: &Ownership| match own.get(&of.number) {
+            Some(_) => partition(&Ownership {
+                owner: Some(me),
+                waiting: own.get(&of.number).copied(),
+                ..*of
+            }),
+            None if of.owner == Some(me) => partition(&Ownership { waiting: None, ..*of }),
+            None => partition(of),
+        };
         Shown {
-            node: self.cluster.members.node().id.to_string(),
+            node: me.to_string(),
             nodes: membership.nodes.iter().map(node).collect(),
-            partitions: membership.partitions.iter().map(partition).collect(),
+            partitions: membership.partitions.iter().map(as_it_is).collect(),
             jetstream: last
                 .map(|(when, report)| jetstream(&report, self.cluster.connection.replicas, when.elapsed())),
             counts: counts(membership.counts),

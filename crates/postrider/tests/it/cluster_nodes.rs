@@ -389,3 +389,31 @@ fn two_processes_cannot_be_the_same_node() {
     );
     assert!(refusal.contains("data directory of its own"), "{refusal}");
 }
+
+#[test]
+fn a_node_that_says_that_it_is_ready_takes_events_in() {
+    let receiver = Receiver::start();
+    let plan = Plan {
+        nodes: 1,
+        ..Plan::default()
+    };
+    let Some(mut crew) = Crew::start(&plan) else {
+        return;
+    };
+    let node = &mut crew.nodes[0];
+    node.put_topic("orders");
+    node.subscribe("orders", "billing", &receiver.url("/"), json!(null));
+    for (id, in_order) in [("stopped", true), ("killed", false)] {
+        if in_order {
+            node.stop();
+        } else {
+            node.kill();
+        }
+        node.start();
+        node.publish("orders", &[event(id)]);
+        let health = node.send("GET", "/healthz", &[], "").expect(200).json();
+        assert_eq!((&health["ready"], &health["reasons"]), (&json!(true), &json!([])));
+        // A kill may bring the one before again.
+        while receiver.next().ids() != [id] {}
+    }
+}
