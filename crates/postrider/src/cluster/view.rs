@@ -118,9 +118,13 @@ impl ClusterView for View {
             None if of.owner == Some(me) => partition(&Ownership { waiting: None, ..*of }),
             None => partition(of),
         };
+        let mut nodes: Vec<Node> = membership.nodes.iter().map(node).collect();
+        for one in nodes.iter_mut().filter(|one| one.id == me.to_string()) {
+            one.partitions = own.keys().copied().collect();
+        }
         Shown {
             node: me.to_string(),
-            nodes: membership.nodes.iter().map(node).collect(),
+            nodes,
             partitions: membership.partitions.iter().map(as_it_is).collect(),
             jetstream: last
                 .map(|(when, report)| jetstream(&report, self.cluster.connection.replicas, when.elapsed())),

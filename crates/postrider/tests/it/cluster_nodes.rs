@@ -413,6 +413,12 @@ fn a_node_that_says_that_it_is_ready_takes_events_in() {
         node.publish("orders", &[event(id)]);
         let health = node.send("GET", "/healthz", &[], "").expect(200).json();
         assert_eq!((&health["ready"], &health["reasons"]), (&json!(true), &json!([])));
+        let Value::Object(partitions) = &health["store"]["partitions"] else {
+            panic!("{health}");
+        };
+        // They come one by one.
+        assert_eq!(partitions["owned"], partitions["served"], "{health}");
+        assert_ne!(partitions["owned"], 0, "{health}");
         // A kill may bring the one before again.
         while receiver.next().ids() != [id] {}
     }
