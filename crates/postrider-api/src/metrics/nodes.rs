@@ -85,7 +85,7 @@ pub fn cluster(page: &mut Page, cluster: &Cluster) {
         ),
         (
             "postrider_cluster_redelivered_total",
-            "Deliveries that were under way at an earlier owner and were offered again: they may arrive twice.",
+            "Deliveries that may have been under way at an earlier owner and were offered again: they may arrive twice.",
             tallies.redelivered,
         ),
         (

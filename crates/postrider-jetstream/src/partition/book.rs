@@ -14,9 +14,14 @@ use postrider_store::{Backlog, Claim, LetterKey, LettersWaiting, Settled};
 use rustc_hash::{FxHashMap, FxHashSet};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Bound;
+use std::time::Duration;
 
 /// So many closed subscriptions are remembered: events that were routed to them before reach the log after.
 const CLOSED_REMEMBERED_MAX: usize = 4_096;
+/// How many times as many first attempts as the journal last spoke of an owner may have handed out since, …
+const UNSAID_PERIODS: usize = 4;
+/// … and how much later the last retry may have been due that it had: journals are written every 20 ms, and stored later.
+const UNSAID_DUE: Duration = Duration::from_millis(100);
 
 /// When something was received, in seconds: exact enough for the age of a backlog.
 pub type Second = u32;
@@ -66,6 +71,10 @@ pub struct Sub {
     pub upto: Option<Position>,
     /// Retries that an earlier owner had handed out.
     again: BTreeSet<(Timestamp, Position)>,
+    /// First attempts that an earlier owner had made since it last said how far it is.
+    pace: usize,
+    /// When the last retry was due that it had handed out.
+    handed: Option<Timestamp>,
 }
 
 impl Sub {
@@ -599,7 +608,11 @@ impl Book {
                 retried,
             } => {
                 self.change(*of, |sub, chunks, _, _| {
-                    sub.upto = sub.upto.max(*upto);
+                    if sub.upto < *upto {
+                        sub.upto = *upto;
+                        sub.pace = 0;
+                    }
+                    sub.pace += fresh.len();
                     let fresh = fresh.iter().map(|position| (None, *position));
                     let retried = retried.iter().map(|(due, position)| (Some(*due), *position));
                     for (was, position) in fresh.chain(retried) {
@@ -618,6 +631,7 @@ impl Book {
             } => {
                 self.change(*of, |sub, _, _, _| {
                     if let Some(received) = sub.take_waiting(*was, *position) {
+                        sub.pace += usize::from(was.is_none());
                         let tried = *tried;
                         sub.put_retry(*due, *position, Retry { tried, received });
                     }
@@ -633,6 +647,7 @@ impl Book {
             } => {
                 self.change(*of, |sub, _, _, _| {
                     if sub.take_waiting(*was, *position).is_some() {
+                        sub.pace += usize::from(was.is_none());
                         let (tried, reason) = (*tried, *reason);
                         sub.letters
                             .insert((*decided, *position), GivenUp { tried, reason });
@@ -653,6 +668,7 @@ impl Book {
                     let waits = |key: &&(Timestamp, Position)| sub.retrying.contains_key(*key);
                     let found: Vec<_> = retried.iter().filter(waits).copied().collect();
                     sub.again.extend(found);
+                    sub.handed = sub.handed.max(retried.iter().map(|(due, _)| *due).max());
                 }
             }
             Record::Closed { of } => {
@@ -663,17 +679,29 @@ impl Book {
         }
     }
 
-    /// After a takeover: whatever an earlier owner had handed out is offered again. Returns how much that is, as far as
-    /// the journal tells: all of it but what was handed out in the last moments.
+    /// After a takeover: whatever an earlier owner had handed out is offered again. Returns how much that is at most,
+    /// as far as can be told: of its last moments the journal says nothing, so that they are taken to have been like
+    /// those before.
     pub fn begin(&mut self) -> u64 {
         let mut again = 0;
         for sub in self.subs.values_mut() {
-            if let Some(upto) = sub.upto.take() {
-                again += sub.waiting.iter().take_while(|w| w.position <= upto).count() as u64;
+            let upto = sub.upto.take();
+            let said = sub
+                .waiting
+                .partition_point(|waiting| Some(waiting.position) <= upto);
+            let unsaid = UNSAID_PERIODS * std::mem::take(&mut sub.pace);
+            again += sub.waiting.len().min(said + unsaid);
+            if let Some(handed) = sub.handed.take() {
+                let next = (handed, Position(0))..(handed + UNSAID_DUE, Position(0));
+                let unsaid = sub
+                    .retrying
+                    .range(next)
+                    .filter(|(key, _)| !sub.again.contains(key));
+                again += unsaid.count();
             }
-            again += std::mem::take(&mut sub.again).len() as u64;
+            again += std::mem::take(&mut sub.again).len();
         }
-        again
+        again as u64
     }
 
     /// Puts every claim back, and says how many: nobody will settle them any more.
@@ -1280,6 +1308,57 @@ mod tests {
             bytes.truncate(bytes.len() - cut % bytes.len());
             let _ = snapshot::decode(PARTITION, &bytes);
         }
+    }
+
+    // The journal is written a moment after things have happened: deliveries that are made twice would not be counted.
+    #[test]
+    fn the_last_moments_of_an_owner_are_taken_to_be_like_those_before() {
+        let again = |steps: &[Step]| {
+            let mut world = World::default();
+            for step in steps {
+                world.step(step.clone());
+            }
+            world.replay(Book::default(), 0).begin()
+        };
+        let twenty = || Step::Append(vec![1 << 1; 20], false);
+        assert_eq!(again(&[twenty()]), 0, "nothing was handed out");
+        for kind in [0, 3, 4] {
+            let mut steps = vec![
+                twenty(),
+                Step::Claim(1, 3),
+                Step::Settle(1, vec![(0, kind), (0, kind)]),
+                Step::Write,
+            ];
+            assert_eq!(again(&steps), 1 + 4 * 2);
+            steps.extend([Step::Claim(1, 4), Step::Settle(1, vec![(0, kind); 5])]);
+            assert_eq!(
+                again(&steps),
+                1 + 4 * 2,
+                "what is not in the stream cannot be known"
+            );
+            steps.push(Step::Write);
+            assert_eq!(again(&steps), 20 - 7, "no more than there are");
+            steps.extend([Step::Claim(1, 2), Step::Write]);
+            assert_eq!(
+                again(&steps),
+                2,
+                "nothing has ended since: that is all that was handed out"
+            );
+        }
+        let mut steps = vec![
+            Step::Append(vec![1 << 1; 5], false),
+            Step::Claim(1, 5),
+            Step::Settle(1, vec![(0, 2), (0, 2), (0, 2), (0, 3), (0, 3)]),
+            Step::Later(2),
+            Step::Write,
+        ];
+        assert_eq!(again(&steps), 0);
+        steps.extend([Step::Claim(1, 1), Step::Write]);
+        assert_eq!(
+            again(&steps),
+            3,
+            "those that were due with it, not those of a second later"
+        );
     }
 
     #[test]
