@@ -10,8 +10,8 @@ set -eu
 
 here=$(cd "$(dirname "$0")/../.." && pwd)
 data=${1:-./three-nodes-data}
-nats_port=${NATS_PORT:-42221}
-http_port=${HTTP_PORT:-58881}
+nats_port=${NATS_PORT:-24221}
+http_port=${HTTP_PORT:-15881}
 mkdir -p "$data"
 data=$(cd "$data" && pwd)
 

@@ -7,6 +7,8 @@
     reason = "tests measure their own patience and learn from the environment where the server is"
 )]
 
+#[path = "../../../postrider/src/bench/ports.rs"]
+mod ports;
 mod nats;
 mod support;
 mod told;

@@ -3,7 +3,7 @@
 use postrider_core::ids::Secret;
 use postrider_jetstream::{Auth, Connection, Settings};
 use std::io::{BufRead, BufReader};
-use std::net::{TcpListener, TcpStream};
+use std::net::TcpStream;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -28,14 +28,8 @@ fn installed() -> Option<PathBuf> {
     Some(program)
 }
 
-/// Ports that are free until somebody else takes them; a restart needs the same again.
 fn ports(count: usize) -> Vec<u16> {
-    let free: Vec<TcpListener> = (0..count)
-        .map(|_| TcpListener::bind(("127.0.0.1", 0)).expect("a free port"))
-        .collect();
-    free.iter()
-        .map(|one| one.local_addr().expect("it is bound").port())
-        .collect()
+    (0..count).map(|_| crate::ports::own().port()).collect()
 }
 
 /// A server on a free port of this machine. It is killed when dropped.

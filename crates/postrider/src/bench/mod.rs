@@ -11,6 +11,7 @@ mod http;
 mod letters;
 mod mark;
 mod nats;
+mod ports;
 mod procfs;
 mod publisher;
 mod raw;
@@ -437,8 +438,7 @@ impl<'a> Bench<'a> {
         log: PathBuf,
         dead: Option<TcpSocket>,
     ) -> Result<Ready> {
-        // Free when we let go of it; nothing else takes ports here in the meantime, or the start fails.
-        let address = std::net::TcpListener::bind(LOCAL)?.local_addr()?;
+        let address = ports::own();
         let http = address.to_string();
         let args: [&OsStr; 9] = [
             "serve".as_ref(),

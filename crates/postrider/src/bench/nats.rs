@@ -1,10 +1,10 @@
 //! NATS servers for a measurement: processes of their own, on the disk to measure.
 
 use super::child::Running;
-use super::{LOCAL, http, pause};
+use super::{http, pause, ports};
 use anyhow::{Context, Result, bail, ensure};
 use std::fs::File;
-use std::net::{SocketAddr, TcpListener};
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
@@ -34,8 +34,8 @@ impl Nats {
 
     /// Starts so many servers that know each other.
     pub async fn start(program: &Path, count: usize, always: bool, dir: &Path) -> Result<Nats> {
-        let ports = |what| addresses(count).with_context(|| format!("finding free ports for {what}"));
-        let (clients, monitors, routes) = (ports("clients")?, ports("monitors")?, ports("routes")?);
+        let addresses = || -> Vec<SocketAddr> { (0..count).map(|_| ports::own()).collect() };
+        let (clients, monitors, routes) = (addresses(), addresses(), addresses());
         let mut processes = Vec::new();
         for n in 0..count {
             let own = dir.join(format!("nats-{n}"));
@@ -131,15 +131,6 @@ fn config(
         );
     }
     config
-}
-
-/// Free when we let go of them; nothing else takes ports here in the meantime, or the start fails.
-fn addresses(count: usize) -> Result<Vec<SocketAddr>> {
-    let held: Vec<TcpListener> = (0..count)
-        .map(|_| TcpListener::bind(LOCAL))
-        .collect::<std::io::Result<_>>()?;
-    let addresses = held.iter().map(TcpListener::local_addr);
-    Ok(addresses.collect::<std::io::Result<_>>()?)
 }
 
 /// The last lines of a server's log, for an error message.

@@ -3,6 +3,8 @@
 //! Each test starts its own server in a directory of its own and talks to it as a stranger would.
 //! Longer runs happen when `POSTRIDER_SLOW_TESTS` is set.
 
+#[path = "../../src/bench/ports.rs"]
+mod ports;
 mod server;
 mod client;
 mod receiver;

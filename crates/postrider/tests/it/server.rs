@@ -1,7 +1,7 @@
 //! The program under test, as a child process in a directory of its own.
 
 use crate::client::{Answer, Connection, Headers};
-use crate::wait;
+use crate::{ports, wait};
 use serde_json::{Value, json};
 use std::io::{BufRead, BufReader};
 use std::net::SocketAddr;
@@ -19,7 +19,7 @@ pub const JSON: (&str, &str) = ("content-type", "application/json");
 pub struct Setup {
     pub config: String,
     pub env: Vec<(&'static str, String)>,
-    /// Further flags, instead of those that make it listen on free ports.
+    /// Further flags, instead of those that make it listen on ports of its own.
     pub flags: Option<Vec<String>>,
     /// Flags besides those.
     pub more: Vec<&'static str>,
@@ -102,8 +102,8 @@ impl Setup {
         let mut server = Server {
             setup: self,
             directory,
-            http: SocketAddr::from(([127, 0, 0, 1], 0)),
-            https: SocketAddr::from(([127, 0, 0, 1], 0)),
+            http: ports::own(),
+            https: ports::own(),
             running: None,
             log: Arc::default(),
             log_from: 0,

@@ -2,11 +2,11 @@
 
 use super::link::{Link, Roads, Weather};
 use crate::client::Connection;
-use crate::wait;
+use crate::{ports, wait};
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::fs::File;
-use std::net::{SocketAddr, TcpListener};
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
@@ -35,14 +35,8 @@ pub fn installed() -> Option<PathBuf> {
     Some(program)
 }
 
-/// Addresses that are free until somebody else takes them; a restart needs the same again.
 fn addresses(count: usize) -> Vec<SocketAddr> {
-    let free: Vec<TcpListener> = (0..count)
-        .map(|_| TcpListener::bind("127.0.0.1:0").expect("a free port"))
-        .collect();
-    free.iter()
-        .map(|one| one.local_addr().expect("it is bound"))
-        .collect()
+    (0..count).map(|_| ports::own()).collect()
 }
 
 /// One server. It is killed when dropped.
