@@ -24,7 +24,7 @@ const TOPICS_MAX: usize = 2048;
 pub const LINES_MAX: usize = 4096;
 /// Events that watchers were told of and whose attempts will be told in the same words.
 const KNOWN_MAX: usize = 16 << 10;
-/// Events that are not known yet and were attempted. When there are more, the words for most of them will never come.
+/// What is said of events that are not known yet. When there is more, the words for most of them will never come.
 const EARLY_MAX: usize = 16 << 10;
 
 /// The latest requests of every topic.
@@ -144,6 +144,7 @@ pub struct Teller {
     /// An attempt can be over before it is recorded that the event was accepted: whoever publishes waits for the log
     /// just as deliveries do. What is said of it then waits.
     early: FxHashMap<Place, Vec<Said>>,
+    early_count: usize,
 }
 
 impl Teller {
@@ -161,13 +162,14 @@ impl Teller {
             known: FxHashMap::default(),
             order: VecDeque::new(),
             early: FxHashMap::default(),
+            early_count: 0,
         }
     }
 
     /// Nobody watches any more.
     pub fn forget(&mut self) {
         if !self.order.is_empty() || !self.early.is_empty() {
-            (self.known, self.order, self.early) = Default::default();
+            (self.known, self.order, self.early, self.early_count) = Default::default();
         }
     }
 
@@ -269,15 +271,18 @@ impl Teller {
             say(brief.line(said));
             self.learn(place, brief, say);
         } else {
-            if self.early.len() >= EARLY_MAX {
+            if self.early_count >= EARLY_MAX {
                 self.early.clear();
+                self.early_count = 0;
             }
+            self.early_count += 1;
             self.early.entry(place).or_default().push(said);
         }
     }
 
     fn learn(&mut self, place: Place, brief: Arc<Brief>, say: &mut impl FnMut(Line)) {
         for said in self.early.remove(&place).into_iter().flatten() {
+            self.early_count -= 1;
             say(brief.line(said));
         }
         if self.known.insert(place, brief).is_none() {
