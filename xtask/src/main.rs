@@ -1,4 +1,5 @@
 //! `cargo xtask test`: installs what the tests need and runs everything that must hold before a commit lands.
+//! `cargo xtask nightly`: the same with the long runs, and whether anything is known against a dependency.
 
 use anyhow::{Context, Result, bail};
 use std::collections::BTreeMap;
@@ -56,10 +57,11 @@ const CARGO_DENY: &str = "0.20";
 fn main() -> ExitCode {
     let task = std::env::args().nth(1).unwrap_or_default();
     let result = match task.as_str() {
-        "test" => test(),
+        "test" => test(Runs::Usual),
+        "nightly" => test(Runs::Long).and_then(|()| step("advisories", || deny(&["advisories"]))),
         "edges" => edges(),
         _ => {
-            eprintln!("usage: cargo xtask test|edges");
+            eprintln!("usage: cargo xtask test|nightly|edges");
             return ExitCode::FAILURE;
         }
     };
@@ -80,8 +82,15 @@ fn root() -> PathBuf {
         .to_owned()
 }
 
+/// How long tests go on that can go on for as long as one likes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Runs {
+    Usual,
+    Long,
+}
+
 /// Everything, in the order in which it fails soonest. The last line counts the tests.
-fn test() -> Result<()> {
+fn test(runs: Runs) -> Result<()> {
     step("imports go one way", edges)?;
     step("formatting", || cargo(&["fmt", "--all", "--check"]))?;
     step("clippy", || {
@@ -95,10 +104,12 @@ fn test() -> Result<()> {
             "warnings",
         ])
     })?;
-    step("licences, sources and duplicates of dependencies", deny)?;
+    step("licences, sources and duplicates of dependencies", || {
+        deny(&["bans", "licenses", "sources"])
+    })?;
     let clients = step("the clients and storage servers that tests drive", clients)?;
     println!("== tests");
-    let (passed, failed) = run_tests(&clients)?;
+    let (passed, failed) = run_tests(&clients, runs)?;
     println!("{passed} passed, {failed} failed");
     if failed > 0 || passed == 0 {
         bail!("tests failed");
@@ -126,7 +137,7 @@ fn run(command: &mut Command) -> Result<()> {
     Ok(())
 }
 
-fn deny() -> Result<()> {
+fn deny(what: &[&str]) -> Result<()> {
     let tools = root().join("target/tools");
     let program = tools.join("bin/cargo-deny");
     if !program.exists() {
@@ -137,8 +148,9 @@ fn deny() -> Result<()> {
             .arg(&tools);
         run(&mut install)?;
     }
-    // Advisories need a database from the network and are looked at nightly.
-    run(Command::new(program).args(["--log-level", "error", "check", "bans", "licenses", "sources"]))
+    run(Command::new(program)
+        .args(["--log-level", "error", "check"])
+        .args(what))
 }
 
 /// Prepares the unmodified clients and servers under `target` and says where they are.
@@ -150,10 +162,11 @@ fn clients() -> Result<PathBuf> {
 }
 
 /// Runs all tests and counts them by the closing lines of the test binaries.
-fn run_tests(clients: &Path) -> Result<(u64, u64)> {
+fn run_tests(clients: &Path, runs: Runs) -> Result<(u64, u64)> {
     let mut child = Command::new("cargo")
         .args(["test", "--workspace", "--no-fail-fast"])
         .env("POSTRIDER_CLIENTS", clients)
+        .envs((runs == Runs::Long).then_some(("POSTRIDER_SLOW_TESTS", "1")))
         .current_dir(root())
         .stdout(Stdio::piped())
         .spawn()
