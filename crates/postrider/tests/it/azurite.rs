@@ -7,7 +7,7 @@ use crate::dead_letters::{assert_path, begin_at, dead_letter_to, letter_counts, 
 use crate::lab::Lab;
 use crate::receiver::{Receiver, Reply};
 use crate::server::{EDGE_VERSION, Setup, event};
-use crate::wait;
+use crate::{ports, wait};
 use serde_json::{Value, json};
 use std::io::{BufRead, BufReader};
 use std::path::PathBuf;
@@ -40,14 +40,14 @@ impl Azurite {
             service,
             clients: installed()?,
             directory: TempDir::new().expect("a temporary directory"),
-            port: 0,
+            port: ports::own().port(),
             running: None,
         };
         azurite.start_again();
         Some(azurite)
     }
 
-    /// On the port that it had before.
+    /// On the same port each time.
     pub fn start_again(&mut self) {
         let service = self.service;
         let program = format!("js/node_modules/.bin/azurite-{service}");
