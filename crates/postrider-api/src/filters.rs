@@ -148,15 +148,15 @@ fn judge(subscription: &Subscription, recent: &Recent) -> Option<Value> {
         None => audience.full_id.clone(),
     };
     let filter: &Filter = &subscription.filter;
-    let verdict = filter.matches(&event, &topic).map_err(Verdict::from);
+    let mismatch = filter.mismatch_of(&event, &topic).map(Verdict::from);
     let mut shown = json!({
         "id": text(event.id_field()),
         "type": text(event.event_type_field()),
         "subject": text(event.subject_field()),
         "at": batch.received.to_string(),
-        "matched": verdict.is_ok(),
+        "matched": mismatch.is_none(),
     });
-    if let Err(verdict) = verdict {
+    if let Some(verdict) = mismatch {
         let text = verdict.text(subscription);
         shown["predicate"] = predicate(&Predicate { verdict, text });
     }

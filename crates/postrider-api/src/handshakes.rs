@@ -286,7 +286,7 @@ fn begun_answer(
 fn trouble(error: &Error) -> Problem {
     let status = match error {
         Error::Gone | Error::DomainTopicMissing { .. } | Error::HandshakeOver => 409,
-        Error::Store(_) | Error::Stopping => 503,
+        Error::Store(_) | Error::Stopping | Error::TasksLeft(_) => 503,
     };
     Problem::new(status, error.to_string())
 }

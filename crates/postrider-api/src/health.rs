@@ -203,6 +203,7 @@ pub async fn answer(server: &Server, call: &Call) -> Answer {
             .map(|(r, n)| (r.name().to_owned(), json!(n)));
         Value::Object(pairs.collect::<Map<_, _>>())
     };
+    let in_flight = server.engine.dispatcher.in_flight.usage();
     let mut body = json!({
         "status": status(&against),
         "live": true,
@@ -217,12 +218,16 @@ pub async fn answer(server: &Server, call: &Call) -> Answer {
             "delivered": counters.delivered.load(Relaxed),
             "deliveredLate": counters.delivered_late.load(Relaxed),
             "attempts": counters.attempts.load(Relaxed),
+            "inFlightBytes": in_flight.bytes,
+            "inFlightBytesMax": in_flight.bytes_max,
+            "inFlightWaiting": in_flight.waiting,
             "attemptsFailed": counters.attempts_failed.load(Relaxed),
             "deadLettered": total(&counters.dead_lettered),
             "dropped": by_reason(&counters.dropped),
         },
     });
     body["deadLetters"] = letters;
+    body["tasks"] = json!({"ofRemovedSubscriptions": server.engine.dispatcher.orphaned_tasks()});
     let handshakes = &server.engine.handshakes;
     body["handshakes"] = json!({
         "underWay": handshakes.under_way(),

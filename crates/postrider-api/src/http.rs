@@ -17,6 +17,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 use tokio::net::{TcpListener, TcpStream};
+use tokio::runtime::{Handle, RuntimeFlavor};
 use tokio::sync::{Semaphore, mpsc};
 use tokio::time::timeout;
 use tokio_rustls::TlsAcceptor;
@@ -248,6 +249,15 @@ impl Call {
         };
         // Beyond the time the connection is closed.
         let _ = timeout(UNWANTED_TIMEOUT, discard).await;
+    }
+}
+
+/// Runs a long computation. The other tasks of the worker thread go on elsewhere meanwhile.
+pub fn off_worker<T>(compute: impl FnOnce() -> T) -> T {
+    match Handle::current().runtime_flavor() {
+        RuntimeFlavor::MultiThread => tokio::task::block_in_place(compute),
+        // Tests with a single thread: there is no other to move them to.
+        _ => compute(),
     }
 }
 

@@ -41,6 +41,7 @@ use postrider_wire::token::SigningKey;
 use postrider_wire::{publish::Limits, resources};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
+use tokio::sync::Semaphore;
 
 /// What the roads need to know.
 #[derive(Clone, Debug)]
@@ -73,6 +74,9 @@ pub struct Config {
     pub loopback_only: bool,
     /// Publish requests under way at once; beyond it publishers are told to come back.
     pub publishing_max: usize,
+    /// Bytes that the filters of a topic's subscriptions may look at for one event; beyond it the event is
+    /// refused.
+    pub filter_bytes_max: u64,
 }
 
 /// A storage account as the management plane shows it.
@@ -143,6 +147,8 @@ pub struct Server {
     requests: AtomicU64,
     publishing: AtomicUsize,
     publishing_bytes: AtomicUsize,
+    /// Turns for evaluating filters that look at many bytes: at most half of the processors do.
+    long_filtering: Semaphore,
     /// A resource is made and changed by one at a time, so that no two read the same earlier state.
     pub(crate) declaring: locks::Locks,
 }
@@ -177,6 +183,7 @@ impl Server {
             requests: AtomicU64::new(0),
             publishing: AtomicUsize::new(0),
             publishing_bytes: AtomicUsize::new(0),
+            long_filtering: Semaphore::new(processors().div_ceil(2)),
             declaring: locks::Locks::default(),
         }
     }
@@ -204,6 +211,10 @@ impl Server {
         // The place is given back when it is dropped, here too.
         (count <= self.config.publishing_max && total <= PUBLISHING_BYTES_MAX).then_some(place)
     }
+}
+
+fn processors() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from)
 }
 
 /// A publish request's place among those under way.

@@ -223,9 +223,10 @@ fn delivery(number: u64, request: &Request) -> Bytes {
         }
     }
     let mut data = json!({"delivery": number, "method": request.method.as_str(), "headers": headers});
-    match std::str::from_utf8(&request.body) {
+    let body = request.body_bytes();
+    match std::str::from_utf8(&body) {
         Ok(text) => data["body"] = json!(text),
-        Err(_) => data["bodyBase64"] = json!(BASE64_STANDARD.encode(&request.body)),
+        Err(_) => data["bodyBase64"] = json!(BASE64_STANDARD.encode(&body)),
     }
     put("delivery", &data)
 }

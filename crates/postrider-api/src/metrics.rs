@@ -529,7 +529,26 @@ fn of_the_server(page: &mut Page, server: &Server) {
         .as_ref()
         .is_some_and(|view| !cluster::reasons_against(&view.now()).is_empty());
     let up = store.refusing.is_none() && !engine.is_stopping() && !cut_off;
-    let lines: [(&str, Kind, &str, u64); 10] = [
+    let in_flight = engine.dispatcher.in_flight.usage();
+    let lines: [(&str, Kind, &str, u64); 13] = [
+        (
+            "postrider_in_flight_bytes",
+            Kind::Gauge,
+            "Memory charged to deliveries under way; at most limits.in_flight_bytes_max.",
+            in_flight.bytes as u64,
+        ),
+        (
+            "postrider_in_flight_waiting",
+            Kind::Gauge,
+            "Deliveries that wait for room in limits.in_flight_bytes_max.",
+            in_flight.waiting as u64,
+        ),
+        (
+            "postrider_orphaned_tasks",
+            Kind::Gauge,
+            "Tasks under way for subscriptions that have been removed.",
+            engine.dispatcher.orphaned_tasks() as u64,
+        ),
         (
             "postrider_dead_letters_pending",
             Kind::Gauge,

@@ -14,9 +14,9 @@ use hyper::header::{
 };
 use hyper::{Method, StatusCode};
 use postrider_core::duration;
-use postrider_core::probation::Delay;
 use postrider_core::time::Timestamp;
 use postrider_engine::dispatch::EndpointStatus;
+use postrider_engine::endpoint::State;
 use postrider_engine::virtual_time::{Target, VirtualTime};
 use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
@@ -444,32 +444,34 @@ fn join_endpoint(one: &mut Value, mut told: Vec<Value>) {
 }
 
 pub(crate) fn endpoint(server: &Server, status: &EndpointStatus) -> Value {
-    let names = status.subscriptions.iter().filter_map(|id| {
+    let subscriptions = status.subscriptions.iter().filter_map(|id| {
         let subscription = server.engine.directory.subscription_by_id(*id)?;
         let topic = server.engine.directory.topic_by_id(subscription.topic)?;
-        Some(json!({"topic": topic.topic.name, "name": subscription.name}))
+        let mut shown = json!({"topic": topic.topic.name, "name": subscription.name});
+        if let Some(own) = status.held_subscriptions.get(id) {
+            show_state(&mut shown, own);
+        }
+        Some(shown)
     });
-    let state = match status.state.delay {
-        None => "admitting",
-        Some(_) if status.state.probing => "probing",
-        Some(_) => "delayed",
-    };
     let mut body = json!({
         "endpoint": status.name,
-        "state": state,
         "inFlight": status.state.in_flight,
         "waiting": status.waiting,
-        "subscriptions": names.collect::<Vec<_>>(),
+        "subscriptions": subscriptions.collect::<Vec<_>>(),
     });
-    if let Some(Delay {
-        cause, since, until, ..
-    }) = status.state.delay
-    {
-        body["cause"] = json!(cause.name());
-        body["since"] = json!(since.to_string());
-        body["until"] = json!(until.to_string());
-    }
+    show_state(&mut body, &status.state);
     body
+}
+
+fn show_state(body: &mut Value, state: &State) {
+    let Some(delay) = state.delay else {
+        body["state"] = json!("admitting");
+        return;
+    };
+    body["state"] = json!(if state.probing { "probing" } else { "delayed" });
+    body["cause"] = json!(delay.cause.name());
+    body["since"] = json!(delay.since.to_string());
+    body["until"] = json!(delay.until.to_string());
 }
 
 /// Ends an endpoint's delay by hand.

@@ -2,10 +2,11 @@
 
 use crate::Server;
 use crate::access::{Need, NoAccess};
-use crate::http::{Answer, Call, empty, json, status};
+use crate::http::{Answer, Call, empty, json, off_worker, status};
 use hyper::header::{ALLOW, HeaderName, HeaderValue, RETRY_AFTER};
 use hyper::{Method, StatusCode};
 use postrider_core::event::{Batch, Schema};
+use postrider_core::filter::FilterBudget;
 use postrider_core::subscription::TopicKind;
 use postrider_core::trace::{TRACEPARENT, TRACESTATE, kept};
 use postrider_engine::directory::TopicEntry;
@@ -21,6 +22,10 @@ pub const API_VERSION: &str = "2018-01-01";
 const EDGE_API_VERSION: &str = "2019-01-01-preview";
 const SUPPORTED: HeaderName = HeaderName::from_static("api-supported-versions");
 const INPUT_SCHEMA: HeaderName = HeaderName::from_static("aeg-input-event-schema");
+
+/// Filters that look at no more than this are evaluated by the worker thread that has read the request.
+/// More would hold up the other connections of that thread.
+const FILTER_INLINE_BYTES_MAX: usize = 2 << 20;
 
 /// `POST /topics/{topic}/api/events`
 pub async fn topic(server: &Arc<Server>, call: &mut Call, name: &str) -> Answer {
@@ -213,17 +218,21 @@ pub async fn accept(
         domain: matches!(topic.topic.kind, TopicKind::Domain { .. }),
         limits,
     };
-    let (batch, routed) = {
+    let budget = FilterBudget::bytes(server.config.filter_bytes_max);
+    let filter_bytes = topic.filter_bytes(body.len());
+    let route = || {
         let ce_headers = ce_headers(call, topic.topic.input_schema);
         let head = Head {
             content_type: call.header("content-type"),
             ce_headers: &ce_headers,
         };
-        let mut router = server.engine.router(topic, now);
+        let mut router = server.engine.router(topic, now, budget);
         let parsed = parse(&rules, &head, body, |event| {
             router.route(&event.envelope, event.domain_topic.as_deref())
         })?;
-        let (matched, routed) = router.finish();
+        let (matched, routed) = router
+            .finish()
+            .map_err(|over| PublishError::filters_too_costly(over.index, server.config.filter_bytes_max))?;
         let batch = Batch {
             topic: topic.topic.id,
             schema: topic.topic.input_schema,
@@ -235,7 +244,13 @@ pub async fn accept(
             events: parsed.events,
             matched,
         };
-        (batch, routed)
+        Ok::<_, PublishError>((batch, routed))
+    };
+    let (batch, routed) = if filter_bytes <= FILTER_INLINE_BYTES_MAX {
+        route()?
+    } else {
+        let _turn = server.long_filtering.acquire().await;
+        off_worker(route)?
     };
     server
         .engine

@@ -436,7 +436,7 @@ impl Health {
                 paused,
             };
         }
-        let state = plan.endpoint.state();
+        let state = plan.endpoint.state_for(plan.subscription.id);
         // Not all rules know delays.
         let delay = state.delay.filter(|_| plan.sender().obeys);
         Health {

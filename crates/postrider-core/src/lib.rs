@@ -9,6 +9,7 @@ pub mod event;
 pub mod envelope;
 pub mod trace;
 pub mod filter;
+pub mod body;
 pub mod render;
 pub mod pause;
 pub mod subscription;

@@ -3,6 +3,7 @@
 //! Nothing is taken apart and written anew. `data` is always copied as it came; members that we do
 //! not know survive wherever the schema stays the same, and are left behind by a conversion.
 
+use crate::body::RenderOutput;
 use crate::envelope::{Envelope, Field, KeyStyle};
 use crate::event::{Batch, EventRef, Schema};
 use crate::json::{self, Kind, Raw, Scanner};
@@ -43,7 +44,7 @@ pub fn delivered_schema(input: Schema, delivery: Schema) -> Schema {
 /// Appends the delivered JSON of one event to `out`. `system_id` is asked for only if a custom event
 /// has no id of its own.
 pub fn write_event(
-    out: &mut Vec<u8>,
+    out: &mut impl RenderOutput,
     batch: &Batch,
     index: usize,
     how: &Rendering<'_>,
@@ -76,7 +77,7 @@ pub fn write_event(
                 system_id,
             );
         }
-        _ => out.extend_from_slice(&batch.body[event.object.range()]),
+        _ => out.write(&batch.body[event.object.range()]),
     }
 }
 
@@ -209,7 +210,7 @@ fn read<'a>(batch: &'a Batch, index: usize, how: &Rendering<'a>) -> Envelope<'a>
 }
 
 /// An Event Grid event as it came, with what it lacks added at its end.
-fn write_stamped(out: &mut Vec<u8>, batch: &Batch, event: &EventRef, topic: TopicValue<'_>) {
+fn write_stamped(out: &mut impl RenderOutput, batch: &Batch, event: &EventRef, topic: TopicValue<'_>) {
     let lacks = event.lacks;
     let object = &batch.body[event.object.range()];
     let mut object = if let TopicValue::Overwrite(_) = topic {
@@ -219,9 +220,9 @@ fn write_stamped(out: &mut Vec<u8>, batch: &Batch, event: &EventRef, topic: Topi
     } else if !event.topic.is_empty() {
         let start = (event.topic.start - event.object.start) as usize;
         let (before, rest) = object.split_at(start);
-        out.extend_from_slice(before);
-        out.extend_from_slice(b"\"topic\":");
-        write_topic(out, topic, member_value(batch.slice(event.topic)));
+        out.write(before);
+        out.write(b"\"topic\":");
+        write_topic(out.text(), topic, member_value(batch.slice(event.topic)));
         Object::opened(out, &rest[event.topic.len as usize..])
     } else if lacks.topic || lacks.data_version || lacks.metadata_version {
         let mut object = Object::opened(out, object);
@@ -230,7 +231,7 @@ fn write_stamped(out: &mut Vec<u8>, batch: &Batch, event: &EventRef, topic: Topi
         }
         object
     } else {
-        return out.extend_from_slice(object);
+        return out.write(object);
     };
     if lacks.data_version {
         object.member("dataVersion").extend_from_slice(b"\"\"");
@@ -243,7 +244,7 @@ fn write_stamped(out: &mut Vec<u8>, batch: &Batch, event: &EventRef, topic: Topi
 
 /// A custom event in an Event Grid envelope, the whole of it as `data`.
 fn write_event_grid(
-    out: &mut Vec<u8>,
+    out: &mut impl RenderOutput,
     event: &Envelope<'_>,
     topic: TopicValue<'_>,
     received: Timestamp,
@@ -263,15 +264,13 @@ fn write_event_grid(
     object.member("metadataVersion").extend_from_slice(b"\"1\"");
     write_topic(object.member("topic"), topic, event.topic.map(Field::Value));
     write_or(object.member("subject"), event.subject_field(), String::new);
-    object
-        .member("data")
-        .extend_from_slice(event.object.text().as_bytes());
+    object.long_member("data").write(event.object.text().as_bytes());
     object.close();
 }
 
 /// An Event Grid or custom event as a CloudEvent. Optional attributes may be absent there, not empty.
 fn write_cloud_event(
-    out: &mut Vec<u8>,
+    out: &mut impl RenderOutput,
     event: &Envelope<'_>,
     topic: TopicValue<'_>,
     received: Timestamp,
@@ -299,7 +298,7 @@ fn write_cloud_event(
         object
             .member("datacontenttype")
             .extend_from_slice(b"\"application/json\"");
-        object.member("data").extend_from_slice(data.text().as_bytes());
+        object.long_member("data").write(data.text().as_bytes());
     }
     object.close();
 }
@@ -339,61 +338,67 @@ fn member_value(member: &str) -> Option<Field<'_>> {
 }
 
 /// A JSON object being written: members are added at its end until it is closed.
-struct Object<'a> {
-    out: &'a mut Vec<u8>,
+struct Object<'a, O> {
+    out: &'a mut O,
     bare: bool,
 }
 
-impl<'a> Object<'a> {
-    fn empty(out: &'a mut Vec<u8>) -> Object<'a> {
-        out.push(b'{');
+impl<'a, O: RenderOutput> Object<'a, O> {
+    fn empty(out: &'a mut O) -> Object<'a, O> {
+        out.text().push(b'{');
         Object { out, bare: true }
     }
 
     /// Copies an object, or the rest of one that was begun in `out`, up to its last member.
-    fn opened(out: &'a mut Vec<u8>, text: &[u8]) -> Object<'a> {
+    fn opened(out: &'a mut O, text: &[u8]) -> Object<'a, O> {
         let open = text
             .strip_suffix(b"}")
             .expect("an object ends with a brace")
             .trim_ascii_end();
-        out.extend_from_slice(open);
+        out.write(open);
         let bare = open == b"{";
         Object { out, bare }
     }
 
     /// Copies an object but for the members of these names.
-    fn without(out: &'a mut Vec<u8>, text: Raw<'_>, names: &[&str]) -> Object<'a> {
+    fn without(out: &'a mut O, text: Raw<'_>, names: &[&str]) -> Object<'a, O> {
         let mut object = Object::empty(out);
         for member in text.members() {
             if !names.iter().any(|name| member.is(name)) {
-                object
-                    .member(member.name)
-                    .extend_from_slice(member.value.text().as_bytes());
+                let value = member.value.text().as_bytes();
+                object.long_member(member.name).write(value);
             }
         }
         object
     }
 
-    /// Begins a member; the value is to be appended to what is returned. The name stands between
-    /// the quotes as it is.
+    /// Begins a member with a short value, which is to be appended to what is returned. The name stands
+    /// between the quotes as it is.
     fn member(&mut self, name: &str) -> &mut Vec<u8> {
+        self.long_member(name).text()
+    }
+
+    /// Begins a member whose value may be long.
+    fn long_member(&mut self, name: &str) -> &mut O {
+        let text = self.out.text();
         if !std::mem::take(&mut self.bare) {
-            self.out.push(b',');
+            text.push(b',');
         }
-        self.out.push(b'"');
-        self.out.extend_from_slice(name.as_bytes());
-        self.out.extend_from_slice(b"\":");
+        text.push(b'"');
+        text.extend_from_slice(name.as_bytes());
+        text.extend_from_slice(b"\":");
         self.out
     }
 
     fn close(self) {
-        self.out.push(b'}');
+        self.out.text().push(b'}');
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::body::BodyBuilder;
     use crate::event::{Lacks, Span};
     use crate::ids::TopicId;
     use crate::subscription::Mapped;
@@ -475,6 +480,11 @@ mod tests {
         };
         let mut out = b"before".to_vec();
         write_event(&mut out, &batch, 0, &how, || "system-id".to_owned());
+        let mut shared = BodyBuilder::with_capacity(0);
+        shared.refer_to(&batch.body);
+        shared.text().extend_from_slice(b"before");
+        write_event(&mut shared, &batch, 0, &how, || "system-id".to_owned());
+        assert_eq!(shared.finish().to_bytes(), out);
         let out = String::from_utf8(out).unwrap();
         out.strip_prefix("before").unwrap().to_owned()
     }

@@ -1,6 +1,7 @@
 //! The promise kept on local files: a segmented log for events, redb for everything small and ordered.
 
 pub mod disk;
+mod entry_cache;
 pub mod record;
 pub mod segment;
 mod queue;
@@ -18,6 +19,7 @@ pub use catalog::EmbeddedCatalog;
 
 use async_trait::async_trait;
 use disk::{Disk, DiskFile};
+use entry_cache::EntryCache;
 use postrider_core::event::Batch;
 use postrider_core::ids::{Position, SubscriptionId};
 use postrider_core::retry::Next;
@@ -51,6 +53,9 @@ const LAG_BYTES: usize = 512 << 10;
 const LAG_RECORDS: usize = 1024;
 /// Retries that are due are brought into memory this many at a time.
 const DUE_MAX: usize = 256;
+/// Subscriptions that read retries from the disk at the same time, and as many again that read first attempts: what
+/// is read is in memory before it is known whether it may be sent.
+const LOADING_MAX: usize = 16;
 /// Letters are looked up this many at a time …
 const LETTER_ROWS: usize = 1024;
 /// … and read from records of about this size together, unless more is wanted.
@@ -72,6 +77,7 @@ struct Shared {
     /// The position of the next event.
     next: AtomicU64,
     segments: RwLock<BTreeMap<u64, Arc<Segment>>>,
+    entries: EntryCache,
     /// An empty file for the next segment.
     spare: Mutex<Option<(&'static str, Arc<dyn DiskFile>)>>,
     /// How many there have been.
@@ -102,6 +108,8 @@ pub struct EmbeddedLog {
     shared: Arc<Shared>,
     settler: mpsc::Sender<ToSettler>,
     settling: Arc<Semaphore>,
+    loading_due: Semaphore,
+    loading_lag: Semaphore,
     threads: Mutex<Vec<JoinHandle<()>>>,
     acknowledging: Mutex<Option<tokio::task::JoinHandle<()>>>,
 }
@@ -168,6 +176,8 @@ impl EmbeddedLog {
             shared,
             settler: to_settler,
             settling: Arc::new(Semaphore::new(SETTLING_MAX)),
+            loading_due: Semaphore::new(LOADING_MAX),
+            loading_lag: Semaphore::new(LOADING_MAX),
             threads: Mutex::new(threads),
             acknowledging: Mutex::new(Some(acknowledging)),
         })
@@ -188,7 +198,7 @@ async fn acknowledge(shared: Arc<Shared>, mut commits: tokio::sync::mpsc::Unboun
     while let Some(group) = commits.recv().await {
         for committed in group {
             shared.append_ended(committed.bytes);
-            shared.hand_out(&committed.entry);
+            shared.hand_out(&shared.entries.share(committed.entry.clone()));
             // The publisher may have gone away; the events are stored all the same.
             let _ = committed.done.send(Ok(committed.entry.first));
         }
@@ -450,23 +460,21 @@ impl Shared {
             let mut entries = segment.entries(sub.of, from, LAG_RECORDS + 1)?;
             let beyond = entries.get(LAG_RECORDS).map(|entry| entry.first);
             entries.truncate(LAG_RECORDS);
-            let offsets: Vec<u64> = entries.iter().map(|e| u64::from(e.offset)).collect();
-            let records = segment.read_many(&offsets, LAG_BYTES)?;
-            let next = entries.get(records.len()).map(|entry| entry.first).or(beyond);
+            let read = self.read_entries(&segment, &entries)?;
+            let next = entries.get(read.len()).map(|entry| entry.first).or(beyond);
             let mut ready = Vec::new();
-            for ((offset, record), found) in records.into_iter().zip(&entries) {
+            for (entry, found) in read.into_iter().zip(&entries) {
                 let first = Position(segment.base.0 + u64::from(found.first));
-                let Some(entry) = record.and_then(|(header, payload)| self.entry(offset, &header, &payload))
-                else {
+                let Some(entry) = entry else {
                     self.note_corrupt(format!(
-                        "{} at byte {offset}, event {first} and following",
-                        segment::log_name(segment.base)
+                        "{} at byte {}, event {first} and following",
+                        segment::log_name(segment.base),
+                        found.offset
                     ));
                     self.corrupt_deliveries
                         .fetch_add(u64::from(found.matches), Relaxed);
                     continue;
                 };
-                let entry = Arc::new(entry);
                 let queue = sub.queue.lock().expect("no panic holds it");
                 for index in 0..entry.batch.events.len() {
                     let one = Ready {
@@ -495,6 +503,29 @@ impl Shared {
         Ok((Vec::new(), Position(last.0 + 1)))
     }
 
+    /// Reads about [`LAG_BYTES`] of a segment's entries, at least one, in their order; none for a damaged one.
+    fn read_entries(
+        &self,
+        segment: &Segment,
+        found: &[segment::IndexEntry],
+    ) -> io::Result<Vec<Option<Arc<Entry>>>> {
+        let cached = |one: &segment::IndexEntry| {
+            let first = Position(segment.base.0 + u64::from(one.first));
+            self.entries.find(first)
+        };
+        // Only the first is looked up: a subscription with large events reads them one by one.
+        if let Some(entry) = found.first().and_then(cached) {
+            return Ok(vec![Some(entry)]);
+        }
+        let offsets: Vec<u64> = found.iter().map(|one| u64::from(one.offset)).collect();
+        let records = segment.read_many(&offsets, LAG_BYTES)?;
+        let entry = |(offset, record): (u64, Option<segment::Record>)| {
+            let (header, payload) = record?;
+            self.entry(offset, &header, &payload)
+        };
+        Ok(records.into_iter().map(entry).collect())
+    }
+
     fn segment_of_or_after(&self, position: Position) -> Option<Arc<Segment>> {
         let segments = self.segments.read().expect("no panic holds it");
         let before = segments.range(..=position.0).next_back();
@@ -504,14 +535,14 @@ impl Shared {
         Some(found.1.clone())
     }
 
-    fn entry(&self, offset: u64, header: &record::Header, payload: &bytes::Bytes) -> Option<Entry> {
+    fn entry(&self, offset: u64, header: &record::Header, payload: &bytes::Bytes) -> Option<Arc<Entry>> {
         (header.kind == Kind::Batch).then_some(())?;
         let batch = record::decode_batch(payload)?;
-        Some(Entry {
+        Some(self.entries.share(Arc::new(Entry {
             batch,
             first: header.first,
             place: offset,
-        })
+        })))
     }
 
     /// Brings retries that are due into memory.
@@ -663,10 +694,12 @@ impl Shared {
         let Some(segment) = segment else {
             return Ok(None);
         };
+        let first = Position(retry.position.0.saturating_sub(u64::from(retry.index)));
+        if let Some(entry) = self.entries.find(first) {
+            return Ok(Some(entry));
+        }
         match segment.read(u64::from(retry.offset)) {
-            Ok((header, payload)) => Ok(self
-                .entry(u64::from(retry.offset), &header, &payload)
-                .map(Arc::new)),
+            Ok((header, payload)) => Ok(self.entry(u64::from(retry.offset), &header, &payload)),
             Err(segment::ReadError::Damaged) => Ok(None),
             Err(segment::ReadError::Io(e)) => Err(e),
         }
@@ -740,6 +773,9 @@ impl EmbeddedLog {
         if range.is_none() && !due {
             return Ok(false);
         }
+        // Retries of very many subscriptions that come due together must not hold up first attempts.
+        let turns = if due { &self.loading_due } else { &self.loading_lag };
+        let _turn = turns.acquire().await;
         let (shared, sub, settler) = (self.shared.clone(), sub.clone(), self.settler.clone());
         let work = tokio::task::spawn_blocking(move || {
             let mut count = 0;
@@ -950,7 +986,7 @@ impl EventLog for EmbeddedLog {
 
     fn rest(&self, of: SubscriptionId) {
         if let Some(sub) = self.shared.sub(of) {
-            let bytes = sub.queue.lock().expect("no panic holds it").rest();
+            let bytes = self.shared.change(&sub, Queue::rest);
             self.shared.hot_bytes.fetch_sub(bytes, Relaxed);
         }
     }

@@ -198,10 +198,7 @@ impl Place {
                 };
                 let open = open_of(&self.shared, &entry, &mut self.rows);
                 if !open.is_empty() {
-                    moved.push(Moved {
-                        entry: Arc::new(entry),
-                        open,
-                    });
+                    moved.push(Moved { entry, open });
                 }
             }
             if !moved.is_empty() {

@@ -239,7 +239,24 @@ impl Queue {
     /// from the log again when their turn comes. Returns the bytes no longer in memory.
     pub fn rest(&mut self) -> usize {
         self.resting = true;
+        self.spill_due();
         self.spill()
+    }
+
+    /// Lets go of retries that were loaded and not claimed.
+    fn spill_due(&mut self) {
+        // What is being loaded would be taken for what comes after them.
+        if self.loading_due || self.closed {
+            return;
+        }
+        let Some(first) = self.due.front().map(|first| first.retry.due) else {
+            return;
+        };
+        for due in std::mem::take(&mut self.due) {
+            self.held.remove(&due.key());
+        }
+        self.retry_head = Some(self.retry_head.map_or(first, |head| head.min(first)));
+        self.head_changes += 1;
     }
 
     fn spill(&mut self) -> usize {

@@ -1,6 +1,7 @@
 //! Opening the log: what is on disk becomes what is known, and what a crash cut short is repaired.
 
 use crate::disk::Disk;
+use crate::entry_cache::EntryCache;
 use crate::queue::Queue;
 use crate::record::{self, Kind, Progress, Reader};
 use crate::segment::{
@@ -47,6 +48,7 @@ pub fn recover(
         identity: known.identity,
         next: AtomicU64::new(next),
         segments: RwLock::new(BTreeMap::new()),
+        entries: EntryCache::default(),
         spare: Mutex::new(None),
         spares: AtomicUsize::new(0),
         references: Mutex::new(known.references),

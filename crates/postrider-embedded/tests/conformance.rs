@@ -1,9 +1,12 @@
 //! The embedded stores under the suite that every store runs.
 
 use async_trait::async_trait;
+use postrider_core::retry::Next;
 use postrider_embedded::disk::Directory;
 use postrider_embedded::{EmbeddedArchive, EmbeddedCatalog, EmbeddedLog};
-use postrider_store::conformance::{self, ArchiveSubject, CatalogSubject, Subject};
+use postrider_store::conformance::{
+    self, ArchiveSubject, CatalogSubject, Subject, WANT, at, events, settled, sub,
+};
 use postrider_store::{Archive, Catalog, EventLog};
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -140,4 +143,52 @@ async fn keeps_the_catalogues_promise() {
 #[tokio::test]
 async fn keeps_the_archives_promise() {
     conformance::archive(&Embedded::new(0)).await;
+}
+
+/// Retries and lagging first attempts of one large event, by many subscriptions.
+#[tokio::test]
+async fn a_large_event_is_in_memory_once_whoever_reads_it() {
+    let directory = tempfile::tempdir().unwrap();
+    let log = EmbeddedLog::open(directory.path(), 7).await.unwrap();
+    let subscriptions = [sub(1), sub(2), sub(3)];
+    for of in subscriptions {
+        log.open_subscription(of).await.unwrap();
+        // Nothing is kept in memory for it: it is read from the log.
+        log.rest(of);
+    }
+    let text = format!("{{\"data\":\"{}\"}}", "x".repeat(100_000));
+    log.append(events(&[(&text, &[1, 2, 3])])).await.unwrap();
+    let claim = async |of| log.claim(of, at(0), WANT).await.unwrap().remove(0);
+    let (first, second) = (claim(subscriptions[0]).await, claim(subscriptions[1]).await);
+    assert!(Arc::ptr_eq(&first.entry, &second.entry));
+    let retry = settled(&first, Next::RetryAt(at(10)));
+    log.settle(subscriptions[0], vec![retry]).await.unwrap();
+    log.flush().await.unwrap();
+    let again = log.claim(subscriptions[0], at(10), WANT).await.unwrap().remove(0);
+    assert_eq!(again.attempts_made, 1);
+    assert!(Arc::ptr_eq(&again.entry, &second.entry));
+    log.close().await.unwrap();
+}
+
+/// A retry that is given back and laid to rest is still due, and offered again.
+#[tokio::test]
+async fn a_retry_that_rests_is_offered_again() {
+    let directory = tempfile::tempdir().unwrap();
+    let log = EmbeddedLog::open(directory.path(), 7).await.unwrap();
+    log.open_subscription(sub(1)).await.unwrap();
+    log.append(events(&[("{\"n\":1}", &[1]), ("{\"n\":2}", &[1])]))
+        .await
+        .unwrap();
+    let claims = log.claim(sub(1), at(0), WANT).await.unwrap();
+    let retries = claims.iter().map(|claim| settled(claim, Next::RetryAt(at(10))));
+    log.settle(sub(1), retries.collect()).await.unwrap();
+    log.flush().await.unwrap();
+    let due = log.claim(sub(1), at(10), WANT).await.unwrap();
+    assert_eq!(due.len(), 2);
+    log.release(sub(1), due);
+    log.rest(sub(1));
+    assert_eq!(log.due(at(10)), [sub(1)]);
+    assert_eq!(log.claim(sub(1), at(10), WANT).await.unwrap().len(), 2);
+    assert_eq!(log.backlog(sub(1)).claimed, 2);
+    log.close().await.unwrap();
 }

@@ -9,10 +9,12 @@ use crate::deliver::{Failure, FailureKind, Reply, Request, Sending, Transport};
 use crate::destinations::{Destinations, Reach};
 use crate::directory::TopicEntry;
 use crate::endpoint;
+use crate::in_flight::{ATTEMPT_OVERHEAD, InFlightCharge, InFlightNeed, SHARED_ENTRY_MIN};
 use broker::{BROKER_PROPERTIES, Broker, SERVICE_BUS_AUTHORIZATION, quoted};
 use bytes::Bytes;
 use http::header::{AUTHORIZATION, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, ORIGIN, RETRY_AFTER};
 use http::{Method, Uri};
+use postrider_core::body::{BodyBuilder, DeliveryBody, RenderOutput, SHARED_PIECE_MIN};
 use postrider_core::envelope::{Envelope, KeyStyle};
 use postrider_core::event::{Schema, system_id};
 use postrider_core::json::Raw;
@@ -22,7 +24,7 @@ use postrider_core::render::{self, Rendering, TopicValue};
 use postrider_core::retry::{Attempt, RetryPolicy};
 use postrider_core::subscription::{AttributeValue, Destination, Origin, Subscription, Topic, TopicKind};
 use postrider_core::time::{Clock, Timestamp};
-use postrider_store::{Claim, Want};
+use postrider_store::{Claim, Entry, Want};
 use queue::Queue;
 use std::borrow::Cow;
 use std::cell::OnceCell;
@@ -262,18 +264,54 @@ impl Plan {
         }
     }
 
+    /// What an attempt for these claims keeps in memory.
+    pub fn in_flight_need(&self, claims: &[Claim]) -> InFlightNeed {
+        let mut need = InFlightNeed {
+            own: ATTEMPT_OVERHEAD,
+            shared: Vec::new(),
+        };
+        let mut last: Option<&Arc<Entry>> = None;
+        for claim in claims {
+            let size = claim.object().len();
+            need.own += match self.way {
+                Way::Plain | Way::Relay { .. } if size >= SHARED_PIECE_MIN => 0,
+                Way::Plain | Way::Relay { .. } | Way::Nowhere(_) => size,
+                // Encoded anew, beside what it is made of.
+                Way::Queue(_) | Way::Broker(_) => 2 * size,
+            };
+            // Events of one publish request mostly come one after the other.
+            if last.is_some_and(|last| Arc::ptr_eq(last, &claim.entry)) {
+                continue;
+            }
+            last = Some(&claim.entry);
+            match claim.entry.batch.body.len() {
+                bytes if bytes < SHARED_ENTRY_MIN => need.own += bytes,
+                bytes if !need.shared.contains(&(claim.entry.first, bytes)) => {
+                    need.shared.push((claim.entry.first, bytes));
+                }
+                _ => {}
+            }
+        }
+        need
+    }
+
     /// Sends what delivers these claims together. What must be signed is signed with what the wall's clock shows.
     pub fn send(
         &self,
         transport: Arc<dyn Transport>,
         claims: &[Claim],
+        charge: &Arc<InFlightCharge>,
         traced: &Traced,
         wall: &dyn Clock,
     ) -> Sending {
+        let charged = |mut request: Request| {
+            request.body.charge = Some(charge.clone());
+            request
+        };
         match &self.way {
-            Way::Plain => transport.send(self.request(claims, traced)),
+            Way::Plain => transport.send(charged(self.request(claims, traced))),
             Way::Relay { url, access } => {
-                let mut request = self.request(claims, traced);
+                let mut request = charged(self.request(claims, traced));
                 let token = access.token(url, wall.now());
                 request
                     .more
@@ -281,10 +319,10 @@ impl Plan {
                 transport.send(request)
             }
             Way::Queue(queue) => {
-                let event = self.body(claims, &self.rendering());
-                queue.send(transport, &event, wall.now())
+                let event = self.body(claims, &self.rendering()).to_bytes();
+                queue.send(transport, &event, charge, wall.now())
             }
-            Way::Broker(broker) => transport.send(self.message(broker, claims, traced, wall.now())),
+            Way::Broker(broker) => transport.send(charged(self.message(broker, claims, traced, wall.now()))),
             Way::Nowhere(why) => Box::pin(std::future::ready(Reply::Failed(Failure {
                 kind: FailureKind::Resolution,
                 detail: why.clone(),
@@ -302,7 +340,7 @@ impl Plan {
             url: self.url.clone(),
             headers: self.headers.clone(),
             more,
-            body: Bytes::from(self.body(claims, &how)),
+            body: self.body(claims, &how).into(),
         }
     }
 
@@ -330,16 +368,23 @@ impl Plan {
         request
     }
 
-    fn body(&self, claims: &[Claim], how: &Rendering<'_>) -> Vec<u8> {
-        let size: usize = claims
-            .iter()
-            .map(|c| render::delivered_len_hint(&c.entry.batch, c.index as usize, how) + 1)
-            .sum();
-        let mut body = Vec::with_capacity(size + 2);
+    fn body(&self, claims: &[Claim], how: &Rendering<'_>) -> DeliveryBody {
+        // Events that are referred to rather than copied need no room here; their stamps do.
+        let copied = |claim: &Claim| {
+            let len = render::delivered_len_hint(&claim.entry.batch, claim.index as usize, how) + 1;
+            let event = claim.object().len();
+            if event < SHARED_PIECE_MIN {
+                len
+            } else {
+                len - event
+            }
+        };
+        let mut body = BodyBuilder::with_capacity(claims.iter().map(copied).sum::<usize>() + 2);
         for (i, claim) in claims.iter().enumerate() {
             if self.array {
-                body.push(if i == 0 { b'[' } else { b',' });
+                body.text().push(if i == 0 { b'[' } else { b',' });
             }
+            body.refer_to(&claim.entry.batch.body);
             let system_id = || system_id(self.log, claim.position());
             render::write_event(
                 &mut body,
@@ -350,9 +395,9 @@ impl Plan {
             );
         }
         if self.array {
-            body.push(b']');
+            body.text().push(b']');
         }
-        body
+        body.finish()
     }
 
     fn envelope<'a>(&'a self, claim: &'a Claim) -> Envelope<'a> {

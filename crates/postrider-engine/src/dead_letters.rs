@@ -5,10 +5,12 @@ use crate::blobs::{BlobError, Blobs, Stored};
 use crate::counters::{add, by_reason};
 use crate::directory::TopicEntry;
 use crate::recorder::{BlobPlace, BlobWritten, Disposition, Ended, Place};
+use crate::tasks::TaskKind;
 use crate::{Engine, Error};
 use bytes::Bytes;
 use postrider_core::envelope::{Envelope, Field};
 use postrider_core::event::{Batch, EventRef, Lacks, Schema, Span, system_id};
+use postrider_core::filter::FilterBudget;
 use postrider_core::ids::{Position, SubscriptionId, TopicId};
 use postrider_core::json::{self, Raw};
 use postrider_core::outcome::Outcome;
@@ -203,7 +205,7 @@ impl Engine {
             self.dead_letters.busy.fetch_add(1, AcqRel);
             self.dispatcher
                 .tasks
-                .spawn(self.clone().write_letters(waiting.of));
+                .spawn(TaskKind::DeadLetterWriter, self.clone().write_letters(waiting.of));
         }
     }
 
@@ -477,7 +479,9 @@ impl Engine {
         add(&self.dispatcher.counters.blobs_written, 1);
         if let Err(trouble) = told {
             let announcing = self.clone().keep_announcing(news, trouble);
-            self.dispatcher.tasks.spawn(announcing);
+            self.dispatcher
+                .tasks
+                .spawn(TaskKind::BlobAnnouncement, announcing);
         }
         Ok(())
     }
@@ -627,9 +631,9 @@ impl Engine {
                 .expect("made of strings")
                 .to_owned();
             let object = Raw::trusted(&text);
-            let mut router = self.router(&topic, now);
+            let mut router = self.router(&topic, now, FilterBudget::UNLIMITED);
             router.route(&Envelope::read(Schema::EventGrid, object, None), None);
-            let (matched, routed) = router.finish();
+            let (matched, routed) = router.finish().expect("the budget has no limit");
             let batch = Batch { matched, ..batch };
             self.accept(&topic, batch, routed).await?;
             news.untold.pop_front();

@@ -1,8 +1,10 @@
 //! One attempt: what is sent, what comes back.
 
+use crate::in_flight::InFlightCharge;
 use async_trait::async_trait;
 use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Uri};
+use postrider_core::body::DeliveryBody;
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -22,10 +24,33 @@ pub struct Request {
     pub headers: Arc<HeaderMap>,
     /// Headers of this request.
     pub more: Vec<(HeaderName, HeaderValue)>,
-    pub body: Bytes,
+    /// To be dropped as soon as it is sent: it may hold large events in memory.
+    pub body: ChargedBody,
+}
+
+/// A body and its share of the bytes that may be in flight, which it gives back when it is dropped.
+#[derive(Clone, Debug, Default)]
+pub struct ChargedBody {
+    pub bytes: DeliveryBody,
+    /// None for requests that are small and few, such as webhook validation.
+    pub charge: Option<Arc<InFlightCharge>>,
+}
+
+impl<B: Into<DeliveryBody>> From<B> for ChargedBody {
+    fn from(bytes: B) -> ChargedBody {
+        ChargedBody {
+            bytes: bytes.into(),
+            charge: None,
+        }
+    }
 }
 
 impl Request {
+    /// The whole body in one piece.
+    pub fn body_bytes(&self) -> Bytes {
+        self.body.bytes.to_bytes()
+    }
+
     /// The header's value, if it is text.
     pub fn header(&self, name: &str) -> Option<&str> {
         let more = self

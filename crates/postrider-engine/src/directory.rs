@@ -3,6 +3,7 @@
 use crate::counters::Published;
 use crate::recorder::{Audience, Verdict, Verdicts};
 use postrider_core::envelope::Envelope;
+use postrider_core::filter::{FilterBudget, FilterBudgetExceeded, FilterInput};
 use postrider_core::ids::{SubscriptionId, TopicId};
 use postrider_core::subscription::{DomainTopic, Subscription, Topic, TopicKind};
 use postrider_core::time::Timestamp;
@@ -24,6 +25,8 @@ pub struct TopicEntry {
     inside: Inside,
     /// All routes at once, when none of them looks at the event.
     open: Option<Arc<[SubscriptionId]>>,
+    /// Subscriptions of the topic or domain as a whole that look at events.
+    filtering: usize,
     /// Made when it is first asked for: without a recorder nobody does.
     audience: OnceLock<Arc<Audience>>,
     pub published: Arc<Published>,
@@ -36,11 +39,6 @@ pub struct Route {
 }
 
 impl Route {
-    /// Whether an event of its topic, or of its domain topic, goes to the subscription.
-    fn takes(&self, event: &Envelope<'_>, topic_id: &str, now: Timestamp) -> bool {
-        verdict(&self.subscription, event, topic_id, now) == Verdict::Matched
-    }
-
     fn looks_at_nothing(&self) -> bool {
         let subscription = &*self.subscription;
         subscription.filter.is_open() && subscription.expires.is_none()
@@ -48,17 +46,19 @@ impl Route {
 }
 
 /// Whether an event of its topic, or of its domain topic, goes to the subscription, and if not, why.
-fn verdict(subscription: &Subscription, event: &Envelope<'_>, topic_id: &str, now: Timestamp) -> Verdict {
+fn verdict<'a>(
+    subscription: &'a Subscription,
+    event: &mut FilterInput<'a>,
+    now: Timestamp,
+) -> Result<Verdict, FilterBudgetExceeded> {
     if subscription.expires.is_some_and(|at| at <= now) {
-        return Verdict::Expired;
+        return Ok(Verdict::Expired);
     }
     if subscription.filter.is_open() {
-        return Verdict::Matched;
+        return Ok(Verdict::Matched);
     }
-    match subscription.filter.matches(event, topic_id) {
-        Ok(()) => Verdict::Matched,
-        Err(mismatch) => mismatch.into(),
-    }
+    let mismatch = subscription.filter.first_mismatch(event)?;
+    Ok(mismatch.map_or(Verdict::Matched, Verdict::from))
 }
 
 /// The routes of a domain's topics, by name in lower case. A change copies one part in so many: a domain may have
@@ -125,6 +125,7 @@ impl TopicEntry {
             routes: Arc::default(),
             inside: Inside::default(),
             open: Some(Arc::default()),
+            filtering: 0,
             audience: OnceLock::new(),
             published: Arc::default(),
         }
@@ -136,7 +137,9 @@ impl TopicEntry {
             Some(name) => self.inside.set(name, routes),
             None => self.routes = routes,
         }
-        let open = self.inside.is_empty() && self.routes.iter().all(Route::looks_at_nothing);
+        let looking = self.routes.iter().filter(|route| !route.looks_at_nothing());
+        self.filtering = looking.count();
+        let open = self.inside.is_empty() && self.filtering == 0;
         self.open = open.then(|| self.routes.iter().map(|r| r.subscription.id).collect());
         self.audience = OnceLock::new();
     }
@@ -150,6 +153,12 @@ impl TopicEntry {
             all.sort_by_key(|subscription| subscription.id);
             Arc::new(Audience::new(&self.topic, &self.full_id, all))
         })
+    }
+
+    /// How many bytes filters may look at when this many are published: an upper estimate for events whose
+    /// subscriptions have one filter each.
+    pub fn filter_bytes(&self, published: usize) -> usize {
+        published.saturating_mul(self.filtering + self.inside.count.min(AUDIENCE_INSIDE_MAX))
     }
 
     fn is_large(&self) -> bool {
@@ -183,7 +192,12 @@ pub fn storage_account(id: &str) -> Option<&str> {
 pub struct Router<'a> {
     topic: &'a TopicEntry,
     now: Timestamp,
-    sets: Vec<Box<[SubscriptionId]>>,
+    /// For each event.
+    budget: FilterBudget,
+    /// The first event whose filters would have taken more than the budget.
+    over_budget: Option<usize>,
+    routed: usize,
+    sets: MatchedSets,
     found: Vec<SubscriptionId>,
     pub unmatched: usize,
     /// What the recorder wants to know, if there is one.
@@ -223,11 +237,23 @@ pub struct Routed {
     pub(crate) audience: Option<Arc<Audience>>,
 }
 
+/// The distinct sets of subscriptions that the events of one request go to.
+pub type MatchedSets = Vec<Box<[SubscriptionId]>>;
+
+/// Nothing was routed: the filters of this event would have taken more than their budget.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct EventOverBudget {
+    pub index: usize,
+}
+
 impl<'a> Router<'a> {
-    pub fn new(topic: &'a TopicEntry, now: Timestamp) -> Router<'a> {
+    pub fn new(topic: &'a TopicEntry, now: Timestamp, budget: FilterBudget) -> Router<'a> {
         Router {
             topic,
             now,
+            budget,
+            over_budget: None,
+            routed: 0,
             sets: Vec::new(),
             found: Vec::new(),
             unmatched: 0,
@@ -236,15 +262,17 @@ impl<'a> Router<'a> {
     }
 
     /// One that notes its verdicts for a recorder.
-    pub fn noting(topic: &'a TopicEntry, now: Timestamp) -> Router<'a> {
+    pub fn noting(topic: &'a TopicEntry, now: Timestamp, budget: FilterBudget) -> Router<'a> {
         Router {
             noting: Some(Noting::default()),
-            ..Router::new(topic, now)
+            ..Router::new(topic, now, budget)
         }
     }
 
-    /// The number of the set of subscriptions that this event goes to.
+    /// The number of the set of subscriptions that this event goes to. Once an event has been over its
+    /// budget the number means nothing, and [`Router::finish`] fails.
     pub fn route(&mut self, event: &Envelope<'_>, domain_topic: Option<&str>) -> u32 {
+        self.routed += 1;
         if let Some(all) = &self.topic.open {
             if self.sets.is_empty() {
                 self.sets.push((**all).into());
@@ -252,37 +280,62 @@ impl<'a> Router<'a> {
             self.unmatched += usize::from(all.is_empty());
             return 0;
         }
-        let (in_domain, lower);
-        let (topic_id, inside) = match domain_topic {
+        if self.over_budget.is_some() {
+            return 0;
+        }
+        let routed = match domain_topic {
             Some(name) => {
-                in_domain = format!("{}/topics/{name}", self.topic.full_id);
-                lower = name.to_lowercase();
-                (&*in_domain, self.topic.inside.get(&lower))
+                let topic_id = format!("{}/topics/{name}", self.topic.full_id);
+                self.find_subscriptions(event, &topic_id, name.to_lowercase())
             }
-            None => {
-                lower = String::new();
-                (&*self.topic.full_id, &[][..])
-            }
+            None => self.find_subscriptions(event, &self.topic.full_id, String::new()),
         };
+        if routed.is_err() {
+            self.over_budget = Some(self.routed - 1);
+            return 0;
+        }
+        self.unmatched += usize::from(self.found.is_empty());
+        // Neighbouring events mostly go to the same places.
+        let known = self.sets.iter().rposition(|set| **set == *self.found);
+        known.unwrap_or_else(|| {
+            self.sets.push(self.found.as_slice().into());
+            self.sets.len() - 1
+        }) as u32
+    }
+
+    /// Lists the subscriptions that the event goes to in `found`. `domain_topic` in lower case; empty outside
+    /// of domains.
+    fn find_subscriptions(
+        &mut self,
+        event: &Envelope<'_>,
+        topic_id: &str,
+        domain_topic: String,
+    ) -> Result<(), FilterBudgetExceeded> {
+        let topic = self.topic;
+        let inside = match domain_topic.is_empty() {
+            true => &[],
+            false => topic.inside.get(&domain_topic),
+        };
+        let mut input = FilterInput::new(event, topic_id, self.budget);
         self.found.clear();
         match &mut self.noting {
             None => {
-                for route in self.topic.routes.iter().chain(inside) {
-                    if route.takes(event, topic_id, self.now) {
+                for route in topic.routes.iter().chain(inside) {
+                    if verdict(&route.subscription, &mut input, self.now)? == Verdict::Matched {
                         self.found.push(route.subscription.id);
                     }
                 }
             }
-            Some(noting) if !self.topic.is_large() => {
+            Some(noting) if !topic.is_large() => {
                 noting.list.clear();
-                for subscription in &self.topic.audience().subscriptions {
+                for subscription in &topic.audience().subscriptions {
                     let other = |of: &String| {
-                        !of.eq_ignore_ascii_case(&lower) && (of.is_ascii() || of.to_lowercase() != lower)
+                        !of.eq_ignore_ascii_case(&domain_topic)
+                            && (of.is_ascii() || of.to_lowercase() != domain_topic)
                     };
-                    let verdict = if subscription.domain_topic.as_ref().is_some_and(other) {
-                        Verdict::DomainTopic
-                    } else {
-                        verdict(subscription, event, topic_id, self.now)
+                    let verdict = match subscription.domain_topic.as_ref().is_some_and(other) {
+                        true => Verdict::DomainTopic,
+                        false => verdict(subscription, &mut input, self.now)?,
                     };
                     noting.list.push(verdict);
                     if verdict == Verdict::Matched {
@@ -293,8 +346,8 @@ impl<'a> Router<'a> {
             }
             Some(noting) => {
                 noting.list.clear();
-                let whole = self.topic.routes.len();
-                let begin = *noting.begins.entry(lower).or_insert_with(|| {
+                let whole = topic.routes.len();
+                let begin = *noting.begins.entry(domain_topic).or_insert_with(|| {
                     let begin = noting.visited.len();
                     noting
                         .visited
@@ -302,8 +355,8 @@ impl<'a> Router<'a> {
                     begin
                 });
                 let told = begin + inside.len() <= AUDIENCE_INSIDE_MAX;
-                for (at, route) in self.topic.routes.iter().chain(inside).enumerate() {
-                    let verdict = verdict(&route.subscription, event, topic_id, self.now);
+                for (at, route) in topic.routes.iter().chain(inside).enumerate() {
+                    let verdict = verdict(&route.subscription, &mut input, self.now)?;
                     if verdict == Verdict::Matched {
                         self.found.push(route.subscription.id);
                     }
@@ -320,21 +373,15 @@ impl<'a> Router<'a> {
         if !inside.is_empty() {
             self.found.sort_unstable();
         }
-        self.unmatched += usize::from(self.found.is_empty());
-        // Neighbouring events mostly go to the same places.
-        let known = self.sets.iter().rposition(|set| **set == *self.found);
-        known.unwrap_or_else(|| {
-            self.sets.push(self.found.as_slice().into());
-            self.sets.len() - 1
-        }) as u32
+        Ok(())
     }
 
-    pub fn into_sets(self) -> Vec<Box<[SubscriptionId]>> {
-        self.sets
-    }
-
-    /// The sets, and what accepting the events needs besides.
-    pub fn finish(self) -> (Vec<Box<[SubscriptionId]>>, Routed) {
+    /// The sets, and what accepting the events needs besides; or the index of the first event whose filters
+    /// would have taken more than the budget.
+    pub fn finish(self) -> Result<(MatchedSets, Routed), EventOverBudget> {
+        if let Some(index) = self.over_budget {
+            return Err(EventOverBudget { index });
+        }
         let mut routed = Routed {
             unmatched: self.unmatched,
             ..Routed::default()
@@ -348,7 +395,7 @@ impl<'a> Router<'a> {
             }
             routed.verdicts = noting.verdicts;
         }
-        (self.sets, routed)
+        Ok((self.sets, routed))
     }
 }
 
@@ -866,12 +913,12 @@ mod tests {
     /// Who gets an event of a topic, or of one inside it.
     fn routed(directory: &Directory, topic: u64, inside: Option<&str>) -> Vec<u64> {
         let entry = directory.topic_by_id(TopicId(topic)).unwrap();
-        let mut router = Router::new(&entry, Timestamp::from_secs(50));
+        let mut router = Router::new(&entry, Timestamp::from_secs(50), FilterBudget::UNLIMITED);
         let object = Raw::parse(r#"{"subject":"s"}"#).unwrap();
         let set = router.route(&Envelope::read(Schema::EventGrid, object, None), inside);
-        let unmatched = router.unmatched;
-        let found: Vec<u64> = router.into_sets()[set as usize].iter().map(|id| id.0).collect();
-        assert_eq!(unmatched, usize::from(found.is_empty()));
+        let (sets, routed) = router.finish().unwrap();
+        let found: Vec<u64> = sets[set as usize].iter().map(|id| id.0).collect();
+        assert_eq!(routed.unmatched, usize::from(found.is_empty()));
         found
     }
 

@@ -4,6 +4,11 @@
 //! while it has work; an idle one costs nothing.
 
 mod endpoints;
+mod lanes;
+/// The lock of [`lanes`]; its model test puts loom's in the place of the standard library's.
+mod lane_sync {
+    pub use std::sync::Mutex;
+}
 mod late_answers;
 pub(crate) mod metering;
 mod noting;
@@ -12,6 +17,7 @@ mod time;
 
 pub use endpoints::EndpointStatus;
 use endpoints::Endpoints;
+use lanes::{LanePool, LaneStart, ParkOutcome};
 pub use metering::{LABELLED_MAX, Unlabelled};
 use noting::{Heard, Sent, place};
 use reporting::Reports;
@@ -25,9 +31,13 @@ use crate::deliver::{Sending, Transport};
 use crate::destinations::Destinations;
 use crate::directory::TopicEntry;
 use crate::endpoint::{Admission, Ended, Endpoint, Left, Pass, Sender};
+use crate::in_flight::{
+    BUDGET_BYTES_DEFAULT, EndpointStanding, InFlightBudget, InFlightCharge, InFlightPermits,
+};
 use crate::late::LateBook;
 use crate::meters::Meter;
 use crate::recorder::Recorder;
+use crate::tasks::{TaskKind, TaskRegistry};
 use http::Uri;
 use postrider_core::ids::{Position, SubscriptionId};
 use postrider_core::outcome::Outcome;
@@ -43,13 +53,12 @@ use rustc_hash::FxHashMap;
 use std::collections::BTreeMap;
 use std::collections::hash_map::Entry::{Occupied, Vacant};
 use std::future::Future;
-use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
+use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, AtomicUsize};
 use std::sync::{Arc, Mutex, RwLock, Weak};
 use std::time::Duration;
 use tokio::sync::{Notify, Semaphore};
 use tokio_util::sync::CancellationToken;
-use tokio_util::task::TaskTracker;
 
 /// A lane that finds nothing to claim stays this long before it ends: work often comes in bursts, and
 /// waking a task is cheaper than making one.
@@ -60,6 +69,8 @@ const TROUBLE_PAUSE: Duration = Duration::from_secs(1);
 const TROUBLE_SAID_EVERY: Duration = Duration::from_secs(10);
 /// Where nothing can be sent for longer than this, events need not be kept in memory.
 const REST_FROM: Duration = Duration::from_secs(5);
+/// Tasks that still run this long after attempts were given up are left behind: they would never end.
+const ABORT_PATIENCE: Duration = Duration::from_secs(5);
 /// Attempts that have timed out and whose connections are kept for a late answer. Beyond it they are closed.
 const LATE_ANSWERS_MAX: usize = 1024;
 
@@ -67,6 +78,8 @@ const LATE_ANSWERS_MAX: usize = 1024;
 #[derive(Clone, Debug)]
 pub struct Config {
     pub in_flight_per_endpoint_max: usize,
+    /// Bytes that all deliveries under way may keep in memory.
+    pub in_flight_bytes_max: usize,
     pub batch_defaults: BatchDefaults,
     /// Seeds the jitter of retries.
     pub seed: u64,
@@ -81,6 +94,7 @@ impl Default for Config {
     fn default() -> Config {
         Config {
             in_flight_per_endpoint_max: 64,
+            in_flight_bytes_max: BUDGET_BYTES_DEFAULT,
             batch_defaults: BatchDefaults::default(),
             seed: 0,
             safety_net: false,
@@ -94,23 +108,18 @@ impl Default for Config {
 pub struct Outlet {
     pub id: SubscriptionId,
     plan: RwLock<Option<Arc<Plan>>>,
-    lanes: AtomicUsize,
-    /// Raised whenever there may be more to claim; a lane that found nothing looks whether it changed.
-    signals: AtomicU64,
+    lanes: LanePool,
     /// It stands in its endpoint's queue.
     pub(crate) waiting: AtomicBool,
-    /// Lanes that have nothing to do and wait to be woken.
-    parked: AtomicUsize,
-    unpark: Notify,
-    /// Work came since the parked lanes were last looked at.
-    busy: AtomicBool,
-    /// Parked lanes are to be looked at, at a time that is set.
-    reaping: AtomicBool,
-    /// About how many deliveries can be claimed; too high at times, put right when none are found.
-    ready: AtomicI64,
-    /// Lanes that wait for an answer.
+    /// Lanes that wait for an answer, or for room in the budget for bytes in flight.
     sending: AtomicUsize,
+    /// A lane waits for room in the budget for bytes in flight. Others would only wait behind it.
+    waits_for_memory: AtomicBool,
     late: LateBook,
+    /// Attempts that timed out and whose answers are still waited for.
+    late_listeners: AtomicUsize,
+    /// The subscription has been removed.
+    closed: CancellationToken,
     /// Why the subscription is gone, once it is. Held for reading while something other than a success is
     /// settled: what the log is told after that would be forgotten uncounted.
     gone: tokio::sync::RwLock<Option<Reason>>,
@@ -130,16 +139,13 @@ impl Outlet {
             labelled,
             meter: Meter::default(),
             plan: RwLock::new(None),
-            lanes: AtomicUsize::new(0),
-            signals: AtomicU64::new(0),
+            lanes: LanePool::new(),
             waiting: AtomicBool::new(false),
-            parked: AtomicUsize::new(0),
-            unpark: Notify::new(),
-            busy: AtomicBool::new(false),
-            reaping: AtomicBool::new(false),
-            ready: AtomicI64::new(0),
             sending: AtomicUsize::new(0),
+            waits_for_memory: AtomicBool::new(false),
             late: LateBook::default(),
+            late_listeners: AtomicUsize::new(0),
+            closed: CancellationToken::new(),
             gone: tokio::sync::RwLock::new(None),
             counters: Counters::default(),
         }
@@ -154,19 +160,10 @@ impl Outlet {
         self.plan().map_or(nobody, |plan| plan.sender())
     }
 
-    /// Wakes a parked lane, if there is one.
-    fn unpark(&self) -> bool {
-        let take = |parked: usize| parked.checked_sub(1);
-        let woken = self.parked.fetch_update(AcqRel, Acquire, take).is_ok();
-        if woken {
-            self.unpark.notify_one();
-        }
-        woken
-    }
-
-    /// Wakes all parked lanes; those that find nothing to do then end.
-    fn unpark_all(&self) {
-        while self.unpark() {}
+    /// Ends parked lanes and the wait for late answers; attempts under way end by themselves.
+    fn close(&self) {
+        self.lanes.close();
+        self.closed.cancel();
     }
 
     pub fn plan(&self) -> Option<Arc<Plan>> {
@@ -181,6 +178,16 @@ impl Outlet {
     }
 }
 
+/// The subscriptions that are delivered to.
+#[derive(Default)]
+struct Outlets {
+    by_id: FxHashMap<SubscriptionId, Arc<Outlet>>,
+    /// Removed subscriptions whose lanes or late answers may still be under way.
+    removed: Vec<Weak<Outlet>>,
+    /// The dispatcher has stopped: lanes of every outlet end, also of those that are still put.
+    stopped: bool,
+}
+
 pub struct Dispatcher {
     log: Arc<dyn EventLog>,
     transport: Arc<dyn Transport>,
@@ -189,7 +196,7 @@ pub struct Dispatcher {
     wall: Arc<dyn Clock>,
     config: Config,
     recorder: Arc<dyn Recorder>,
-    outlets: RwLock<FxHashMap<SubscriptionId, Arc<Outlet>>>,
+    outlets: RwLock<Outlets>,
     endpoints: Mutex<Endpoints>,
     /// Endpoints and subscriptions to be looked at again at a point in time.
     alarms: Mutex<BTreeMap<(Timestamp, u64), Alarm>>,
@@ -204,9 +211,10 @@ pub struct Dispatcher {
     pub(crate) delays: Delays,
     reports: Reports,
     late_room: Arc<Semaphore>,
+    pub in_flight: InFlightBudget,
     /// Late answers that are being seen to.
     late_busy: AtomicUsize,
-    pub(crate) tasks: TaskTracker,
+    pub(crate) tasks: TaskRegistry,
     /// No further claims.
     pub(crate) stop: CancellationToken,
     /// Attempts under way are given up.
@@ -230,6 +238,7 @@ impl Dispatcher {
             delays,
             reports: Reports::default(),
             late_room: Arc::new(Semaphore::new(LATE_ANSWERS_MAX)),
+            in_flight: InFlightBudget::new(config.in_flight_bytes_max),
             late_busy: AtomicUsize::new(0),
             log,
             transport,
@@ -245,7 +254,7 @@ impl Dispatcher {
             letters_changed: Notify::new(),
             looks_at: AtomicI64::new(i64::MAX),
             claim_trouble_said: AtomicI64::new(i64::MIN),
-            tasks: TaskTracker::new(),
+            tasks: TaskRegistry::default(),
             stop: CancellationToken::new(),
             abort: CancellationToken::new(),
             counters: Counters::default(),
@@ -253,8 +262,9 @@ impl Dispatcher {
             unlabelled: Unlabelled::default(),
         });
         dispatcher.log.listen(Arc::new(Ears(Arc::downgrade(&dispatcher))));
-        dispatcher.tasks.spawn(dispatcher.clone().keep_time());
-        dispatcher.tasks.spawn(dispatcher.clone().keep_delays());
+        let tasks = &dispatcher.tasks;
+        tasks.spawn(TaskKind::RetryTimer, dispatcher.clone().keep_time());
+        tasks.spawn(TaskKind::ProbationSaver, dispatcher.clone().keep_delays());
         dispatcher
     }
 
@@ -294,19 +304,28 @@ impl Dispatcher {
         );
         let (outlet, known) = {
             let mut outlets = self.outlets.write().expect("no panic holds it");
-            match outlets.entry(id) {
+            let stopped = outlets.stopped;
+            match outlets.by_id.entry(id) {
                 Occupied(known) => (known.get().clone(), true),
                 Vacant(free) => {
                     let outlet = Outlet::new(id, topic.published.clone(), self.unlabelled.label());
+                    if stopped {
+                        outlet.lanes.close();
+                    }
                     (free.insert(Arc::new(outlet)).clone(), false)
                 }
             }
         };
         let plan = Arc::new(plan);
         let paused = plan.is_paused();
+        self.restore_own_delay(&plan.endpoint, id);
+        let endpoint = plan.endpoint.clone();
         let before = outlet.plan.write().expect("no panic holds it").replace(plan);
         let resumed = before.as_ref().is_some_and(|before| before.is_paused()) && !paused;
         if let Some(before) = before {
+            if !Arc::ptr_eq(&before.endpoint, &endpoint) {
+                self.forget_own_delay(&before.endpoint, id);
+            }
             self.forget_unless_used(before);
         }
         // Its old endpoint may have been holding it up.
@@ -314,7 +333,7 @@ impl Dispatcher {
         if paused {
             // What waits need not wait in memory.
             self.log.rest(id);
-            outlet.unpark_all();
+            outlet.lanes.end_parked();
             return;
         }
         // After the plan is there: what comes from now on wakes it by itself.
@@ -335,28 +354,44 @@ impl Dispatcher {
 
     /// Lets go of a subscription. Attempts under way end, but nothing follows them.
     pub async fn remove(&self, id: SubscriptionId, reason: Reason) {
-        let outlet = self.outlets.write().expect("no panic holds it").remove(&id);
+        let outlet = self.outlets.write().expect("no panic holds it").remove(id);
         if let Some(outlet) = outlet {
             *outlet.gone.write().await = Some(reason);
             self.unlabelled.gone(&outlet);
             let before = outlet.plan.write().expect("no panic holds it").take();
-            outlet.unpark_all();
+            outlet.close();
             if let Some(before) = before {
+                self.forget_own_delay(&before.endpoint, id);
                 self.forget_unless_used(before);
             }
         }
     }
 
     pub fn outlet(&self, id: SubscriptionId) -> Option<Arc<Outlet>> {
-        self.outlets.read().expect("no panic holds it").get(&id).cloned()
+        let outlets = self.outlets.read().expect("no panic holds it");
+        outlets.by_id.get(&id).cloned()
     }
 
-    /// Says that about `count` deliveries more can be claimed: starts lanes for them.
+    /// Tasks under way for subscriptions that have been removed: attempts whose answer is awaited, or
+    /// tasks that should have ended.
+    pub fn orphaned_tasks(&self) -> usize {
+        let outlets = self.outlets.read().expect("no panic holds it");
+        let removed = outlets.removed.iter().filter_map(Weak::upgrade);
+        removed
+            .map(|outlet| outlet.lanes.counts().lanes + outlet.late_listeners.load(Acquire))
+            .sum()
+    }
+
+    /// Announces that about `count` more deliveries can be claimed, and starts lanes for them.
     fn wake(self: &Arc<Self>, outlet: &Arc<Outlet>, count: usize) {
-        outlet.ready.fetch_add(count as i64, Relaxed);
-        outlet.busy.store(true, Relaxed);
-        outlet.signals.fetch_add(1, AcqRel);
-        if self.stop.is_cancelled() || outlet.waiting.load(Relaxed) {
+        outlet.lanes.announce(count);
+        self.start_lanes(outlet, count);
+    }
+
+    /// Starts as many lanes as `count` deliveries need and the endpoint has room for.
+    fn start_lanes(self: &Arc<Self>, outlet: &Arc<Outlet>, count: usize) {
+        let waits = outlet.waiting.load(Relaxed) || outlet.waits_for_memory.load(Acquire);
+        if self.stop.is_cancelled() || waits {
             return;
         }
         let Some(plan) = outlet.plan().filter(|plan| !plan.is_paused()) else {
@@ -364,8 +399,7 @@ impl Dispatcher {
         };
         let mut wanted = count.div_ceil(plan.want.events_max).min(plan.endpoint.room());
         // Without a lane nobody would learn that there is room again, or that a delay is over.
-        let idle = outlet.lanes.load(Acquire) <= outlet.parked.load(Acquire);
-        if wanted == 0 && idle {
+        if wanted == 0 && outlet.lanes.is_idle() {
             wanted = 1;
         }
         for _ in 0..wanted {
@@ -375,24 +409,27 @@ impl Dispatcher {
         }
     }
 
-    /// Puts one more lane to work, a parked one if there is one.
+    /// Puts one more lane to work. Returns whether there was one to be had.
     fn start_lane(self: &Arc<Self>, outlet: &Arc<Outlet>) -> bool {
-        if outlet.unpark() {
-            return true;
+        match outlet.lanes.start_lane(self.config.in_flight_per_endpoint_max) {
+            LaneStart::Woken => true,
+            LaneStart::Refused => false,
+            LaneStart::Spawn => {
+                self.spawn_lane(outlet.clone(), None);
+                true
+            }
         }
-        let max = self.config.in_flight_per_endpoint_max;
-        let add = |lanes: usize| (lanes < max).then_some(lanes + 1);
-        let added = outlet.lanes.fetch_update(AcqRel, Acquire, add).is_ok();
-        if added {
-            self.tasks.spawn(self.clone().lane(outlet.clone(), None));
-        }
-        added
+    }
+
+    fn spawn_lane(self: &Arc<Self>, outlet: Arc<Outlet>, admitted: Option<(Arc<Endpoint>, Pass)>) {
+        let lane = self.clone().lane(outlet, admitted);
+        self.tasks.spawn(TaskKind::DeliveryLane, lane);
     }
 
     /// A lane that has found work calls for another one if there is more and a place to send it.
     fn wake_sibling(self: &Arc<Self>, outlet: &Arc<Outlet>, plan: &Plan, claimed: usize) {
-        let left = outlet.ready.fetch_sub(claimed as i64, Relaxed) - claimed as i64;
-        if left > 0 && plan.endpoint.room() > 0 && !self.stop.is_cancelled() {
+        let more = outlet.lanes.claimed(claimed);
+        if more && plan.endpoint.room() > 0 && !self.stop.is_cancelled() {
             self.start_lane(outlet);
         }
     }
@@ -401,82 +438,86 @@ impl Dispatcher {
     /// `admitted`: this endpoint has given a place already.
     async fn lane(self: Arc<Self>, outlet: Arc<Outlet>, mut admitted: Option<(Arc<Endpoint>, Pass)>) {
         loop {
-            let signals = outlet.signals.load(Acquire);
-            let plan = outlet.plan();
-            let kept = admitted
-                .take()
-                .and_then(|(endpoint, pass)| self.keep_place(&outlet, plan.as_deref(), endpoint, pass));
-            let Some(plan) = plan else {
-                outlet.lanes.fetch_sub(1, AcqRel);
-                return;
-            };
-            if plan.is_paused() {
-                self.end_paused(&plan, &outlet, kept);
-                return;
-            }
-            let Some(pass) = kept.or_else(|| self.admit(&plan, &outlet)) else {
-                outlet.lanes.fetch_sub(1, AcqRel);
-                return;
-            };
-            let claims = self.claim(&plan, &outlet).await;
-            if claims.is_empty() {
-                outlet.ready.store(0, Relaxed);
-                let left = plan.endpoint.leave(&outlet, pass, None, self.clock.now());
-                self.after_leaving(&plan.endpoint, left);
-                if self.park(&outlet, signals).await {
-                    continue;
+            let epoch = outlet.lanes.epoch();
+            match self.lane_step(&outlet, admitted.take()).await {
+                LaneStep::Settled => {}
+                LaneStep::NothingToClaim => {
+                    if self.park(&outlet, epoch).await == ParkOutcome::End {
+                        return;
+                    }
                 }
-                outlet.lanes.fetch_sub(1, AcqRel);
-                return;
-            }
-            // It may have been paused while the log was reading.
-            if outlet.plan().is_some_and(|now| now.is_paused()) {
-                self.log.release(outlet.id, claims);
-                self.end_paused(&plan, &outlet, Some(pass));
-                return;
-            }
-            self.wake_sibling(&outlet, &plan, claims.len());
-            if !self.deliver(&plan, &outlet, pass, claims).await {
-                outlet.lanes.fetch_sub(1, AcqRel);
-                return;
+                LaneStep::MayNotSend => {
+                    if outlet.lanes.end_lane(epoch) {
+                        self.start_lanes(&outlet, 0);
+                    }
+                    return;
+                }
             }
         }
     }
 
-    /// A lane ends because its subscription is paused.
-    fn end_paused(self: &Arc<Self>, plan: &Plan, outlet: &Arc<Outlet>, pass: Option<Pass>) {
-        if let Some(pass) = pass {
-            let left = plan.endpoint.leave(outlet, pass, None, self.clock.now());
-            self.after_leaving(&plan.endpoint, left);
+    async fn lane_step(
+        self: &Arc<Self>,
+        outlet: &Arc<Outlet>,
+        admitted: Option<(Arc<Endpoint>, Pass)>,
+    ) -> LaneStep {
+        let plan = outlet.plan();
+        let kept =
+            admitted.and_then(|(endpoint, pass)| self.keep_place(outlet, plan.as_deref(), endpoint, pass));
+        let Some(plan) = plan else {
+            return LaneStep::MayNotSend;
+        };
+        if plan.is_paused() {
+            if let Some(pass) = kept {
+                self.leave_unsent(&plan, outlet, pass);
+            }
+            return LaneStep::MayNotSend;
         }
-        outlet.lanes.fetch_sub(1, AcqRel);
-        // Whoever has ended the pause meanwhile may have counted on this lane.
-        self.wake(outlet, 0);
+        let Some(pass) = kept.or_else(|| self.admit(&plan, outlet)) else {
+            return LaneStep::MayNotSend;
+        };
+        let (claims, charge) = match self.claim_within_budget(&plan, outlet, pass.standing).await {
+            ClaimOutcome::Claimed(claims, charge) => (claims, charge),
+            ClaimOutcome::Nothing => {
+                outlet.lanes.found_nothing();
+                self.leave_unsent(&plan, outlet, pass);
+                return LaneStep::NothingToClaim;
+            }
+            ClaimOutcome::BehindAnother => {
+                self.leave_unsent(&plan, outlet, pass);
+                return LaneStep::MayNotSend;
+            }
+        };
+        // The subscription may have been paused during the await above.
+        if outlet.plan().is_some_and(|now| now.is_paused()) {
+            self.log.release(outlet.id, claims);
+            self.leave_unsent(&plan, outlet, pass);
+            return LaneStep::MayNotSend;
+        }
+        self.wake_sibling(outlet, &plan, claims.len());
+        match self.deliver(&plan, outlet, pass, claims, charge).await {
+            true => LaneStep::Settled,
+            false => LaneStep::MayNotSend,
+        }
     }
 
-    /// Waits for work. False when the lane should end instead.
-    async fn park(self: &Arc<Self>, outlet: &Arc<Outlet>, signals: u64) -> bool {
-        outlet.parked.fetch_add(1, AcqRel);
-        // Something may have come between looking and parking; or it is time to stop.
-        let more = outlet.signals.load(Acquire) != signals;
-        if (more || self.stop.is_cancelled()) && outlet.unpark() {
-            // Whichever lane takes this wake-up goes on; it need not be this one.
-        } else if !outlet.reaping.swap(true, AcqRel) {
+    fn leave_unsent(self: &Arc<Self>, plan: &Plan, outlet: &Arc<Outlet>, pass: Pass) {
+        let left = plan.endpoint.leave(outlet, pass, None, self.clock.now());
+        self.after_leaving(&plan.endpoint, left);
+    }
+
+    async fn park(self: &Arc<Self>, outlet: &Arc<Outlet>, epoch: u64) -> ParkOutcome {
+        let (parked, schedule_reap) = outlet.lanes.park(epoch);
+        if schedule_reap {
             self.alarm(self.clock.now() + LINGER, Alarm::Parked(Arc::downgrade(outlet)));
         }
-        let before = outlet.signals.load(Acquire);
-        outlet.unpark.notified().await;
-        if self.stop.is_cancelled() {
-            return false;
-        }
-        // Woken without new work: it was left standing for too long.
-        more || outlet.signals.load(Acquire) != before || outlet.ready.load(Relaxed) > 0
+        parked.await
     }
 
     fn admit(self: &Arc<Self>, plan: &Arc<Plan>, outlet: &Arc<Outlet>) -> Option<Pass> {
         match plan.endpoint.enter(outlet, plan.sender(), self.clock.now()) {
             Admission::Go(pass) => Some(pass),
-            Admission::Full => None,
+            Admission::Full | Admission::ProbeUnderWay => None,
             Admission::Delayed(until) => {
                 // One that is only paced goes on so soon that its events may stay in memory.
                 if until.since(self.clock.now()) > REST_FROM {
@@ -514,6 +555,48 @@ impl Dispatcher {
         }
     }
 
+    /// Claims what may be attempted together, as soon as the budget for bytes in flight has room for it.
+    async fn claim_within_budget(
+        self: &Arc<Self>,
+        plan: &Plan,
+        outlet: &Arc<Outlet>,
+        standing: EndpointStanding,
+    ) -> ClaimOutcome {
+        let mut permits = InFlightPermits::default();
+        loop {
+            let claims = self.claim(plan, outlet).await;
+            if claims.is_empty() {
+                return ClaimOutcome::Nothing;
+            }
+            let need = plan.in_flight_need(&claims);
+            let shortage = match self.in_flight.try_charge(standing, &need, permits) {
+                Ok(charge) => return ClaimOutcome::Claimed(claims, Arc::new(charge)),
+                Err(shortage) => shortage,
+            };
+            // Who waits for memory must not hold any.
+            self.log.release(outlet.id, claims);
+            self.log.rest(outlet.id);
+            if outlet.waits_for_memory.swap(true, AcqRel) {
+                return ClaimOutcome::BehindAnother;
+            }
+            let waiting = async {
+                let _resting = Resting::begin(&outlet.sending);
+                tokio::select! {
+                    biased;
+                    () = self.stop.cancelled() => None,
+                    () = outlet.closed.cancelled() => None,
+                    permits = self.in_flight.wait(standing, shortage) => Some(permits),
+                }
+            };
+            let waited = waiting.await;
+            outlet.waits_for_memory.store(false, Release);
+            permits = match waited {
+                Some(permits) => permits,
+                None => return ClaimOutcome::Nothing,
+            };
+        }
+    }
+
     /// Makes one attempt for the claims that are still in time, and settles all of them.
     /// False when the engine is being torn down.
     async fn deliver(
@@ -522,6 +605,7 @@ impl Dispatcher {
         outlet: &Arc<Outlet>,
         pass: Pass,
         claims: Vec<Claim>,
+        charge: Arc<InFlightCharge>,
     ) -> bool {
         let now = self.clock.now();
         let pauses = outlet.pauses(plan);
@@ -535,18 +619,18 @@ impl Dispatcher {
             set_aside(plan, outlet, &pauses, claims, now)
         };
         let Some(first) = claims.first().map(Claim::position) else {
-            let left = plan.endpoint.leave(outlet, pass, None, now);
-            self.after_leaving(&plan.endpoint, left);
+            self.leave_unsent(plan, outlet, pass);
             self.settle(outlet, settled, None).await;
             return true;
         };
         let traced = plan.traced(&claims, self.config.spans);
-        let mut sending: Sending = plan.send(self.transport.clone(), &claims, &traced, &*self.wall);
+        let transport = self.transport.clone();
+        let mut sending: Sending = plan.send(transport, &claims, &charge, &traced, &*self.wall);
         let (attempted, heard) = match self.wait(plan, outlet, &mut sending, now).await {
             Waited::Answered(attempted, heard) => (attempted, heard),
             Waited::TimedOut => (Attempted::TIMED_OUT, Heard::default()),
             Waited::TornDown => {
-                plan.endpoint.give_back(pass, self.clock.now());
+                plan.endpoint.give_back(outlet.id, pass, self.clock.now());
                 self.log.release(outlet.id, claims);
                 self.settle(outlet, settled, None).await;
                 return false;
@@ -583,7 +667,8 @@ impl Dispatcher {
         };
         self.settle(outlet, settled, Some(sent)).await;
         if let Some(listening) = listening {
-            self.tasks.spawn(self.clone().hear_late(listening));
+            self.tasks
+                .spawn(TaskKind::LateAnswer, self.clone().hear_late(listening));
         }
         true
     }
@@ -591,7 +676,7 @@ impl Dispatcher {
     /// Waits for the answer as long as the profile allows.
     async fn wait(&self, plan: &Plan, outlet: &Outlet, sending: &mut Sending, sent: Timestamp) -> Waited {
         let mut deadline = self.clock.sleep_until(sent + plan.profile.response_timeout);
-        outlet.sending.fetch_add(1, AcqRel);
+        let resting = Resting::begin(&outlet.sending);
         let waited = tokio::select! {
             biased;
             reply = sending => {
@@ -605,7 +690,7 @@ impl Dispatcher {
             () = self.abort.cancelled() => Waited::TornDown,
             () = &mut deadline => Waited::TimedOut,
         };
-        outlet.sending.fetch_sub(1, AcqRel);
+        drop(resting);
         // Not before: whoever moves a test's clock must see this lane as either asleep or at work.
         drop(deadline);
         waited
@@ -749,9 +834,9 @@ impl Dispatcher {
     }
 
     fn after_leaving(self: &Arc<Self>, endpoint: &Arc<Endpoint>, left: Left) {
-        if let Some(changed) = left.changed {
-            self.note_delay(endpoint, changed);
-            if let Some(delay) = changed {
+        for change in left.changed {
+            self.note_delay(endpoint, change);
+            if let Some(delay) = change.delay {
                 self.alarm(delay.until, Alarm::Endpoint(Arc::downgrade(endpoint)));
             }
         }
@@ -762,16 +847,15 @@ impl Dispatcher {
             let plan = next.plan();
             let kept = match self.stop.is_cancelled() {
                 true => {
-                    endpoint.give_back(pass, self.clock.now());
+                    endpoint.give_back(next.id, pass, self.clock.now());
                     None
                 }
                 false => self.keep_place(&next, plan.as_deref(), endpoint.clone(), pass),
             };
             match kept {
                 Some(pass) => {
-                    next.lanes.fetch_add(1, AcqRel);
-                    let admitted = Some((endpoint.clone(), pass));
-                    self.tasks.spawn(self.clone().lane(next, admitted));
+                    next.lanes.add_lane();
+                    self.spawn_lane(next, Some((endpoint.clone(), pass)));
                 }
                 // It points elsewhere now: it asks there.
                 None => self.wake(&next, 1),
@@ -786,21 +870,77 @@ impl Dispatcher {
     }
 
     /// Claims nothing more, waits for attempts under way until `patience` is over, gives up the rest.
-    pub async fn stop(&self, patience: impl Future<Output = ()>) {
+    /// Fails with the names of tasks that have not ended [`ABORT_PATIENCE`] after that.
+    pub async fn stop(&self, patience: impl Future<Output = ()>) -> Result<(), Error> {
         self.stop.cancel();
         self.tasks.close();
-        for outlet in self.outlets.read().expect("no panic holds it").values() {
-            outlet.unpark_all();
+        {
+            let mut outlets = self.outlets.write().expect("no panic holds it");
+            outlets.stopped = true;
+            for outlet in outlets.by_id.values() {
+                outlet.lanes.close();
+            }
         }
         tokio::select! {
             biased;
             () = self.tasks.wait() => {}
             () = patience => {
                 self.abort.cancel();
-                self.tasks.wait().await;
+                tokio::select! {
+                    biased;
+                    () = self.tasks.wait() => {}
+                    () = self.wall.sleep_until(self.wall.now() + ABORT_PATIENCE) => {
+                        return Err(Error::TasksLeft(self.tasks.describe_running()));
+                    }
+                }
             }
         }
         let _too_late_to_try_again = self.save_delays().await;
+        Ok(())
+    }
+}
+
+/// Counts a lane as one that only waits, for the test clock.
+struct Resting<'a>(&'a AtomicUsize);
+
+impl<'a> Resting<'a> {
+    fn begin(count: &'a AtomicUsize) -> Resting<'a> {
+        count.fetch_add(1, AcqRel);
+        Resting(count)
+    }
+}
+
+impl Drop for Resting<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, AcqRel);
+    }
+}
+
+enum ClaimOutcome {
+    Claimed(Vec<Claim>, Arc<InFlightCharge>),
+    /// There is nothing to claim, or nothing is to be claimed any more.
+    Nothing,
+    /// Another lane of the subscription waits for room in the budget.
+    BehindAnother,
+}
+
+/// What one round of a lane came to.
+enum LaneStep {
+    /// Deliveries were claimed and settled; there may be more.
+    Settled,
+    NothingToClaim,
+    /// The subscription is gone or paused, its endpoint admits no request, or the engine stops.
+    MayNotSend,
+}
+
+impl Outlets {
+    fn remove(&mut self, id: SubscriptionId) -> Option<Arc<Outlet>> {
+        let outlet = self.by_id.remove(&id)?;
+        if self.removed.len() == self.removed.capacity() {
+            self.removed.retain(|removed| removed.strong_count() > 0);
+        }
+        self.removed.push(Arc::downgrade(&outlet));
+        Some(outlet)
     }
 }
 

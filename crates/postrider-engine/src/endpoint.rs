@@ -1,12 +1,14 @@
 //! One endpoint's health: how much may be in flight there, and when to leave it alone.
 
 use crate::dispatch::Outlet;
+use crate::in_flight::EndpointStanding;
 use crate::node::Sharing;
 use http::Uri;
 use postrider_core::ids::{Position, SubscriptionId};
 use postrider_core::outcome::Outcome;
 use postrider_core::probation::{Delay, Probation};
 use postrider_core::time::Timestamp;
+use rustc_hash::FxHashMap;
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex, Weak};
@@ -32,19 +34,108 @@ pub struct Health {
     window: usize,
     window_max: usize,
     in_flight: usize,
+    breaker: CircuitBreaker,
+    /// The last request failed.
+    failed_last: bool,
+    pace: Pace,
+    /// When the next request is due of those whose rate is limited.
+    next_paced: Timestamp,
+    /// Other nodes send to it as well.
+    sharing: Sharing,
+}
+
+/// Failures in a row, and whether deliveries are held back because of them.
+#[derive(Clone, Debug, Default)]
+struct CircuitBreaker {
     /// Different deliveries that have failed since the last success. One that fails again and again says
     /// something about itself rather than about the endpoint.
     failing: Vec<Delivery>,
     delay: Option<Delay>,
     /// The delay is over and a probe is under way.
     probing: bool,
-    /// Someone wants it asked before the delay is over.
-    asked: bool,
-    pace: Pace,
-    /// When the next request is due of those whose rate is limited.
-    next_paced: Timestamp,
-    /// Other nodes send to it as well.
-    sharing: Sharing,
+    /// A probe is wanted before the delay is over.
+    probe_wanted: bool,
+}
+
+/// What a circuit breaker lets through.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Gate {
+    Open,
+    /// One request, as a probe; `early` if the delay is not over.
+    Probe {
+        early: bool,
+    },
+    ProbeUnderWay,
+    ClosedUntil(Timestamp),
+}
+
+impl CircuitBreaker {
+    fn delayed(delay: Option<Delay>) -> CircuitBreaker {
+        CircuitBreaker {
+            delay,
+            ..CircuitBreaker::default()
+        }
+    }
+
+    fn gate(&self, now: Timestamp) -> Gate {
+        let Some(delay) = self.delay else {
+            return Gate::Open;
+        };
+        let early = now < delay.until;
+        match () {
+            () if early && !self.probe_wanted => Gate::ClosedUntil(delay.until),
+            () if self.probing => Gate::ProbeUnderWay,
+            () => Gate::Probe { early },
+        }
+    }
+
+    fn begin_probe(&mut self) {
+        self.probing = true;
+        self.probe_wanted = false;
+    }
+
+    /// A request with this kind of probe was not sent after all.
+    fn probe_unsent(&mut self, early: bool) {
+        self.probe_wanted |= early && self.delay.is_some();
+    }
+
+    fn fail(&mut self, probe: bool, cause: Outcome, of: Delivery, rules: &Probation, now: Timestamp) {
+        match self.delay {
+            // The endpoint is left alone for as long as it would have been: asking costs nothing. So does a probe that
+            // has failed elsewhere meanwhile.
+            Some(delay) if probe && now < delay.until => {}
+            Some(delay) if probe => self.delay = Some(rules.prolong(delay, cause, now)),
+            // Sent before the delay began.
+            Some(_) => {}
+            None => {
+                if !self.failing.contains(&of) {
+                    self.failing.push(of);
+                }
+                if self.failing.len() >= rules.failures as usize {
+                    self.failing.clear();
+                    self.delay = Some(rules.begin(cause, now));
+                }
+            }
+        }
+    }
+
+    fn recover(&mut self) {
+        self.failing.clear();
+        self.delay = None;
+        self.probe_wanted = false;
+    }
+
+    /// Another node holds deliveries back. A probe under way still tells how the endpoint is.
+    fn hold(&mut self, delay: Delay) {
+        self.failing.clear();
+        self.delay = Some(delay);
+    }
+
+    /// Wants a probe though the delay is not over. Whether there is one to wait for.
+    fn want_probe(&mut self, now: Timestamp) -> bool {
+        self.probe_wanted = !self.probing && self.delay.is_some_and(|delay| now < delay.until);
+        self.probe_wanted
+    }
 }
 
 /// One event for one subscription.
@@ -54,9 +145,12 @@ pub type Delivery = (SubscriptionId, Position);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 pub struct Pass {
-    probe: bool,
-    /// The delay was not over: someone wanted it.
-    early: bool,
+    /// How the endpoint stood when the pass was given.
+    pub standing: EndpointStanding,
+    /// Set if the request probes the endpoint; true if the delay was not over.
+    probe: Option<bool>,
+    /// The same for the subscription, whose own deliveries are held back.
+    own_probe: Option<bool>,
     /// How much of the time it takes up, if it is one of those whose rate is limited.
     share: Duration,
 }
@@ -144,6 +238,8 @@ pub enum Admission {
     Go(Pass),
     /// As many as allowed are in flight; one of them will make room.
     Full,
+    /// A probe is under way; what comes of it decides.
+    ProbeUnderWay,
     /// Left alone until then.
     Delayed(Timestamp),
 }
@@ -155,10 +251,8 @@ impl Health {
             window: WINDOW_FIRST.min(window_max),
             window_max,
             in_flight: 0,
-            failing: Vec::new(),
-            delay,
-            probing: false,
-            asked: false,
+            breaker: CircuitBreaker::delayed(delay),
+            failed_last: false,
             pace: Pace::default(),
             next_paced: Timestamp::MIN,
             sharing: Sharing::ALONE,
@@ -172,39 +266,49 @@ impl Health {
 
     /// How many more requests would be admitted now.
     pub fn room(&self) -> usize {
-        match self.delay {
+        match self.breaker.delay {
             Some(_) => 0,
             None => self.window.saturating_sub(self.in_flight),
         }
     }
 
     pub fn delay(&self) -> Option<Delay> {
-        self.delay
+        self.breaker.delay
+    }
+
+    fn standing(&self) -> EndpointStanding {
+        if self.breaker.delay.is_some() || !self.breaker.failing.is_empty() || self.failed_last {
+            EndpointStanding::Failing
+        } else if self.pace.quickest == 0.0 {
+            EndpointStanding::Untried
+        } else {
+            EndpointStanding::Answering
+        }
     }
 
     /// Asks to send one request. Only a sender whose rules know delayed delivery is held back by it, and only one
     /// whose webhook asked for it is held to a rate.
     pub fn enter(&mut self, sender: Sender, now: Timestamp) -> Admission {
-        let held = self.delay.filter(|_| sender.obeys);
-        let early = self.asked && held.is_some_and(|delay| now < delay.until);
-        let paced = sender.interval().map(|interval| self.paced(interval, now));
-        if let Some(Paced::Wait(until)) = paced
-            && (early || held.is_none_or(|delay| delay.until <= now))
-        {
+        let gate = match sender.obeys {
+            true => self.breaker.gate(now),
+            false => Gate::Open,
+        };
+        if let Gate::ClosedUntil(until) = gate {
             return Admission::Delayed(until);
         }
-        if let Some(delay) = held {
-            if now < delay.until && !early {
-                return Admission::Delayed(delay.until);
-            }
-            if self.probing {
-                return Admission::Full;
-            }
-            self.probing = true;
-            self.asked = false;
-        } else if self.in_flight >= self.window {
-            return Admission::Full;
+        let paced = sender.interval().map(|interval| self.paced(interval, now));
+        if let Some(Paced::Wait(until)) = paced {
+            return Admission::Delayed(until);
         }
+        let probe = match gate {
+            Gate::ProbeUnderWay => return Admission::ProbeUnderWay,
+            Gate::Probe { early } => {
+                self.breaker.begin_probe();
+                Some(early)
+            }
+            _ if self.in_flight >= self.window => return Admission::Full,
+            _ => None,
+        };
         self.in_flight += 1;
         self.pace.was_full |= self.in_flight >= self.window;
         let mut share = Duration::ZERO;
@@ -213,8 +317,9 @@ impl Health {
             share = interval * self.sharing.of();
         }
         Admission::Go(Pass {
-            probe: held.is_some(),
-            early,
+            standing: self.standing(),
+            probe,
+            own_probe: None,
             share,
         })
     }
@@ -251,19 +356,21 @@ impl Health {
     /// A request that was admitted has ended, or was not sent after all (none).
     pub fn leave(&mut self, pass: Pass, ended: Option<Ended<'_>>, now: Timestamp) {
         self.in_flight -= 1;
-        if pass.probe {
-            self.probing = false;
+        if pass.probe.is_some() {
+            self.breaker.probing = false;
         }
         let Some(ended) = ended else {
             // Nothing was sent: the next need not wait for it.
-            self.asked |= pass.early && self.delay.is_some();
+            self.breaker.probe_unsent(pass.probe == Some(true));
             self.next_paced = self.next_paced - pass.share;
             return;
         };
         match ended.outcome {
-            // What is wrong with these is the event: the endpoint is well enough to say so.
-            Outcome::Success | Outcome::BadRequest | Outcome::PayloadTooLarge => {
-                self.recover();
+            // What is wrong with these is the event, or the subscription's credentials: the endpoint is well
+            // enough to say so.
+            outcome if is_well(outcome) || is_unauthorized(outcome) => {
+                self.breaker.recover();
+                self.failed_last = false;
                 self.pace.answered(ended.took);
                 // Looked at once for every window's worth of answers, so that each change can show.
                 if self.pace.since_look >= self.window {
@@ -278,6 +385,7 @@ impl Health {
                 }
             }
             cause => {
+                self.failed_last = true;
                 let least = if cause == Outcome::Busy {
                     1
                 } else {
@@ -285,50 +393,26 @@ impl Health {
                 };
                 self.window = (self.window / 2).max(least);
                 if let Some(rules) = ended.rules {
-                    self.fail(pass, cause, ended.delivery, rules, now);
+                    let probe = pass.probe.is_some();
+                    self.breaker.fail(probe, cause, ended.delivery, rules, now);
                 }
             }
         }
     }
+}
 
-    fn fail(&mut self, pass: Pass, cause: Outcome, of: Delivery, rules: &Probation, now: Timestamp) {
-        match self.delay {
-            // The endpoint is left alone for as long as it would have been: asking costs nothing. So does a probe that
-            // has failed elsewhere meanwhile.
-            Some(delay) if pass.probe && now < delay.until => {}
-            Some(delay) if pass.probe => self.delay = Some(rules.prolong(delay, cause, now)),
-            // One that was still under way when the delay began.
-            Some(_) => {}
-            None => {
-                if !self.failing.contains(&of) {
-                    self.failing.push(of);
-                }
-                if self.failing.len() >= rules.failures as usize {
-                    self.failing.clear();
-                    self.delay = Some(rules.begin(cause, now));
-                }
-            }
-        }
-    }
+/// Answers that show nothing wrong with the endpoint, nor with what it was sent besides the event.
+fn is_well(outcome: Outcome) -> bool {
+    matches!(
+        outcome,
+        Outcome::Success | Outcome::BadRequest | Outcome::PayloadTooLarge
+    )
+}
 
-    /// The endpoint has shown that it is well, or someone says so.
-    pub fn recover(&mut self) {
-        self.failing.clear();
-        self.delay = None;
-        self.asked = false;
-    }
-
-    /// Somebody else has found that the endpoint is to be left alone. A probe under way still says how it is.
-    pub fn hold(&mut self, delay: Delay) {
-        self.failing.clear();
-        self.delay = Some(delay);
-    }
-
-    /// The next delivery is sent as a probe though the delay is not over. Whether there is anything to wait for.
-    pub fn ask(&mut self, now: Timestamp) -> bool {
-        self.asked = !self.probing && self.delay.is_some_and(|delay| now < delay.until);
-        self.asked
-    }
+/// Failures of the subscription's credentials: they count for that subscription, not for others that the
+/// endpoint serves.
+fn is_unauthorized(outcome: Outcome) -> bool {
+    matches!(outcome, Outcome::Unauthorized | Outcome::Forbidden)
 }
 
 /// An endpoint that subscriptions share: scheme, host, port and path.
@@ -341,6 +425,8 @@ pub struct Endpoint {
 
 struct Inner {
     health: Health,
+    /// Subscriptions whose credentials the endpoint has refused since their last success.
+    unauthorized: FxHashMap<SubscriptionId, CircuitBreaker>,
     /// Subscriptions that want to send and may not, in the order in which they asked.
     waiting: VecDeque<Weak<Outlet>>,
 }
@@ -362,10 +448,47 @@ pub fn name(url: &Uri) -> String {
 pub struct Left {
     /// These may send now; a place is kept for each.
     pub admitted: Vec<(Arc<Outlet>, Pass)>,
-    /// The delay of the endpoint, if it is another one than before.
-    pub changed: Option<Option<Delay>>,
+    /// Delays that are other than before: of the endpoint, or of the subscription that has left.
+    pub changed: Vec<DelayChange>,
     /// Someone waits whose rate lets it go only then.
     pub again: Option<Timestamp>,
+}
+
+/// A delay that has begun, been prolonged or ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DelayChange {
+    pub scope: DelayScope,
+    pub delay: Option<Delay>,
+}
+
+/// Whose deliveries to an endpoint are held back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DelayScope {
+    /// All subscriptions'.
+    Endpoint,
+    /// Only this one's, whose credentials the endpoint refuses.
+    Subscription(SubscriptionId),
+}
+
+impl DelayScope {
+    const MARK: &str = " (subscription ";
+
+    /// The name under which a delay of this scope is kept and shown.
+    pub fn name(self, endpoint: &str) -> String {
+        match self {
+            DelayScope::Endpoint => endpoint.to_owned(),
+            DelayScope::Subscription(id) => format!("{endpoint}{}{})", DelayScope::MARK, id.0),
+        }
+    }
+
+    /// The endpoint and the scope that a name stands for.
+    pub fn parse(name: &str) -> (&str, DelayScope) {
+        let own = name.split_once(DelayScope::MARK).and_then(|(endpoint, id)| {
+            let id = id.strip_suffix(')')?.parse().ok()?;
+            Some((endpoint, DelayScope::Subscription(SubscriptionId(id))))
+        });
+        own.unwrap_or((name, DelayScope::Endpoint))
+    }
 }
 
 /// How an endpoint is, for whoever looks.
@@ -388,6 +511,7 @@ impl Endpoint {
             sharing,
             inner: Mutex::new(Inner {
                 health: Health::new(window_max, delay),
+                unauthorized: FxHashMap::default(),
                 waiting: VecDeque::new(),
             }),
         }
@@ -400,18 +524,39 @@ impl Endpoint {
     /// Asks to send one request for an outlet. If it may not, it will be woken when it may.
     pub fn enter(&self, outlet: &Arc<Outlet>, sender: Sender, now: Timestamp) -> Admission {
         let mut inner = self.inner();
-        let admission = self.ask_for_place(&mut inner.health, sender, now);
+        let admission = self.ask_for_place(&mut inner, outlet.id, sender, now);
         if !matches!(admission, Admission::Go(_)) && !outlet.waiting.swap(true, Relaxed) {
             inner.waiting.push_back(Arc::downgrade(outlet));
         }
         admission
     }
 
-    fn ask_for_place(&self, health: &mut Health, sender: Sender, now: Timestamp) -> Admission {
+    fn ask_for_place(
+        &self,
+        inner: &mut Inner,
+        of: SubscriptionId,
+        sender: Sender,
+        now: Timestamp,
+    ) -> Admission {
         if sender.rate_max.is_some() {
-            health.share(*self.sharing.borrow());
+            inner.health.share(*self.sharing.borrow());
         }
-        health.enter(sender, now)
+        let own = match sender.obeys && !inner.unauthorized.is_empty() {
+            true => inner.unauthorized.get_mut(&of),
+            false => None,
+        };
+        let gate = own.as_ref().map_or(Gate::Open, |own| own.gate(now));
+        match gate {
+            Gate::ClosedUntil(until) => return Admission::Delayed(until),
+            Gate::ProbeUnderWay => return Admission::ProbeUnderWay,
+            Gate::Open | Gate::Probe { .. } => {}
+        }
+        let mut admission = inner.health.enter(sender, now);
+        if let (Admission::Go(pass), Some(own), Gate::Probe { early }) = (&mut admission, own, gate) {
+            own.begin_probe();
+            pass.own_probe = Some(early);
+        }
+        admission
     }
 
     /// How many more requests would be admitted now.
@@ -422,14 +567,17 @@ impl Endpoint {
     /// A request of `leaving` has ended; places that are free now go to those who have waited longest.
     pub fn leave(&self, leaving: &Arc<Outlet>, pass: Pass, ended: Option<Ended<'_>>, now: Timestamp) -> Left {
         let mut inner = self.inner();
-        let before = inner.health.delay;
+        let before = inner.health.delay();
         inner.health.leave(pass, ended, now);
-        let after = inner.health.delay;
-        let mut left = Left {
-            admitted: Vec::new(),
-            changed: (before != after).then_some(after),
-            again: None,
-        };
+        let after = inner.health.delay();
+        let mut left = Left::default();
+        if before != after {
+            left.changed.push(DelayChange {
+                scope: DelayScope::Endpoint,
+                delay: after,
+            });
+        }
+        left.changed.extend(inner.leave_own(leaving.id, pass, ended, now));
         let mut place = 0;
         while let Some(waiting) = inner.waiting.get(place) {
             let Some(outlet) = waiting.upgrade() else {
@@ -443,7 +591,7 @@ impl Endpoint {
                 continue;
             }
             let sender = outlet.sender();
-            match self.ask_for_place(&mut inner.health, sender, now) {
+            match self.ask_for_place(&mut inner, outlet.id, sender, now) {
                 Admission::Go(pass) => {
                     inner.waiting.remove(place);
                     outlet.waiting.store(false, Relaxed);
@@ -451,6 +599,7 @@ impl Endpoint {
                 }
                 // The delay holds it back, not the window: those behind it may know nothing of delays.
                 _ if sender.obeys && after.is_some() => place += 1,
+                Admission::ProbeUnderWay => place += 1,
                 Admission::Delayed(until) => {
                     left.again = Some(left.again.map_or(until, |at| at.min(until)));
                     place += 1;
@@ -462,26 +611,70 @@ impl Endpoint {
     }
 
     /// Lets go of a place that was kept for an outlet which no longer sends here.
-    pub fn give_back(&self, pass: Pass, now: Timestamp) {
-        self.inner().health.leave(pass, None, now);
-    }
-
-    /// The endpoint has shown that it is well, or someone says so. Whether that ended a delay.
-    pub fn recover(&self) -> bool {
+    pub fn give_back(&self, of: SubscriptionId, pass: Pass, now: Timestamp) {
         let mut inner = self.inner();
-        let delayed = inner.health.delay.is_some();
-        inner.health.recover();
-        delayed
+        inner.health.leave(pass, None, now);
+        inner.leave_own(of, pass, None, now);
     }
 
-    /// Somebody else has found that it is to be left alone.
-    pub fn hold(&self, delay: Delay) {
-        self.inner().health.hold(delay);
+    /// The endpoint has taken a delivery of this subscription, or an operator says that all is well (none).
+    /// Returns the delays that this ended.
+    pub fn recover(&self, of: Option<SubscriptionId>) -> Vec<DelayChange> {
+        let mut inner = self.inner();
+        let mut ended = Vec::new();
+        if inner.health.delay().is_some() {
+            ended.push(DelayScope::Endpoint);
+        }
+        inner.health.breaker.recover();
+        let is_meant = |id: &SubscriptionId| of.is_none_or(|of| of == *id);
+        inner.unauthorized.retain(|id, own| {
+            if is_meant(id) && own.delay.is_some() {
+                ended.push(DelayScope::Subscription(*id));
+            }
+            !is_meant(id)
+        });
+        let over = |scope| DelayChange { scope, delay: None };
+        ended.into_iter().map(over).collect()
     }
 
-    /// Has it asked by the next delivery, whether or not its delay is over. Whether it was to be left alone.
-    pub fn ask(&self, now: Timestamp) -> bool {
-        self.inner().health.ask(now)
+    /// Ends one delay, which another node has found to be over. Whether there was one.
+    pub fn release(&self, scope: DelayScope) -> bool {
+        let mut inner = self.inner();
+        match scope {
+            DelayScope::Endpoint => {
+                let held = inner.health.delay().is_some();
+                inner.health.breaker.recover();
+                held
+            }
+            DelayScope::Subscription(id) => {
+                let known = inner.unauthorized.remove(&id);
+                known.is_some_and(|own| own.delay.is_some())
+            }
+        }
+    }
+
+    /// Holds deliveries back as another node does, or as an earlier life did.
+    pub fn hold(&self, scope: DelayScope, delay: Delay) {
+        let mut inner = self.inner();
+        match scope {
+            DelayScope::Endpoint => inner.health.breaker.hold(delay),
+            DelayScope::Subscription(id) => inner.unauthorized.entry(id).or_default().hold(delay),
+        }
+    }
+
+    /// Forgets a subscription that no longer sends here. Whether its deliveries were held back.
+    pub fn forget(&self, of: SubscriptionId) -> bool {
+        self.release(DelayScope::Subscription(of))
+    }
+
+    /// Has the endpoint probed by the subscription's next delivery, whether or not the delay is over. Whether
+    /// deliveries were held back.
+    pub fn want_probe(&self, of: SubscriptionId, now: Timestamp) -> bool {
+        let mut inner = self.inner();
+        let own = inner.unauthorized.get_mut(&of);
+        let own = own.is_some_and(|own| own.want_probe(now));
+        let shared = inner.health.breaker.want_probe(now);
+        own || shared
     }
 
     /// Everyone who waits, to be woken: the delay is over, or something else has changed.
@@ -499,9 +692,69 @@ impl Endpoint {
         let health = &self.inner().health;
         State {
             in_flight: health.in_flight,
-            delay: health.delay,
-            probing: health.probing,
+            delay: health.delay(),
+            probing: health.breaker.probing,
         }
+    }
+
+    /// How the endpoint is for one subscription.
+    pub fn state_for(&self, of: SubscriptionId) -> State {
+        self.own_state(of).unwrap_or_else(|| self.state())
+    }
+
+    /// The state of a subscription whose own deliveries are held back.
+    pub fn own_state(&self, of: SubscriptionId) -> Option<State> {
+        let inner = self.inner();
+        let own = inner.unauthorized.get(&of).filter(|own| own.delay.is_some())?;
+        Some(State {
+            in_flight: inner.health.in_flight,
+            delay: own.delay,
+            probing: own.probing,
+        })
+    }
+}
+
+impl Inner {
+    /// Counts a request for the subscription that sent it. Returns its own delay, if it is another one.
+    fn leave_own(
+        &mut self,
+        of: SubscriptionId,
+        pass: Pass,
+        ended: Option<Ended<'_>>,
+        now: Timestamp,
+    ) -> Option<DelayChange> {
+        let refused = ended.filter(|ended| is_unauthorized(ended.outcome));
+        let rules = refused.and_then(|ended| ended.rules);
+        if self.unauthorized.is_empty() && rules.is_none() {
+            return None;
+        }
+        let before = self.unauthorized.get(&of).and_then(|own| own.delay);
+        match (ended, rules) {
+            (Some(ended), Some(rules)) => {
+                let own = self.unauthorized.entry(of).or_default();
+                own.probing &= pass.own_probe.is_none();
+                own.fail(
+                    pass.own_probe.is_some(),
+                    ended.outcome,
+                    ended.delivery,
+                    rules,
+                    now,
+                );
+            }
+            (Some(ended), None) if is_well(ended.outcome) => drop(self.unauthorized.remove(&of)),
+            _ => {
+                if let (Some(early), Some(own)) = (pass.own_probe, self.unauthorized.get_mut(&of)) {
+                    // Nothing was learned about the credentials.
+                    own.probing = false;
+                    own.probe_unsent(early);
+                }
+            }
+        }
+        let delay = self.unauthorized.get(&of).and_then(|own| own.delay);
+        (before != delay).then_some(DelayChange {
+            scope: DelayScope::Subscription(of),
+            delay,
+        })
     }
 }
 
@@ -571,7 +824,7 @@ mod tests {
         let probe = go(health.enter(OBEYS, at(30)));
         assert_eq!(
             health.enter(OBEYS, at(30)),
-            Admission::Full,
+            Admission::ProbeUnderWay,
             "one probe at a time"
         );
         health.leave(probe, Some(ended(10, Outcome::SocketError)), at(31));
@@ -595,24 +848,24 @@ mod tests {
     #[test]
     fn whoever_asks_for_a_probe_gets_one() {
         let mut health = delayed();
-        assert!(health.ask(at(5)));
+        assert!(health.breaker.want_probe(at(5)));
         let probe = go(health.enter(OBEYS, at(5)));
         assert_eq!(
             health.enter(OBEYS, at(5)),
             Admission::Delayed(at(30)),
             "one, and no flood"
         );
-        assert!(!health.ask(at(5)), "one is under way");
+        assert!(!health.breaker.want_probe(at(5)), "one is under way");
         health.leave(probe, Some(ended(11, Outcome::Success)), at(6));
         assert_eq!(health.delay(), None);
-        assert!(!health.ask(at(6)), "there is nothing to wait for");
+        assert!(!health.breaker.want_probe(at(6)), "there is nothing to wait for");
     }
 
     #[test]
     fn a_probe_that_was_asked_for_and_fails_costs_nothing() {
         let mut health = delayed();
         let before = health.delay();
-        assert!(health.ask(at(5)));
+        assert!(health.breaker.want_probe(at(5)));
         let probe = go(health.enter(OBEYS, at(5)));
         health.leave(probe, Some(ended(11, Outcome::GenericError)), at(6));
         assert_eq!(health.delay(), before);
@@ -630,13 +883,13 @@ mod tests {
             until: at(100),
             ..health.delay().unwrap()
         };
-        health.hold(set_elsewhere);
+        health.breaker.hold(set_elsewhere);
         health.leave(probe, Some(ended(10, Outcome::TimedOut)), at(60));
         assert_eq!(health.delay(), Some(set_elsewhere));
         // A success counts, whoever was first.
         let mut health = delayed();
         let probe = go(health.enter(OBEYS, at(30)));
-        health.hold(set_elsewhere);
+        health.breaker.hold(set_elsewhere);
         health.leave(probe, Some(ended(10, Outcome::Success)), at(60));
         assert_eq!(health.delay(), None);
     }
@@ -644,12 +897,12 @@ mod tests {
     #[test]
     fn a_probe_is_still_wanted_when_there_was_nothing_to_send() {
         let mut health = delayed();
-        assert!(health.ask(at(5)));
+        assert!(health.breaker.want_probe(at(5)));
         let probe = go(health.enter(OBEYS, at(5)));
         health.leave(probe, None, at(5));
         let probe = go(health.enter(OBEYS, at(9)));
         health.leave(probe, None, at(9));
-        health.recover();
+        health.breaker.recover();
         for event in 20..30 {
             send(&mut health, event, at(10), Outcome::SocketError);
         }
@@ -708,7 +961,7 @@ mod tests {
         health.leave(under_way[1], Some(ended(21, Outcome::TimedOut)), at(11));
         assert_eq!(
             health.enter(OBEYS, at(11)),
-            Admission::Full,
+            Admission::ProbeUnderWay,
             "the probe is still out"
         );
         assert_eq!(health.delay().unwrap().until, at(10));
@@ -791,7 +1044,7 @@ mod tests {
                         assert!(until > now, "it would ask for ever");
                         now = until;
                     }
-                    Admission::Full => panic!("everything was answered"),
+                    Admission::Full | Admission::ProbeUnderWay => panic!("everything was answered"),
                 }
             }
             times
@@ -846,7 +1099,7 @@ mod tests {
                         assert!(until > now, "it would ask for ever");
                         now = until.min(now + Duration::from_secs(60));
                     }
-                    Admission::Full => panic!("everything was answered"),
+                    Admission::Full | Admission::ProbeUnderWay => panic!("everything was answered"),
                 }
             }
         }

@@ -4,6 +4,7 @@
 //! turn here while another node's change waits for it is refused by the catalogue, and decides anew.
 
 use crate::Engine;
+use crate::tasks::TaskKind;
 use crate::turns::Key;
 use async_trait::async_trait;
 use postrider_core::ids::{SubscriptionId, TopicId};
@@ -108,11 +109,13 @@ impl Engine {
         };
         // There may be very many, and what waits for them is of no use to anyone.
         let engine = self.clone();
-        self.dispatcher.tasks.spawn(async move {
-            if let Err(e) = engine.retire_all(&subscriptions).await {
-                tracing::error!(error = %e, "cannot drop what waits for subscriptions that are gone");
-            }
-        });
+        self.dispatcher
+            .tasks
+            .spawn(TaskKind::SubscriptionRemoval, async move {
+                if let Err(e) = engine.retire_all(&subscriptions).await {
+                    tracing::error!(error = %e, "cannot drop what waits for subscriptions that are gone");
+                }
+            });
     }
 
     async fn show_put(&self, subscription: Subscription) {
@@ -143,10 +146,12 @@ impl Engine {
             false => Reason::SubscriptionGone,
         };
         let engine = self.clone();
-        self.dispatcher.tasks.spawn(async move {
-            if let Err(e) = engine.retire(id, reason).await {
-                tracing::error!(error = %e, "cannot drop what waits for a subscription that is gone");
-            }
-        });
+        self.dispatcher
+            .tasks
+            .spawn(TaskKind::SubscriptionRemoval, async move {
+                if let Err(e) = engine.retire(id, reason).await {
+                    tracing::error!(error = %e, "cannot drop what waits for a subscription that is gone");
+                }
+            });
     }
 }

@@ -9,6 +9,7 @@ mod run;
 
 use crate::deliver::Transport;
 use crate::manage::Read;
+use crate::tasks::TaskKind;
 use crate::unless_done;
 use crate::{Engine, Error};
 use postrider_core::handshake::{Patience, manual_in};
@@ -627,7 +628,9 @@ impl Engine {
         let said = Arc::new(Said::default());
         self.handshakes.book().begin(handshake.clone(), said.clone());
         let running = run::Running::new(self.clone(), handshake.clone(), said);
-        self.dispatcher.tasks.spawn(running.run());
+        self.dispatcher
+            .tasks
+            .spawn(TaskKind::WebhookValidation, running.run());
         handshake
     }
 
@@ -694,7 +697,9 @@ impl Engine {
             let handshake = Arc::new(handshake);
             self.handshakes.book().begin(handshake.clone(), said.clone());
             let running = run::Running::new(self.clone(), handshake, said);
-            self.dispatcher.tasks.spawn(running.run());
+            self.dispatcher
+                .tasks
+                .spawn(TaskKind::WebhookValidation, running.run());
         }
         Ok(())
     }
@@ -710,7 +715,9 @@ impl Engine {
             && !said.confirmed.is_cancelled()
         {
             let running = run::Running::new(engine, handshake, said.clone());
-            self.dispatcher.tasks.spawn(running.run_granted());
+            self.dispatcher
+                .tasks
+                .spawn(TaskKind::WebhookValidation, running.run_granted());
         }
     }
 

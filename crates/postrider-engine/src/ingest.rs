@@ -6,16 +6,17 @@ use crate::dispatch::metering::Wanted;
 use crate::recorder::Accepted;
 use crate::{Engine, Error};
 use postrider_core::event::Batch;
+use postrider_core::filter::FilterBudget;
 use postrider_core::time::Timestamp;
 use std::sync::Arc;
 
 impl Engine {
     /// Decides for the events of one request who gets them.
-    pub fn router<'a>(&self, topic: &'a TopicEntry, now: Timestamp) -> Router<'a> {
+    pub fn router<'a>(&self, topic: &'a TopicEntry, now: Timestamp, budget: FilterBudget) -> Router<'a> {
         if self.recorder.on() {
-            Router::noting(topic, now)
+            Router::noting(topic, now, budget)
         } else {
-            Router::new(topic, now)
+            Router::new(topic, now, budget)
         }
     }
 

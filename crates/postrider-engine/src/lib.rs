@@ -3,6 +3,7 @@
 pub mod ingest;
 pub mod directory;
 pub mod manage;
+mod tasks;
 mod turns;
 mod catalogue;
 pub mod node;
@@ -13,6 +14,7 @@ pub mod destinations;
 pub mod deliver;
 pub mod handshake;
 pub mod late;
+pub mod in_flight;
 pub mod endpoint;
 pub mod delays;
 pub mod counters;
@@ -41,6 +43,7 @@ use rustc_hash::FxHashSet;
 use std::future::Future;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
+use tasks::TaskKind;
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
@@ -64,6 +67,9 @@ pub enum Error {
     HandshakeOver,
     #[error("the server is shutting down")]
     Stopping,
+    /// The engine was told to stop, and these tasks did not end.
+    #[error("tasks have not ended: {0}")]
+    TasksLeft(String),
 }
 
 /// Everything the engine stands on, handed in.
@@ -163,11 +169,12 @@ impl Engine {
         engine.dispatcher.restored();
         engine.restore_handshakes(loaded.handshakes).await?;
         let retiring = manage::retire_expired(engine.clone(), engine.dispatcher.stop.clone());
-        engine.dispatcher.tasks.spawn(retiring);
-        engine.dispatcher.tasks.spawn(engine.clone().keep_letters());
-        engine.dispatcher.tasks.spawn(follow::run(engine.clone()));
+        let tasks = &engine.dispatcher.tasks;
+        tasks.spawn(TaskKind::ExpiryTimer, retiring);
+        tasks.spawn(TaskKind::DeadLetterTimer, engine.clone().keep_letters());
+        tasks.spawn(TaskKind::CatalogFollower, follow::run(engine.clone()));
         if engine.node.name.is_some() {
-            engine.dispatcher.tasks.spawn(engine.clone().keep_replays());
+            tasks.spawn(TaskKind::ReplaySupervisor, engine.clone().keep_replays());
         }
         Ok(engine)
     }
@@ -220,11 +227,8 @@ impl Engine {
         while subscriptions.len() > TAKE_UP_AT_ONCE {
             let some = subscriptions.split_off(subscriptions.len() - TAKE_UP_AT_ONCE);
             let engine = engine.clone();
-            taking_up.push(
-                self.dispatcher
-                    .tasks
-                    .spawn(async move { engine.take_up_some(some) }),
-            );
+            let task = async move { engine.take_up_some(some) };
+            taking_up.push(self.dispatcher.tasks.spawn(TaskKind::SubscriptionRestore, task));
         }
         self.take_up_some(subscriptions);
         for some in taking_up {
@@ -255,6 +259,11 @@ impl Engine {
         self.pause(real, &self.stopping).await
     }
 
+    /// The tasks that run, by kind, for people: `3 × delivery lane, 1 × replay`.
+    pub fn running_tasks(&self) -> String {
+        self.dispatcher.tasks.describe_running()
+    }
+
     pub fn is_stopping(&self) -> bool {
         self.stopping.is_cancelled()
     }
@@ -267,8 +276,9 @@ impl Engine {
     /// Refuses publishes, lets attempts end until `patience` is over, makes everything durable.
     pub async fn stop(&self, patience: impl Future<Output = ()>) -> Result<(), Error> {
         self.refuse();
-        self.dispatcher.stop(patience).await;
-        Ok(self.log.close().await?)
+        let stopped = self.dispatcher.stop(patience).await;
+        self.log.close().await?;
+        stopped
     }
 }
 

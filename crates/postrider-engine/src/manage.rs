@@ -8,6 +8,7 @@ use crate::directory::TopicEntry;
 use crate::meters::Noted;
 use crate::node;
 use crate::recorder::Retired;
+use crate::tasks::TaskKind;
 use crate::turns::{Key, Turn};
 use crate::{Engine, Error};
 use postrider_core::event::Schema;
@@ -50,7 +51,11 @@ impl Engine {
         F: Future<Output = Result<T, Error>> + Send + 'static,
     {
         let engine = self.me.upgrade().ok_or(Error::Stopping)?;
-        let done = self.dispatcher.tasks.spawn(change(engine)).await;
+        let done = self
+            .dispatcher
+            .tasks
+            .spawn(TaskKind::CatalogChange, change(engine))
+            .await;
         done.map_err(|_| Error::Stopping)?
     }
 

@@ -3,7 +3,7 @@
 use bytes::Bytes;
 use http::HeaderValue;
 use postrider_core::event::{Batch, Schema};
-use postrider_core::filter::{AdvancedFilter, Filter, Mismatch, Test};
+use postrider_core::filter::{AdvancedFilter, Filter, Mismatch, Operands};
 use postrider_core::ids::{Position, SubscriptionId, TopicId};
 use postrider_core::outcome::Outcome;
 use postrider_core::profile::{EndpointKind, Profile, StatusRule};
@@ -686,29 +686,19 @@ fn in_words(AdvancedFilter { key, test }: &AdvancedFilter) -> String {
         let texts: Vec<String> = values.iter().map(T::to_string).collect();
         format!(" [{}]", texts.join(", "))
     }
-    let operands = match test {
-        Test::NumberIn(values) | Test::NumberNotIn(values) => list(values),
-        Test::NumberLessThan(value)
-        | Test::NumberGreaterThan(value)
-        | Test::NumberLessThanOrEquals(value)
-        | Test::NumberGreaterThanOrEquals(value) => format!(" {value}"),
-        Test::NumberInRange(ranges) | Test::NumberNotInRange(ranges) => {
+    let operands = match test.operands() {
+        Operands::Numbers(values) => list(values),
+        Operands::Number(value) => format!(" {value}"),
+        Operands::Ranges(ranges) => {
             let texts: Vec<String> = ranges
                 .iter()
                 .map(|(low, high)| format!("{low}..{high}"))
                 .collect();
             list(&texts)
         }
-        Test::BoolEquals(value) => format!(" {value}"),
-        Test::StringIn(values)
-        | Test::StringNotIn(values)
-        | Test::StringBeginsWith(values)
-        | Test::StringEndsWith(values)
-        | Test::StringContains(values)
-        | Test::StringNotBeginsWith(values)
-        | Test::StringNotEndsWith(values)
-        | Test::StringNotContains(values) => format!(" {values:?}"),
-        Test::IsNullOrUndefined | Test::IsNotNull => String::new(),
+        Operands::Bool(value) => format!(" {value}"),
+        Operands::Strings(values) => format!(" {values:?}"),
+        Operands::Nothing => String::new(),
     };
     format!("{key} {}{operands}", test.operator())
 }

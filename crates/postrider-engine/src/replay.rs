@@ -6,6 +6,7 @@ use crate::counters::add;
 use crate::dead_letters::blob_place;
 use crate::dispatch::metering::Wanted;
 use crate::recorder::{Accepted, Audience, BlobPlace, Replayed, Verdicts};
+use crate::tasks::TaskKind;
 use crate::{Engine, Error};
 use bytes::Bytes;
 use postrider_core::event::{Batch, EventRef, Lacks, Schema, Span};
@@ -219,7 +220,7 @@ impl Engine {
             return Err(e.into());
         }
         let running = self.clone().replay(job.clone(), request, run);
-        self.dispatcher.tasks.spawn(running);
+        self.dispatcher.tasks.spawn(TaskKind::Replay, running);
         Ok(Ok(job))
     }
 
@@ -296,7 +297,7 @@ impl Engine {
                 tracing::info!(replay = job.id, "a replay is taken up");
                 self.dispatcher
                     .tasks
-                    .spawn(self.clone().replay(job, request, run));
+                    .spawn(TaskKind::Replay, self.clone().replay(job, request, run));
             }
         }
         Ok(())

@@ -7,7 +7,6 @@ mod export;
 mod message;
 mod span;
 
-use bytes::Bytes;
 use export::Export;
 use http::header::{CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, USER_AGENT};
 use http::{Method, Uri};
@@ -274,7 +273,7 @@ impl Form {
             url: self.url.clone(),
             headers: self.headers.clone(),
             more: Vec::new(),
-            body: Bytes::from(body),
+            body: body.into(),
         }
     }
 }

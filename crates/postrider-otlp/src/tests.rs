@@ -56,7 +56,10 @@ impl Transport for Collector {
             assert_eq!(request.url.to_string(), "http://collector:4318/v1/traces");
             assert_eq!(request.header("x-key"), Some("secret"));
             assert_eq!(request.header("content-type"), Some("application/json"));
-            seen.push((Instant::now(), serde_json::from_slice(&request.body).unwrap()));
+            seen.push((
+                Instant::now(),
+                serde_json::from_slice(&request.body_bytes()).unwrap(),
+            ));
             seen.len() - 1
         };
         match self.script[number.min(self.script.len() - 1)] {
@@ -458,7 +461,7 @@ fn answers_mean_what_otlp_says() {
     let check = |status: u16, retry_after: Option<&str>, body: &[u8], protocol, expected: Verdict| {
         let mut answer = Answer {
             status,
-            body: Bytes::copy_from_slice(body),
+            body: bytes::Bytes::copy_from_slice(body),
             ..Answer::default()
         };
         if let Some(wait) = retry_after {

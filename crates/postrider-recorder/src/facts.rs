@@ -1,9 +1,11 @@
 //! What is known about endpoints and subscriptions rather than about single events. Little enough for memory.
 
 use crate::record::Frame;
+use postrider_core::ids::SubscriptionId;
 use postrider_core::outcome::Outcome;
 use postrider_core::retry::Reason;
 use postrider_core::time::Timestamp;
+use postrider_engine::endpoint::DelayScope;
 use postrider_engine::recorder::Hold;
 use rustc_hash::FxHashMap;
 
@@ -77,11 +79,20 @@ impl Facts {
         self.retired.get(&subscription).copied()
     }
 
-    /// The holds of an endpoint that had not ended by `from`, and began by `until`.
-    pub fn holds(&self, endpoint: &str, from: Timestamp, until: Timestamp) -> Vec<Hold> {
-        let all = self.holds.get(endpoint).map_or(&[][..], Vec::as_slice);
+    /// The holds of an endpoint, for all subscriptions or for this one, that had not ended by `from` and
+    /// began by `until`.
+    pub fn holds(&self, endpoint: &str, of: SubscriptionId, from: Timestamp, until: Timestamp) -> Vec<Hold> {
+        if self.holds.is_empty() {
+            return Vec::new();
+        }
+        let own = DelayScope::Subscription(of).name(endpoint);
+        let named = [endpoint, &own]
+            .into_iter()
+            .filter_map(|name| self.holds.get(name));
         let meets = |hold: &&Hold| hold.released.is_none_or(|at| at >= from) && hold.since <= until;
-        all.iter().filter(meets).cloned().collect()
+        let mut met: Vec<Hold> = named.flatten().filter(meets).cloned().collect();
+        met.sort_by_key(|hold| hold.since);
+        met
     }
 
     /// Forgets what lies before everything that is kept.

@@ -637,7 +637,7 @@ impl<'a> Session<'a> {
         let last = draft.attempts.last();
         let endpoint = last.map_or(name.endpoint.as_str(), |attempt| attempt.endpoint.as_str());
         let until = end.as_ref().map_or(Timestamp::MAX, |end| end.at);
-        let holds = self.facts.holds(endpoint, accepted, until);
+        let holds = self.facts.holds(endpoint, SubscriptionId(id), accepted, until);
         let held = holds
             .last()
             .filter(|hold| hold.released.is_none() && end.is_none());

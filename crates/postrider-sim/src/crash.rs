@@ -9,6 +9,7 @@ use async_trait::async_trait;
 use postrider_core::event::Batch;
 use postrider_core::ids::{Position, SubscriptionId};
 use postrider_core::time::Timestamp;
+use postrider_engine::endpoint::DelayScope;
 use postrider_store::memory::MemoryLog;
 use postrider_store::{
     Backlog, Catalog, Change, Claim, Error, EventLog, Health, Letter, LetterKey, LettersWaiting, Listener,
@@ -303,11 +304,12 @@ impl Catalog for CrashCatalog {
                         until: one.delay.until,
                         step: one.delay.step,
                     };
-                    let receiver = receivers::number(&one.endpoint);
-                    self.audit.kept(receiver, Some(delay));
+                    let (endpoint, scope) = DelayScope::parse(&one.endpoint);
+                    self.audit.kept(receivers::number(endpoint), scope, Some(delay));
                 }
                 Change::DeleteEndpointDelay(endpoint) if endpoint.starts_with(HOST) => {
-                    self.audit.kept(receivers::number(endpoint), None);
+                    let (endpoint, scope) = DelayScope::parse(endpoint);
+                    self.audit.kept(receivers::number(endpoint), scope, None);
                 }
                 _ => {}
             }

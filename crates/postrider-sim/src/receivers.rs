@@ -242,7 +242,8 @@ impl Transport for Receivers {
             self.audit.strayed();
             return Reply::Answered(Doing::answer(200).answer);
         }
-        let body = std::str::from_utf8(&request.body).expect("bodies are JSON");
+        let body = request.body_bytes();
+        let body = std::str::from_utf8(&body).expect("bodies are JSON");
         let raw = Raw::parse(body).expect("bodies are JSON");
         if path == LISTENER {
             raw.elements().for_each(|event| self.audit.told_of_blob(event));

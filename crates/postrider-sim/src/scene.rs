@@ -8,6 +8,7 @@ use bytes::Bytes;
 use postrider_core::envelope::Envelope;
 use postrider_core::event::{Batch, EventRef, Lacks, Schema, Span};
 use postrider_core::filter::Filter;
+use postrider_core::filter::FilterBudget;
 use postrider_core::ids::{Secret, SubscriptionId, TopicId};
 use postrider_core::json::Raw;
 use postrider_core::profile::{DeadLetterTiming, Profile, Profiles};
@@ -133,7 +134,7 @@ impl Scene {
         self.next_event += count;
         let (body, spans) = body(&ids, chance);
         let text = std::str::from_utf8(&body).expect("our own text").to_owned();
-        let mut router = engine.router(&topic, now);
+        let mut router = engine.router(&topic, now, FilterBudget::UNLIMITED);
         let mut events = Vec::new();
         for (span, id) in spans.iter().zip(&ids) {
             let object = Raw::parse(&text[span.range()]).expect("our own JSON");
@@ -154,7 +155,7 @@ impl Scene {
                 ..EventRef::default()
             });
         }
-        let (matched, routed) = router.finish();
+        let (matched, routed) = router.finish().expect("the budget has no limit");
         let batch = Batch {
             topic: topic.topic.id,
             schema: Schema::EventGrid,

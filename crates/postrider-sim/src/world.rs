@@ -248,7 +248,7 @@ impl<'a> World<'a> {
         let life = started.expect("nothing fails any more");
         self.resume_all(&life.engine).await;
         self.rest(&life.engine).await;
-        life.engine.dispatcher.stop(async {}).await;
+        self.audit.stopped(life.engine.dispatcher.stop(async {}).await);
         self.count_letters(&life);
         let all = self.archive.list(&BlobFilter::default(), None, usize::MAX).await;
         self.audit.listed(all.expect("memory does not fail"));
@@ -362,7 +362,7 @@ impl<'a> World<'a> {
 
     async fn end(&mut self, life: &Life, ended: &Ended) {
         if *ended == Ended::Crashed {
-            life.engine.dispatcher.stop(async {}).await;
+            self.audit.stopped(life.engine.dispatcher.stop(async {}).await);
             self.audit.letters_counted(None);
             return;
         }
@@ -370,7 +370,8 @@ impl<'a> World<'a> {
         self.audit.restarted();
         let patience = Duration::from_secs(self.chance.below(2) * 35);
         // The power may still go, before everything is written.
-        let _ = life.engine.stop(self.clock.pass(patience)).await;
+        let stopped = life.engine.stop(self.clock.pass(patience)).await;
+        self.audit.stopped(stopped);
         life.log.checkpoint();
         self.count_letters(life);
     }
@@ -516,7 +517,7 @@ impl<'a> World<'a> {
             return;
         };
         life.engine.dispatcher.probe(subscription.id);
-        self.audit.probed(receiver_of(&subscription));
+        self.audit.probed(receiver_of(&subscription), subscription.id);
     }
 
     fn admit_again(&mut self, life: &Life) {

@@ -125,7 +125,7 @@ impl Transport for Hook {
 }
 
 fn json(request: &Request) -> String {
-    String::from_utf8(request.body.to_vec()).unwrap()
+    String::from_utf8(request.body_bytes().to_vec()).unwrap()
 }
 
 /// The text between this and the next quote.
@@ -540,7 +540,7 @@ async fn cloud_events_are_asked_for_with_options() {
     assert_eq!(world.ended(&handshake.operation).await, SUCCEEDED);
     let (_, request) = world.hook.asked().remove(0);
     assert_eq!(request.method, "OPTIONS");
-    assert_eq!(request.body.len(), 0);
+    assert_eq!(request.body.bytes.len(), 0);
     let callback = handshake.callback.as_ref().unwrap().expose();
     for (name, value) in [
         ("webhook-request-origin", Some("eventgrid.azure.net")),

@@ -4,6 +4,7 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use postrider_core::envelope::Envelope;
 use postrider_core::event::{Batch, EventRef, Schema, Span};
+use postrider_core::filter::FilterBudget;
 use postrider_core::ids::{Secret, SubscriptionId, TopicId};
 use postrider_core::json::Raw;
 use postrider_core::profile::{CLOUD_2021, Profile, Profiles, TimeToLiveRule};
@@ -172,10 +173,12 @@ impl World {
     async fn publish(&self, topic: TopicId, inside: Option<&str>) -> Vec<SubscriptionId> {
         let entry = self.engine.directory.topic_by_id(topic).expect("it is there");
         let text = r#"{"id":"1","subject":"s","eventType":"t","eventTime":"2026-01-01T00:00:00Z","dataVersion":"1","data":{}}"#;
-        let mut router = self.engine.router(&entry, self.clock.now());
+        let mut router = self
+            .engine
+            .router(&entry, self.clock.now(), FilterBudget::UNLIMITED);
         let event = Envelope::read(Schema::EventGrid, Raw::parse(text).unwrap(), None);
         let matched = router.route(&event, inside);
-        let (sets, routed) = router.finish();
+        let (sets, routed) = router.finish().expect("the budget has no limit");
         let found = sets[matched as usize].to_vec();
         let events = vec![EventRef {
             object: Span::new(0, text.len()),

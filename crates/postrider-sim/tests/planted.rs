@@ -24,7 +24,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 /// A planted bug must be noticed within so many seeds.
-const SEEDS_MAX: u64 = 120;
+const SEEDS_MAX: u64 = 400;
 
 /// Runs seeds until the auditor complains of this; says how many it took.
 fn is_noticed(planted: &Planted, kind: Kind) -> u64 {
@@ -57,6 +57,8 @@ enum Bent {
     OffersWithdrawn,
     /// Keeps what waits for a subscription that is closed.
     NeverCloses,
+    /// Leaves a claim that found nothing unanswered for ever.
+    ClaimNeverReturns,
     /// Forgets letters when they are read, before they are in a blob.
     ForgetsLettersRead,
     /// Forgets letters when it is opened.
@@ -112,7 +114,11 @@ impl EventLog for BentLog {
     }
 
     async fn claim(&self, of: SubscriptionId, now: Timestamp, want: Want) -> Result<Vec<Claim>, Error> {
-        self.log.claim(of, now, want).await
+        let claims = self.log.claim(of, now, want).await?;
+        if self.bent == Bent::ClaimNeverReturns && claims.is_empty() {
+            std::future::pending::<()>().await;
+        }
+        Ok(claims)
     }
 
     async fn settle(&self, of: SubscriptionId, mut settled: Vec<Settled>) -> Result<(), Error> {
@@ -559,6 +565,11 @@ fn a_second_end() {
 #[test]
 fn what_waits_for_a_subscription_that_is_gone() {
     is_noticed(&bent(Bent::NeverCloses), Kind::Unrest);
+}
+
+#[test]
+fn a_task_that_is_never_woken() {
+    is_noticed(&bent(Bent::ClaimNeverReturns), Kind::NotStopped);
 }
 
 #[test]

@@ -12,7 +12,7 @@ use crate::{
 };
 use postrider_core::decimal::Decimal;
 use postrider_core::event::Schema;
-use postrider_core::filter::{AdvancedFilter, Filter, KeyStyle, Operand, Test, operator_from_name};
+use postrider_core::filter::{AdvancedFilter, Filter, KeyStyle, Operand, Operands, operator_from_name};
 use postrider_core::ids::{Secret, SubscriptionId, TopicId};
 use postrider_core::outcome::Outcome;
 use postrider_core::pause::{Pause, Pauses};
@@ -1110,30 +1110,20 @@ impl FilterRecord {
 
 impl TestRecord {
     fn of(filter: &AdvancedFilter) -> TestRecord {
-        let operand = match &filter.test {
-            Test::NumberIn(numbers) | Test::NumberNotIn(numbers) => {
+        let operand = match filter.test.operands() {
+            Operands::Numbers(numbers) => {
                 OperandRecord::Numbers(numbers.iter().map(Decimal::to_string).collect())
             }
-            Test::NumberLessThan(number)
-            | Test::NumberGreaterThan(number)
-            | Test::NumberLessThanOrEquals(number)
-            | Test::NumberGreaterThanOrEquals(number) => OperandRecord::Number(number.to_string()),
-            Test::NumberInRange(ranges) | Test::NumberNotInRange(ranges) => OperandRecord::Ranges(
+            Operands::Number(number) => OperandRecord::Number(number.to_string()),
+            Operands::Ranges(ranges) => OperandRecord::Ranges(
                 ranges
                     .iter()
                     .map(|(a, b)| [a.to_string(), b.to_string()])
                     .collect(),
             ),
-            Test::BoolEquals(value) => OperandRecord::Bool(*value),
-            Test::StringIn(values)
-            | Test::StringNotIn(values)
-            | Test::StringBeginsWith(values)
-            | Test::StringEndsWith(values)
-            | Test::StringContains(values)
-            | Test::StringNotBeginsWith(values)
-            | Test::StringNotEndsWith(values)
-            | Test::StringNotContains(values) => OperandRecord::Strings(values.clone()),
-            Test::IsNullOrUndefined | Test::IsNotNull => OperandRecord::Nothing,
+            Operands::Bool(value) => OperandRecord::Bool(value),
+            Operands::Strings(values) => OperandRecord::Strings(values.to_vec()),
+            Operands::Nothing => OperandRecord::Nothing,
         };
         TestRecord {
             operator: filter.test.operator().into(),
@@ -1173,7 +1163,7 @@ fn exposed(secret: &Secret) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use postrider_core::filter::OPERATORS;
+    use postrider_core::filter::{OPERATORS, Test};
 
     /// A source of arbitrary values; one seed gives the same ones again.
     struct Dice(u64);

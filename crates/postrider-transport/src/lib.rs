@@ -22,7 +22,9 @@ use dial::Dialler;
 use http::HeaderValue;
 use pool::Pool;
 use postrider_core::time::Clock;
-use postrider_engine::deliver::{Answer, Failure, FailureKind, Reply, Request, Timings, Transport};
+use postrider_engine::deliver::{
+    Answer, ChargedBody, Failure, FailureKind, Reply, Request, Timings, Transport,
+};
 use std::sync::Arc;
 use std::time::Duration;
 use target::Target;
@@ -141,10 +143,11 @@ impl HttpTransport {
             headers: &request.headers,
             more: &request.more,
             user_agent: self.user_agent.as_ref(),
-            body: &request.body,
         };
+        let mut body = request.body;
         if let Some(wire) = self.checkout(&target) {
-            match self.exchange(wire, &target, &message, started, started).await {
+            let exchange = self.exchange(wire, &target, &message, &mut body, started, started);
+            match exchange.await {
                 Err(Unanswered::NeverSent(_)) => {}
                 Err(Unanswered::Broken(error)) => return Err(target.failed(FailureKind::Socket, error)),
                 Ok(answer) => return Ok(answer),
@@ -153,10 +156,8 @@ impl HttpTransport {
         // Boxed, because it is large and most requests never come here.
         let wire = Box::pin(self.dialler.dial(&target)).await?;
         let connected = Instant::now();
-        match self
-            .exchange(Box::new(wire), &target, &message, started, connected)
-            .await
-        {
+        let exchange = self.exchange(Box::new(wire), &target, &message, &mut body, started, connected);
+        match exchange.await {
             Err(Unanswered::NeverSent(error) | Unanswered::Broken(error)) => {
                 Err(target.failed(FailureKind::Socket, error))
             }
@@ -170,10 +171,11 @@ impl HttpTransport {
         mut wire: Box<Wire>,
         target: &Target<'_>,
         message: &Message<'_>,
+        body: &mut ChargedBody,
         started: Instant,
         connected: Instant,
     ) -> Result<Answer, Unanswered> {
-        let head = wire.request(message).await?;
+        let head = wire.request(message, body).await?;
         let first_byte = connected.elapsed();
         let body = wire
             .read(&head, self.body_cap, self.body_time, &*self.clock)

@@ -9,7 +9,9 @@
 use bytes::{Buf, Bytes, BytesMut};
 use http::header::{CONNECTION, CONTENT_LENGTH, HOST, TRANSFER_ENCODING};
 use http::{HeaderMap, HeaderName, HeaderValue, Method};
+use postrider_core::body::DeliveryBody;
 use postrider_core::time::{Clock, Sleep};
+use postrider_engine::deliver::ChargedBody;
 use std::future::poll_fn;
 use std::io::{self, IoSlice};
 use std::pin::Pin;
@@ -30,6 +32,9 @@ const LINE_MAX: usize = 4 * 1024;
 /// How much is asked for at once. Getting less than that tells that nothing more is there.
 const READ_BYTES: usize = 8 * 1024;
 
+/// Pieces of a request that go out in one write.
+const SLICES_MAX: usize = 16;
+
 /// How much of a response body is kept for people to look at.
 pub const SNIPPET_MAX: usize = 4 * 1024;
 
@@ -43,7 +48,6 @@ pub(crate) struct Message<'a> {
     pub more: &'a [(HeaderName, HeaderValue)],
     /// Sent unless the headers bring one.
     pub user_agent: Option<&'a HeaderValue>,
-    pub body: &'a Bytes,
 }
 
 /// Why there is no response.
@@ -106,14 +110,19 @@ impl Wire {
         }
     }
 
-    /// Sends the request and waits for the head of the response.
-    pub async fn request(&mut self, message: &Message<'_>) -> Result<Head, Unanswered> {
-        message.write_head(&mut self.output);
+    /// Sends the request and waits for the head of the response. Drops the body once it is sent.
+    pub async fn request(
+        &mut self,
+        message: &Message<'_>,
+        body: &mut ChargedBody,
+    ) -> Result<Head, Unanswered> {
+        message.write_head(body.bytes.len(), &mut self.output);
+        let total = self.output.len() + body.bytes.len();
         let mut sent = 0;
         poll_fn(|cx| {
             loop {
-                match self.poll_send(cx, message.body, &mut sent) {
-                    Poll::Ready(Ok(())) => {}
+                match self.poll_send(cx, &body.bytes, &mut sent) {
+                    Poll::Ready(Ok(())) => *body = ChargedBody::default(),
                     // A peer may refuse a long body before it has read all of it, and close.
                     Poll::Ready(Err(error)) if sent == 0 => {
                         return Poll::Ready(Err(Unanswered::NeverSent(error)));
@@ -124,7 +133,7 @@ impl Wire {
                     },
                     Poll::Pending => {}
                 }
-                let all_sent = sent == self.output.len() + message.body.len();
+                let all_sent = sent == total;
                 match self.take_head(message.method) {
                     Err(error) => return Poll::Ready(Err(Unanswered::Broken(error))),
                     Ok(Some(mut head)) => {
@@ -145,25 +154,22 @@ impl Wire {
     }
 
     /// Writes what is left of the request: `sent` bytes are gone already.
-    fn poll_send(&mut self, cx: &mut Context<'_>, body: &Bytes, sent: &mut usize) -> Poll<io::Result<()>> {
-        let head = self.output.len();
-        while *sent < head + body.len() {
-            let slices = [
-                IoSlice::new(&self.output[(*sent).min(head)..]),
-                IoSlice::new(&body[sent.saturating_sub(head)..]),
-            ];
-            let written = match Pin::new(&mut self.socket).poll_write_vectored(cx, &slices) {
+    fn poll_send(
+        &mut self,
+        cx: &mut Context<'_>,
+        body: &DeliveryBody,
+        sent: &mut usize,
+    ) -> Poll<io::Result<()>> {
+        while *sent < self.output.len() + body.len() {
+            let (slices, filled) = unsent(&self.output, body, *sent);
+            match Pin::new(&mut self.socket).poll_write_vectored(cx, &slices[..filled]) {
                 Poll::Ready(Ok(0)) => return Poll::Ready(Err(io::ErrorKind::WriteZero.into())),
-                Poll::Ready(Ok(written)) => written,
+                Poll::Ready(Ok(written)) => *sent += written,
                 Poll::Ready(Err(error)) => return Poll::Ready(Err(error)),
                 Poll::Pending => return Poll::Pending,
-            };
-            *sent += written;
-            if *sent == head + body.len() {
-                // TLS keeps records back until it is told.
-                return Pin::new(&mut self.socket).poll_flush(cx);
             }
         }
+        // TLS keeps records back until it is told.
         Pin::new(&mut self.socket).poll_flush(cx)
     }
 
@@ -250,8 +256,27 @@ impl Wire {
     }
 }
 
+/// The first pieces of a request that are not sent yet, and how many they are.
+fn unsent<'a>(head: &'a [u8], body: &'a DeliveryBody, sent: usize) -> ([IoSlice<'a>; SLICES_MAX], usize) {
+    let mut slices = [IoSlice::new(&[]); SLICES_MAX];
+    let mut filled = 0;
+    let mut skip = sent;
+    for piece in std::iter::once(head).chain(body.pieces().map(|piece| &piece[..])) {
+        let skipped = skip.min(piece.len());
+        skip -= skipped;
+        if skipped < piece.len() {
+            slices[filled] = IoSlice::new(&piece[skipped..]);
+            filled += 1;
+            if filled == SLICES_MAX {
+                break;
+            }
+        }
+    }
+    (slices, filled)
+}
+
 impl Message<'_> {
-    fn write_head(&self, out: &mut Vec<u8>) {
+    fn write_head(&self, body_len: usize, out: &mut Vec<u8>) {
         out.clear();
         out.extend_from_slice(self.method.as_str().as_bytes());
         out.push(b' ');
@@ -277,8 +302,8 @@ impl Message<'_> {
         }
         write_header(out, "host", self.authority.as_bytes());
         let owes_length = [Method::POST, Method::PUT, Method::PATCH].contains(self.method);
-        if !self.body.is_empty() || owes_length {
-            write_header(out, "content-length", self.body.len().to_string().as_bytes());
+        if body_len > 0 || owes_length {
+            write_header(out, "content-length", body_len.to_string().as_bytes());
         }
         out.extend_from_slice(b"\r\n");
     }

@@ -5,8 +5,10 @@
 use async_trait::async_trait;
 use bytes::Bytes;
 use http::{HeaderName, HeaderValue, Method};
+use postrider_core::body::{BodyBuilder, RenderOutput, SHARED_PIECE_MIN};
 use postrider_core::time::{Clock, Sleep, Timestamp};
 use postrider_engine::deliver::{Answer, Failure, FailureKind, Reply, Request, Transport};
+use postrider_engine::in_flight::InFlightCharge;
 use postrider_transport::{Config, EgressPolicy, HttpTransport, Resolve, SNIPPET_MAX};
 use std::future::poll_fn;
 use std::io;
@@ -228,7 +230,7 @@ fn post(url: &str, body: impl Into<Bytes>) -> Request {
         url: Arc::new(url.parse().unwrap()),
         headers: Arc::default(),
         more: Vec::new(),
-        body: body.into(),
+        body: body.into().into(),
     }
 }
 
@@ -247,6 +249,37 @@ async fn failed(transport: &Arc<HttpTransport>, url: &str) -> Failure {
 }
 
 // ---- what is sent ----
+
+#[tokio::test]
+async fn a_body_of_many_shared_pieces_arrives_whole_and_is_dropped_when_it_is_sent() {
+    let (listener, url) = listener().await;
+    let source = Bytes::from("0123456789".repeat(SHARED_PIECE_MIN));
+    let mut body = BodyBuilder::with_capacity(0);
+    body.refer_to(&source);
+    for start in 0..50 {
+        body.text().extend_from_slice(b"<>");
+        body.write(&source[start..start + 2 * SHARED_PIECE_MIN]);
+    }
+    let body = body.finish();
+    assert_eq!(body.pieces().count(), 100);
+    let expected = body.to_bytes();
+    let mut request = post(&url, "");
+    request.body = body.into();
+    let charge = Arc::new(InFlightCharge::default());
+    request.body.charge = Some(charge.clone());
+    let mut tasks = JoinSet::new();
+    let transport = transport(Config::default());
+    tasks.spawn(async move { transport.send(request).await });
+    let (mut stream, _) = listener.accept().await.unwrap();
+    let got = read_request(&mut stream).await.unwrap();
+    assert!(got.as_bytes().ends_with(&expected), "{} bytes", got.len());
+    // Not answered yet: the connection waits, the body and its charge are gone.
+    while Arc::strong_count(&charge) > 1 {
+        tokio::task::yield_now().await;
+    }
+    stream.write_all(OK.as_bytes()).await.unwrap();
+    assert!(matches!(tasks.join_next().await, Some(Ok(Reply::Answered(_)))));
+}
 
 #[tokio::test]
 async fn a_request_is_the_callers_headers_a_host_and_a_length() {

@@ -179,6 +179,15 @@ impl PublishError {
         PublishError::too_large(format!("The request exceeds the limit of {events_max} events."))
     }
 
+    /// The filters of the topic's subscriptions would look at more than this many bytes.
+    pub fn filters_too_costly(index: usize, bytes_max: u64) -> PublishError {
+        PublishError::too_large(format!(
+            "The event at index {index} is too large for the filters of the topic's subscriptions: evaluating \
+             them would look at more than {bytes_max} bytes (limits.filter_bytes_per_event_max). Publish \
+             smaller events, or simplify the filters."
+        ))
+    }
+
     fn too_large(message: String) -> PublishError {
         PublishError::new(413, "PayloadTooLarge", message)
     }

@@ -7,6 +7,7 @@ mod test_clock;
 mod traces;
 mod cluster;
 mod serve;
+mod stop_watchdog;
 mod migrate;
 mod doctor;
 mod fetch;

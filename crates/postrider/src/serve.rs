@@ -6,6 +6,7 @@ use crate::config::{
 };
 use crate::fetch::Fetcher;
 use crate::material::{self, Material};
+use crate::stop_watchdog::{STOP_MARGIN, StopProgress, StopWatchdog};
 use crate::{cluster, migrate, profiles, test_clock, traces};
 use anyhow::{Context, Result, bail};
 use postrider_api::access;
@@ -34,7 +35,7 @@ use postrider_otlp::Exporter;
 use postrider_recorder::FlightRecorder;
 use postrider_store::{Archive, Catalog, EventLog};
 use postrider_transport::{CertificateDer, HttpTransport};
-use postrider_wire::resources::{self, Road};
+use postrider_wire::resources::{self, FilterLimits, Road};
 use rustls::pki_types::pem::PemObject;
 use serde_json::{Value, json};
 use std::fs::{File, TryLockError};
@@ -52,6 +53,8 @@ use tokio_util::task::TaskTracker;
 /// How often something is declared that another node changes at the same time.
 const DECLARE_TRIES: u32 = 30;
 const DECLARE_AGAIN: Duration = Duration::from_millis(200);
+/// Blocking calls that still run when everything else has stopped are waited for this long.
+const BLOCKING_PATIENCE: Duration = Duration::from_secs(5);
 
 pub fn run(flags: &ServeFlags) -> Result<()> {
     let loaded = config::load(flags, std::env::vars())?;
@@ -64,7 +67,8 @@ pub fn run(flags: &ServeFlags) -> Result<()> {
         tracing::warn!("{warning}");
     }
     raise_file_limit();
-    runtime(loaded.config.threads)?.block_on(async {
+    let runtime = runtime(loaded.config.threads)?;
+    let result = runtime.block_on(async {
         let mut stop = signal(SignalKind::terminate()).context("listening for SIGTERM")?;
         let mut interrupt = signal(SignalKind::interrupt()).context("listening for SIGINT")?;
         let grace = loaded.config.shutdown.grace;
@@ -83,15 +87,18 @@ pub fn run(flags: &ServeFlags) -> Result<()> {
         match failed {
             None => {
                 tracing::info!("shutting down");
-                running.stop(grace).await
+                running.stop_or_exit(grace).await
             }
             Some(why) => {
                 tracing::error!(why, "this node can go on no more");
-                running.stop(grace).await?;
+                running.stop_or_exit(grace).await?;
                 bail!("{why}")
             }
         }
-    })
+    });
+    // Dropping the runtime would wait for blocking calls without a bound.
+    runtime.shutdown_timeout(BLOCKING_PATIENCE);
+    result
 }
 
 /// Every connection is a file, and the usual soft limit of 1024 is soon reached.
@@ -238,6 +245,7 @@ impl Running {
             id_prefix: format!("/subscriptions/{}", config.azure.subscription),
             dispatch: dispatch::Config {
                 in_flight_per_endpoint_max: config.limits.in_flight_per_endpoint_max,
+                in_flight_bytes_max: config.limits.in_flight_bytes_max,
                 batch_defaults: BatchDefaults {
                     events_max: loaded.edge.broker.default_max_events_per_batch,
                     edge_bytes_max: loaded.edge.broker.default_max_batch_size_in_bytes as usize,
@@ -384,8 +392,26 @@ impl Running {
         std::future::pending().await
     }
 
+    /// Stops, or ends the process with a line that names what did not end.
+    async fn stop_or_exit(self, grace: Duration) -> Result<()> {
+        let progress = StopProgress::begin("requests under way");
+        let engine = self.server.engine.clone();
+        let expire = move |part: String| {
+            let tasks = engine.running_tasks();
+            tracing::error!(part, tasks, "the server did not stop in time: exiting");
+            std::process::exit(1);
+        };
+        let _watchdog = StopWatchdog::arm(grace + STOP_MARGIN, progress.clone(), expire);
+        self.stop_reporting(grace, &progress).await
+    }
+
     /// Refuses publishes, lets attempts end, makes everything durable.
-    pub async fn stop(self, grace: std::time::Duration) -> Result<()> {
+    pub async fn stop(self, grace: Duration) -> Result<()> {
+        self.stop_reporting(grace, &StopProgress::begin("requests under way"))
+            .await
+    }
+
+    async fn stop_reporting(self, grace: Duration, progress: &StopProgress) -> Result<()> {
         self.server.engine.refuse();
         self.stop.cancel();
         self.listeners.close();
@@ -397,24 +423,29 @@ impl Running {
         }
         // While the engine still runs: what is under way ends here, the rest is for the other nodes.
         if let Some(cluster) = &self.cluster {
+            progress.enter("hand-over of partitions");
             cluster.members.leave().await;
         }
+        progress.enter("delivery engine");
         let patience = SystemClock.sleep_until(end);
         self.server
             .engine
             .stop(patience)
             .await
-            .context("closing the log")?;
+            .context("stopping the engine")?;
         if let Some(cluster) = &self.cluster {
+            progress.enter("connection to JetStream");
             cluster.close().await;
         }
         // After the engine: its last attempts are recorded too.
         if let Some(recorder) = self.recorder {
+            progress.enter("flight recorder");
             tokio::task::spawn_blocking(move || recorder.stop())
                 .await
                 .context("closing the flight recorder")?;
         }
         if let Some(spans) = self.spans {
+            progress.enter("span exporter");
             spans.stop().await;
         }
         // Connections end with the process; requests that were accepted have been answered.
@@ -660,6 +691,11 @@ fn api_config(loaded: &Loaded, material: &Material) -> postrider_api::Config {
             web_hook_https_only: edge.webhook.https_only,
             event_grid_https_only: edge.event_grid.https_only,
             event_grid_any_host: edge.event_grid.allow_invalid_hostnames,
+            declared_filters: FilterLimits {
+                filters_max: config.limits.declared_filters_max,
+                values_max: config.limits.declared_filter_values_max,
+                value_chars_max: config.limits.declared_filter_value_chars_max,
+            },
         },
         edge: if loaded.edge_is_open() {
             EdgeAccess::Open
@@ -689,6 +725,7 @@ fn api_config(loaded: &Loaded, material: &Material) -> postrider_api::Config {
             .flatten()
             .all(|address| address.ip().to_canonical().is_loopback()),
         publishing_max: config.limits.publish_queue_max,
+        filter_bytes_max: config.limits.filter_bytes_per_event_max,
     }
 }
 

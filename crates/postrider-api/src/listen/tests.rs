@@ -31,7 +31,7 @@ fn request(url: &str) -> Request {
         more: more
             .map(|(name, value)| (name.parse().unwrap(), HeaderValue::from_static(value)))
             .into(),
-        body: Bytes::from_static(b"[{\"id\":\"1\"}]"),
+        body: Bytes::from_static(b"[{\"id\":\"1\"}]").into(),
     }
 }
 
@@ -105,7 +105,7 @@ async fn a_listener_gets_the_request_and_its_answer_is_the_reply() {
 #[tokio::test]
 async fn a_body_that_is_no_text_comes_as_base64() {
     let request = Request {
-        body: Bytes::from_static(b"\xff"),
+        body: Bytes::from_static(b"\xff").into(),
         ..to("t")
     };
     let told = data(&delivery(1, &request), "delivery");

@@ -334,7 +334,7 @@ pub fn own_details(server: &Server, asked: DetailsAsked) -> Vec<Detail> {
         // Not all rules know delays.
         let state = plan
             .filter(|plan| plan.sender().obeys)
-            .map(|plan| plan.endpoint.state());
+            .map(|plan| plan.endpoint.state_for(SubscriptionId(*id)));
         let delay = state
             .as_ref()
             .and_then(|state| state.delay.as_ref())

@@ -2,9 +2,9 @@
 
 use super::sign::{AccountKey, Signed};
 use crate::deliver::{Reply, Request, Sending, Transport};
+use crate::in_flight::InFlightCharge;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD as BASE64;
-use bytes::Bytes;
 use http::header::{AUTHORIZATION, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue};
 use http::{Method, Uri};
 use postrider_core::time::Timestamp;
@@ -79,8 +79,15 @@ impl Queue {
     }
 
     /// Puts an event into the queue. One that is missing may be made first, all in the same attempt.
-    pub fn send(self: &Arc<Self>, transport: Arc<dyn Transport>, event: &[u8], now: Timestamp) -> Sending {
-        let put = self.put(event, now);
+    pub fn send(
+        self: &Arc<Self>,
+        transport: Arc<dyn Transport>,
+        event: &[u8],
+        charge: &Arc<InFlightCharge>,
+        now: Timestamp,
+    ) -> Sending {
+        let mut put = self.put(event, now);
+        put.body.charge = Some(charge.clone());
         if !self.create {
             return transport.send(put);
         }
@@ -155,7 +162,7 @@ impl Queue {
             url: url.clone(),
             headers: self.headers.clone(),
             more,
-            body: Bytes::from(body),
+            body: body.into(),
         }
     }
 }
@@ -185,7 +192,7 @@ mod tests {
             format!("{ENDPOINT}/orders/messages?messagettl=300")
         );
         assert_eq!(
-            put.body,
+            put.body.bytes.to_bytes(),
             r#"<?xml version="1.0" encoding="utf-8"?><QueueMessage><MessageText>eyJpZCI6IjEifQ==</MessageText></QueueMessage>"#
         );
         assert_eq!(put.header("x-ms-date"), Some("Sun, 06 Nov 1994 08:49:37 GMT"));
@@ -240,7 +247,9 @@ mod tests {
             statuses: Mutex::new(statuses.to_vec()),
             asked: Mutex::default(),
         });
-        let reply = queue(create).send(transport.clone(), b"{}", NOW).await;
+        let reply = queue(create)
+            .send(transport.clone(), b"{}", &Arc::default(), NOW)
+            .await;
         let Reply::Answered(answer) = reply else {
             panic!("{reply:?}");
         };

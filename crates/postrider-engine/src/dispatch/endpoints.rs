@@ -4,11 +4,12 @@ use super::Dispatcher;
 use super::time::Alarm;
 use crate::Error;
 use crate::attempt::Plan;
-use crate::endpoint::{self, Endpoint};
+use crate::endpoint::{self, DelayChange, DelayScope, Endpoint};
 use crate::recorder::{Held, Released};
 use http::Uri;
 use postrider_core::ids::SubscriptionId;
-use postrider_core::probation::{Delay, EndpointDelay};
+use postrider_core::probation::EndpointDelay;
+use postrider_store::Backlog;
 use rustc_hash::FxHashMap;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
@@ -34,10 +35,32 @@ pub(super) struct Endpoints {
 pub struct EndpointStatus {
     /// Scheme, host, port and path.
     pub name: String,
+    /// Delayed also if every subscription is held back by itself: nothing is sent there then.
     pub state: endpoint::State,
     /// Events that wait for their first attempt or for the next one.
     pub waiting: u64,
     pub subscriptions: Vec<SubscriptionId>,
+    /// Subscriptions whose own deliveries are held back, because the endpoint refuses their credentials.
+    pub held_subscriptions: BTreeMap<SubscriptionId, endpoint::State>,
+}
+
+impl EndpointStatus {
+    fn add(&mut self, subscription: SubscriptionId, backlog: Backlog, own: Option<endpoint::State>) {
+        self.waiting += backlog.waiting + backlog.retrying;
+        self.subscriptions.push(subscription);
+        self.held_subscriptions.extend(own.map(|own| (subscription, own)));
+    }
+
+    fn finish(mut self) -> EndpointStatus {
+        self.subscriptions.sort();
+        let all_held = self.held_subscriptions.len() == self.subscriptions.len();
+        if all_held && self.state.delay.is_none() {
+            let states = self.held_subscriptions.values();
+            let first = states.min_by_key(|own| own.delay.map(|delay| delay.until));
+            self.state = *first.expect("an endpoint is listed for a subscription");
+        }
+        self
+    }
 }
 
 impl Dispatcher {
@@ -88,6 +111,21 @@ impl Dispatcher {
         });
     }
 
+    /// What an earlier life knew about a subscription whose credentials its endpoint refuses.
+    pub(super) fn restore_own_delay(&self, endpoint: &Endpoint, of: SubscriptionId) {
+        let scope = DelayScope::Subscription(of);
+        if let Some(delay) = self.delays.take_restored(&scope.name(&endpoint.name)) {
+            endpoint.hold(scope, delay);
+        }
+    }
+
+    /// A subscription no longer sends to an endpoint: what held only its own deliveries back is over.
+    pub(super) fn forget_own_delay(&self, endpoint: &Endpoint, of: SubscriptionId) {
+        if endpoint.forget(of) {
+            self.forget_delay(&DelayScope::Subscription(of).name(&endpoint.name));
+        }
+    }
+
     fn forget_delay(&self, endpoint: &str) {
         if self.delays.note(endpoint, None) {
             self.recorder.released(Released {
@@ -117,35 +155,28 @@ impl Dispatcher {
     /// Every endpoint that subscriptions point to, by name.
     pub fn endpoints(&self) -> Vec<EndpointStatus> {
         let mut found: BTreeMap<String, EndpointStatus> = BTreeMap::new();
-        for outlet in self.outlets.read().expect("no panic holds it").values() {
+        for outlet in self.outlets.read().expect("no panic holds it").by_id.values() {
             let Some(plan) = outlet.plan() else {
                 continue;
             };
             let backlog = self.log.backlog(outlet.id);
-            let status = found
-                .entry(plan.endpoint.name.to_string())
-                .or_insert_with(|| EndpointStatus {
-                    name: plan.endpoint.name.to_string(),
-                    state: plan.endpoint.state(),
-                    waiting: 0,
-                    subscriptions: Vec::new(),
-                });
-            status.waiting += backlog.waiting + backlog.retrying;
-            status.subscriptions.push(outlet.id);
+            let name = &plan.endpoint.name;
+            let status = found.entry(name.to_string()).or_insert_with(|| EndpointStatus {
+                name: name.to_string(),
+                state: plan.endpoint.state(),
+                waiting: 0,
+                subscriptions: Vec::new(),
+                held_subscriptions: BTreeMap::new(),
+            });
+            status.add(outlet.id, backlog, plan.endpoint.own_state(outlet.id));
         }
-        for status in found.values_mut() {
-            status.subscriptions.sort();
-        }
-        found.into_values().collect()
+        found.into_values().map(EndpointStatus::finish).collect()
     }
 
-    /// Ends the delay of an endpoint by hand. Whether there was one.
-    pub fn admit_again(self: &Arc<Self>, endpoint: &str) -> bool {
-        let known = {
-            let endpoints = self.endpoints.lock().expect("no panic holds it");
-            endpoints.known.get(endpoint).and_then(Weak::upgrade)
-        };
-        known.is_some_and(|endpoint| self.recover(&endpoint))
+    /// Ends the delay of an endpoint by hand, and those of its subscriptions. Whether there was one.
+    pub fn admit_again(self: &Arc<Self>, name: &str) -> bool {
+        let known = self.known_endpoint(name);
+        known.is_some_and(|endpoint| self.recover(&endpoint, None))
     }
 
     /// Has the endpoint of a subscription asked by one delivery though it is to be left alone, as soon as there is one
@@ -154,48 +185,66 @@ impl Dispatcher {
         let Some(plan) = self.outlet(of).and_then(|outlet| outlet.plan()) else {
             return false;
         };
-        let asked = plan.endpoint.ask(self.clock.now());
-        if asked {
+        let wanted = plan.endpoint.want_probe(of, self.clock.now());
+        if wanted {
             tracing::info!(endpoint = %plan.endpoint.name, "endpoint is probed by hand");
             for outlet in plan.endpoint.take_waiting() {
                 self.wake(&outlet, 1);
             }
         }
-        asked
+        wanted
     }
 
-    /// An endpoint has shown that it is well, or someone says so. Whether that ended a delay.
-    pub(super) fn recover(self: &Arc<Self>, endpoint: &Endpoint) -> bool {
-        let ended = self.release(endpoint);
-        if ended {
-            self.note_delay(endpoint, None);
+    fn known_endpoint(&self, name: &str) -> Option<Arc<Endpoint>> {
+        let endpoints = self.endpoints.lock().expect("no panic holds it");
+        endpoints.known.get(name).and_then(Weak::upgrade)
+    }
+
+    /// An endpoint has taken a delivery of this subscription, or an operator says that all is well (none).
+    /// Whether that ended a delay.
+    pub(super) fn recover(self: &Arc<Self>, endpoint: &Endpoint, of: Option<SubscriptionId>) -> bool {
+        let ended = endpoint.recover(of);
+        for change in &ended {
+            self.note_delay(endpoint, *change);
         }
-        ended
-    }
-
-    /// Lets deliveries to an endpoint go on. Whether they were held back.
-    fn release(self: &Arc<Self>, endpoint: &Endpoint) -> bool {
-        let ended = endpoint.recover();
-        if ended {
-            for outlet in endpoint.take_waiting() {
-                self.wake(&outlet, self.config.in_flight_per_endpoint_max);
-            }
+        if !ended.is_empty() {
+            self.wake_waiting(endpoint);
         }
-        ended
+        !ended.is_empty()
     }
 
-    pub(super) fn note_delay(&self, endpoint: &Endpoint, delay: Option<Delay>) {
-        match delay {
-            Some(delay) => tracing::warn!(
+    fn wake_waiting(self: &Arc<Self>, endpoint: &Endpoint) {
+        for outlet in endpoint.take_waiting() {
+            self.wake(&outlet, self.config.in_flight_per_endpoint_max);
+        }
+    }
+
+    pub(super) fn note_delay(&self, endpoint: &Endpoint, change: DelayChange) {
+        let DelayChange { scope, delay } = change;
+        match (scope, delay) {
+            (DelayScope::Endpoint, Some(delay)) => tracing::warn!(
                 endpoint = %endpoint.name,
                 cause = %delay.cause,
                 until = %delay.until,
                 "endpoint keeps failing: its deliveries are delayed"
             ),
-            None => tracing::info!(endpoint = %endpoint.name, "endpoint is well again: deliveries go on"),
+            (DelayScope::Subscription(id), Some(delay)) => {
+                let plan = self.outlet(id).and_then(|outlet| outlet.plan());
+                tracing::warn!(
+                    endpoint = %endpoint.name,
+                    subscription = plan.as_ref().map(|plan| plan.subscription.name.as_str()),
+                    cause = %delay.cause,
+                    until = %delay.until,
+                    "endpoint refuses the subscription's credentials: its deliveries are delayed"
+                );
+            }
+            (_, None) => {
+                tracing::info!(endpoint = %endpoint.name, "endpoint is well again: deliveries go on")
+            }
         }
-        self.delays.note(&endpoint.name, delay);
-        let (endpoint, at) = (endpoint.name.clone(), self.clock.now());
+        let name = scope.name(&endpoint.name);
+        self.delays.note(&name, delay);
+        let (endpoint, at) = (name.into(), self.clock.now());
         match delay {
             Some(delay) => self.recorder.held(Held {
                 endpoint,
@@ -210,15 +259,16 @@ impl Dispatcher {
     /// Another node leaves an endpoint alone: then so does this one.
     pub(crate) fn delay_elsewhere(self: &Arc<Self>, one: EndpointDelay) {
         let delay = self.delays.set_elsewhere(&one);
+        let (name, scope) = DelayScope::parse(&one.endpoint);
         let endpoints = self.endpoints.lock().expect("no panic holds it");
-        let known = endpoints.known.get(&one.endpoint).and_then(Weak::upgrade);
+        let known = endpoints.known.get(name).and_then(Weak::upgrade);
         let Some(endpoint) = known else {
             // With the lock held: whoever takes it up next must find it.
             self.delays.keep(one.endpoint, delay);
             return;
         };
         drop(endpoints);
-        endpoint.hold(delay);
+        endpoint.hold(scope, delay);
         tracing::info!(
             endpoint = %endpoint.name,
             cause = %delay.cause,
@@ -227,7 +277,7 @@ impl Dispatcher {
             "endpoint keeps failing elsewhere: its deliveries are delayed"
         );
         self.recorder.held(Held {
-            endpoint: endpoint.name.clone(),
+            endpoint: one.endpoint.as_str().into(),
             cause: delay.cause,
             at: self.clock.now(),
             until: one.delay.until,
@@ -238,16 +288,14 @@ impl Dispatcher {
     /// Another node has found that an endpoint is well, or was told so.
     pub(crate) fn recovered_elsewhere(self: &Arc<Self>, name: &str) {
         self.delays.ended_elsewhere(name);
-        let known = {
-            let endpoints = self.endpoints.lock().expect("no panic holds it");
-            endpoints.known.get(name).and_then(Weak::upgrade)
-        };
-        if let Some(endpoint) = known
-            && self.release(&endpoint)
+        let (endpoint, scope) = DelayScope::parse(name);
+        if let Some(endpoint) = self.known_endpoint(endpoint)
+            && endpoint.release(scope)
         {
+            self.wake_waiting(&endpoint);
             tracing::info!(endpoint = %endpoint.name, "endpoint is well again elsewhere: deliveries go on");
             self.recorder.released(Released {
-                endpoint: endpoint.name.clone(),
+                endpoint: name.into(),
                 at: self.clock.now(),
             });
         }

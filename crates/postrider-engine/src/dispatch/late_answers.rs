@@ -28,6 +28,22 @@ pub(super) struct Listening {
     _place: OwnedSemaphorePermit,
 }
 
+/// Counts a wait for a late answer as one of its subscription's, for as long as it lasts.
+struct ListenerCount<'a>(&'a Outlet);
+
+impl<'a> ListenerCount<'a> {
+    fn of(outlet: &'a Outlet) -> ListenerCount<'a> {
+        outlet.late_listeners.fetch_add(1, AcqRel);
+        ListenerCount(outlet)
+    }
+}
+
+impl Drop for ListenerCount<'_> {
+    fn drop(&mut self) {
+        self.0.late_listeners.fetch_sub(1, AcqRel);
+    }
+}
+
 impl Dispatcher {
     /// Keeps the connection of a timed-out attempt for a late answer, if the profile allows for one and
     /// something is left that it could change.
@@ -83,11 +99,13 @@ impl Dispatcher {
             mut places,
             _place,
         } = listening;
+        let _counted = ListenerCount::of(&outlet);
         let mut window = self.clock.sleep_until(until);
         let reply = tokio::select! {
             biased;
             reply = &mut sending => Some(reply),
             () = self.stop.cancelled() => None,
+            () = outlet.closed.cancelled() => None,
             () = &mut window => None,
         };
         let now = self.clock.now();
@@ -99,7 +117,7 @@ impl Dispatcher {
             return;
         }
         self.late_busy.fetch_add(1, AcqRel);
-        self.recover(&plan.endpoint);
+        self.recover(&plan.endpoint, Some(outlet.id));
         let heard = outlet.late.heard(&waiting);
         let mut elsewhere: Vec<Position> = heard.iter().map(|(_, position)| *position).collect();
         match self.log.withdraw(outlet.id, heard).await {

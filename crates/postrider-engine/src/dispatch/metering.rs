@@ -65,7 +65,7 @@ impl Dispatcher {
         add(&self.counters.matched, wanted.deliveries());
         let outlets = self.outlets.read().expect("no panic holds it");
         for (set, events) in &wanted.0 {
-            for outlet in set.iter().filter_map(|of| outlets.get(of)) {
+            for outlet in set.iter().filter_map(|of| outlets.by_id.get(of)) {
                 add(&outlet.counters.matched, *events);
             }
         }

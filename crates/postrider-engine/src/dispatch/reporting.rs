@@ -3,6 +3,7 @@
 use super::noting::Sent;
 use super::{Dispatcher, Outlet};
 use crate::attempt::Plan;
+use crate::tasks::TaskKind;
 use postrider_core::envelope::{Envelope, Field};
 use postrider_core::ids::SubscriptionId;
 use postrider_core::json::Raw;
@@ -230,7 +231,7 @@ impl Dispatcher {
         self.tell(about, &verdict.untold);
         if let Some(at) = verdict.tell_at {
             let dispatcher = self.clone();
-            self.tasks.spawn(async move {
+            self.tasks.spawn(TaskKind::FailureReport, async move {
                 tokio::select! {
                     biased;
                     () = dispatcher.stop.cancelled() => {}

@@ -3,7 +3,7 @@
 use super::{Dispatcher, LINGER, Outlet};
 use crate::endpoint::Endpoint;
 use postrider_core::time::Timestamp;
-use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -72,7 +72,10 @@ impl Dispatcher {
     pub(crate) fn look(self: &Arc<Self>, now: Timestamp) {
         for id in self.log.due(now) {
             if let Some(outlet) = self.outlet(id) {
-                self.wake(&outlet, self.config.in_flight_per_endpoint_max);
+                // Many may be due, and a lane that finds one starts the next: one begins, lest very many
+                // subscriptions with a single retry each start lanes for nothing.
+                outlet.lanes.announce(self.config.in_flight_per_endpoint_max);
+                self.start_lanes(&outlet, 1);
             }
         }
         for alarm in self.take_alarms(now) {
@@ -93,19 +96,20 @@ impl Dispatcher {
     /// Whether any lane does something other than wait for work or for an answer.
     pub(crate) fn is_busy(&self) -> bool {
         let busy = |outlet: &Arc<Outlet>| {
-            let resting = outlet.parked.load(Acquire) + outlet.sending.load(Acquire);
-            outlet.lanes.load(Acquire) > resting
+            let counts = outlet.lanes.counts();
+            counts.lanes > counts.parked + outlet.sending.load(Acquire)
         };
-        self.late_busy.load(Acquire) > 0 || self.outlets.read().expect("no panic holds it").values().any(busy)
+        let outlets = self.outlets.read().expect("no panic holds it");
+        self.late_busy.load(Acquire) > 0 || outlets.by_id.values().any(busy)
     }
 
     /// A number that changes whenever something has been set going or has come to an end.
     pub(crate) fn pulse(&self) -> u64 {
         let outlets = self.outlets.read().expect("no panic holds it");
-        let signals = outlets.values().map(|outlet| outlet.signals.load(Acquire));
+        let epochs = outlets.by_id.values().map(|outlet| outlet.lanes.epoch());
         // A store of dead letters that is out of reach is noted like an endpoint, and nothing else tells of it.
         let counted = self.counters.pulse().wrapping_add(self.delays.noted());
-        signals.fold(counted, u64::wrapping_add)
+        epochs.fold(counted, u64::wrapping_add)
     }
 
     pub(super) fn take_alarms(&self, now: Timestamp) -> Vec<Alarm> {
@@ -131,11 +135,8 @@ impl Dispatcher {
                 let Some(outlet) = outlet.upgrade() else {
                     return;
                 };
-                if outlet.busy.swap(false, AcqRel) {
+                if outlet.lanes.reap() {
                     self.alarm(self.clock.now() + LINGER, Alarm::Parked(Arc::downgrade(&outlet)));
-                } else {
-                    outlet.reaping.store(false, Release);
-                    outlet.unpark_all();
                 }
             }
         }

@@ -6,7 +6,7 @@ use crate::attempt::fixed_headers;
 use crate::counters::add;
 use crate::deliver::{Reply, Request};
 use crate::directory::TopicEntry;
-use bytes::Bytes;
+use crate::tasks::TaskKind;
 use http::Method;
 use http::header::HeaderValue;
 use postrider_core::event::Schema;
@@ -61,7 +61,7 @@ impl Engine {
         let name = subscription.name.clone();
         let handshakes = self.handshakes.clone();
         let (clock, stop) = (self.clock.clone(), self.dispatcher.stop.clone());
-        self.dispatcher.tasks.spawn(async move {
+        self.dispatcher.tasks.spawn(TaskKind::DeletionNotice, async move {
             let _room = room;
             let deadline = clock.now() + handshakes.rules.response_timeout;
             let why = tokio::select! {
@@ -104,7 +104,7 @@ impl Engine {
             url,
             headers: Arc::new(headers),
             more: Vec::new(),
-            body: Bytes::from(body),
+            body: body.into(),
         })
     }
 }

@@ -4,7 +4,6 @@ use super::Rules;
 use crate::attempt::fixed_headers;
 use crate::deliver::{Reply, Request};
 use crate::directory::TopicEntry;
-use bytes::Bytes;
 use http::header::{CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, ORIGIN};
 use http::{Method, Uri};
 use postrider_core::event::Schema;
@@ -127,7 +126,7 @@ pub(super) fn request(
         url,
         headers: Arc::new(headers),
         more: Vec::new(),
-        body: Bytes::from(body),
+        body: body.into(),
     })
 }
 

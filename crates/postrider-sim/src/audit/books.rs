@@ -154,6 +154,8 @@ pub struct Books {
     pub subs: Vec<Sub>,
     pub by_id: BTreeMap<SubscriptionId, usize>,
     pub endpoints: Vec<Endpoint>,
+    /// By receiver and subscription: what holds back only that subscription's deliveries there.
+    pub own_endpoints: BTreeMap<(usize, usize), Endpoint>,
     pub events: BTreeMap<u64, Event>,
     /// Which event lies where in the log.
     pub ids: BTreeMap<Position, u64>,
@@ -211,6 +213,23 @@ impl Books {
                 endpoint.abandon();
             }
         }
+        for ((receiver, sub), own) in &mut self.own_endpoints {
+            let sub = &self.subs[*sub];
+            let points = sub.receiver == *receiver || sub.moving == Some(*receiver);
+            let exists = sub.gone.is_none() && sub.expires.is_none_or(|at| now < at);
+            if !points || !exists {
+                own.abandon();
+            }
+        }
+    }
+
+    pub fn all_endpoints(&mut self) -> impl Iterator<Item = &mut Endpoint> {
+        self.endpoints.iter_mut().chain(self.own_endpoints.values_mut())
+    }
+
+    pub fn own_endpoint(&mut self, receiver: usize, sub: usize) -> &mut Endpoint {
+        let own = self.own_endpoints.entry((receiver, sub));
+        own.or_insert_with(Endpoint::of_one_subscription)
     }
 
     pub fn arrived(&mut self, seen: Seen, now: Timestamp) -> usize {
@@ -252,7 +271,8 @@ impl Books {
             obeys: rules.knows_delays(),
             timeout: rules.response_timeout(),
         };
-        if let Some(what) = self.endpoints[seen.receiver].arrive(arrival, now) {
+        let own = self.own_endpoint(seen.receiver, number).arrive(arrival, now);
+        if let Some(what) = self.endpoints[seen.receiver].arrive(arrival, now).or(own) {
             let what = format!(
                 "events {:?} for {name} sent to {} at {now}: {what}",
                 seen.ids, seen.receiver
@@ -426,7 +446,9 @@ impl Books {
         let request = &self.requests[request];
         let (receiver, now) = (request.receiver, request.at);
         let endpoint = &self.endpoints[receiver];
-        let held = endpoint.suspect && self.subs[number].rules.knows_delays();
+        let own = self.own_endpoints.get(&(receiver, number));
+        let suspect = endpoint.suspect || own.is_some_and(|own| own.suspect);
+        let held = suspect && self.subs[number].rules.knows_delays();
         // Where it pointed before, it may have been held back, with every lane waiting for an answer.
         let sub = &self.subs[number];
         if sub.moved > Timestamp::MIN && self.sets > 0 {

@@ -17,8 +17,11 @@ pub struct Delay {
     pub step: Duration,
 }
 
+/// Of all subscriptions that point to a receiver, or of one of them: whose failures count differs.
 #[derive(Debug, Default)]
 pub struct Endpoint {
+    /// Only refused credentials count here, and only those of one subscription.
+    own: bool,
     /// Different deliveries that have failed since the last success.
     failing: BTreeSet<(usize, u64)>,
     delay: Option<Delay>,
@@ -56,6 +59,7 @@ struct Open {
 }
 
 /// A request arrives.
+#[derive(Clone, Copy)]
 pub struct Arrival {
     pub request: usize,
     pub delivery: (usize, u64),
@@ -63,7 +67,18 @@ pub struct Arrival {
     pub timeout: Duration,
 }
 
+fn is_refused(came: Came) -> bool {
+    matches!(came, Came::Answered(401 | 403))
+}
+
 impl Endpoint {
+    pub fn of_one_subscription() -> Endpoint {
+        Endpoint {
+            own: true,
+            ..Endpoint::default()
+        }
+    }
+
     /// What is wrong with a request that arrives now, if anything.
     pub fn arrive(&mut self, arrival: Arrival, now: Timestamp) -> Option<String> {
         self.give_up(now);
@@ -121,7 +136,7 @@ impl Endpoint {
             self.unsure = true;
             self.suspect = true;
         }
-        if well {
+        if well || (is_refused(came) && !self.own && open.is_some()) {
             // A late success too: it is news for everyone.
             self.recover();
         } else if let Some(open) = open {
@@ -130,7 +145,7 @@ impl Endpoint {
     }
 
     fn fail(&mut self, open: Open, came: Came, at: Timestamp) {
-        if !open.obeys || self.unsure {
+        if !open.obeys || self.unsure || (self.own && !is_refused(came)) {
             return;
         }
         if open.stray && self.delay.is_some() {

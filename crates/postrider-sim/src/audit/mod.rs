@@ -19,6 +19,7 @@ use postrider_core::json::Raw;
 use postrider_core::retry::{Next, Reason};
 use postrider_core::subscription::Subscription;
 use postrider_core::time::{Clock, Timestamp};
+use postrider_engine::endpoint::DelayScope;
 use postrider_store::{BlobRecord, Claim, LetterKey, Settled};
 pub use rules::Came;
 use rules::Rules;
@@ -60,6 +61,8 @@ pub enum Kind {
     Unasked,
     /// Something is left in the log at the end.
     Unrest,
+    /// The server was told to stop, and some of its tasks never ended.
+    NotStopped,
     /// Given up, and in no blob.
     Unwritten,
     /// Written to a blob before its time.
@@ -191,10 +194,13 @@ impl Audit {
     }
 
     /// Someone wants a receiver asked before its delay is over.
-    pub fn probed(&self, receiver: usize) {
-        self.note(|| format!("{receiver} is to be asked"));
+    pub fn probed(&self, receiver: usize, of: SubscriptionId) {
+        self.note(|| format!("{receiver} is to be asked for {of}"));
         let now = self.clock.now();
-        self.books().endpoints[receiver].ask(now);
+        let mut books = self.books();
+        let sub = books.by_id[&of];
+        books.endpoints[receiver].ask(now);
+        books.own_endpoint(receiver, sub).ask(now);
     }
 
     /// Someone points it there. It takes effect before they are told that it has.
@@ -288,7 +294,8 @@ impl Audit {
         let Some(found) = books.requests.get(request) else {
             return;
         };
-        let (receiver, rules) = (found.receiver, books.subs[found.sub].rules);
+        let (receiver, sub) = (found.receiver, found.sub);
+        let rules = books.subs[sub].rules;
         let sets = books.sets;
         books.note(now, || format!("request {request} {came:?} {retry_after:?}"));
         (now.nanos(), request, came).hash(&mut books.trace);
@@ -305,6 +312,7 @@ impl Audit {
             _ => false,
         };
         books.endpoints[receiver].answer(request, came, well, now);
+        books.own_endpoint(receiver, sub).answer(request, came, well, now);
     }
 
     /// These are about to be attempted.
@@ -424,16 +432,26 @@ impl Audit {
     }
 
     /// The catalogue keeps this about a receiver's endpoint.
-    pub fn kept(&self, receiver: usize, delay: Option<Delay>) {
-        self.note(|| format!("the catalogue keeps {delay:?} for {receiver}"));
-        self.books().endpoints[receiver].kept = delay;
+    pub fn kept(&self, receiver: usize, scope: DelayScope, delay: Option<Delay>) {
+        self.note(|| format!("the catalogue keeps {delay:?} for {scope:?} of {receiver}"));
+        let mut books = self.books();
+        match scope {
+            DelayScope::Endpoint => books.endpoints[receiver].kept = delay,
+            DelayScope::Subscription(id) => {
+                let sub = books.by_id[&id];
+                books.own_endpoint(receiver, sub).kept = delay;
+            }
+        }
     }
 
     /// Someone said that a receiver is well.
     pub fn admitted_again(&self, receiver: usize) {
         self.note(|| format!("{receiver} is admitted again"));
         let now = self.clock.now();
-        self.books().endpoints[receiver].admit_again(now);
+        let mut books = self.books();
+        books.endpoints[receiver].admit_again(now);
+        let there = books.own_endpoints.range_mut((receiver, 0)..(receiver + 1, 0));
+        there.for_each(|(_, own)| own.admit_again(now));
     }
 
     /// The clock was set.
@@ -446,7 +464,7 @@ impl Audit {
         books.note(now, || "the clock was set".into());
         books.era += 1;
         books.disturbed = Some(elapsed);
-        for endpoint in &mut books.endpoints {
+        for endpoint in books.all_endpoints() {
             endpoint.clock_set();
         }
         for sub in &mut books.subs {
@@ -503,7 +521,7 @@ impl Audit {
         books.disk_full = false;
         books.era += 1;
         books.note(self.clock.now(), || "a life has ended".into());
-        for endpoint in &mut books.endpoints {
+        for endpoint in books.all_endpoints() {
             endpoint.restart();
         }
     }
@@ -522,6 +540,13 @@ impl Audit {
     /// A number that differs if anything that receivers saw differs.
     pub fn trace(&self) -> u64 {
         self.books().trace.finish()
+    }
+
+    /// Judges how a stop of the server ended.
+    pub fn stopped(&self, stopped: Result<(), postrider_engine::Error>) {
+        if let Err(postrider_engine::Error::TasksLeft(tasks)) = stopped {
+            self.books().wrong(Kind::NotStopped, tasks);
+        }
     }
 
     /// The log says that something is left.

@@ -6,7 +6,7 @@
 use super::{ApiVersion, Scope, lower_provider};
 use crate::resources::{DestinationBody, delivery_schema_name, show_attribute};
 use postrider_core::decimal::Decimal;
-use postrider_core::filter::{Filter, Test};
+use postrider_core::filter::{Filter, Operands, Test};
 use postrider_core::json::Raw;
 use postrider_core::subscription::{Destination, Identity, RetryChoice, Subscription};
 use postrider_core::time::Timestamp;
@@ -290,27 +290,16 @@ fn filter_body(filter: &Filter, whole: bool) -> Value {
 }
 
 fn operand(test: &Test) -> Option<Value> {
-    let strings = |values: &[String]| Some(json!(values));
-    match test {
-        Test::NumberIn(values) | Test::NumberNotIn(values) => Some(values.iter().map(number).collect()),
-        Test::NumberLessThan(value)
-        | Test::NumberGreaterThan(value)
-        | Test::NumberLessThanOrEquals(value)
-        | Test::NumberGreaterThanOrEquals(value) => Some(number(value)),
-        Test::NumberInRange(ranges) | Test::NumberNotInRange(ranges) => {
+    match test.operands() {
+        Operands::Numbers(values) => Some(values.iter().map(number).collect()),
+        Operands::Number(value) => Some(number(value)),
+        Operands::Ranges(ranges) => {
             let range = |(from, to): &(Decimal, Decimal)| json!([number(from), number(to)]);
             Some(ranges.iter().map(range).collect())
         }
-        Test::BoolEquals(value) => Some(json!(value)),
-        Test::StringIn(values)
-        | Test::StringNotIn(values)
-        | Test::StringBeginsWith(values)
-        | Test::StringEndsWith(values)
-        | Test::StringContains(values)
-        | Test::StringNotBeginsWith(values)
-        | Test::StringNotEndsWith(values)
-        | Test::StringNotContains(values) => strings(values),
-        Test::IsNullOrUndefined | Test::IsNotNull => None,
+        Operands::Bool(value) => Some(json!(value)),
+        Operands::Strings(values) => Some(json!(values)),
+        Operands::Nothing => None,
     }
 }
 

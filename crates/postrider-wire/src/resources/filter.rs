@@ -1,36 +1,56 @@
 //! Filters of subscriptions, in and out.
 
-use super::read::Node;
-use super::{FieldError, Road};
+use super::read::{Node, check_chars};
+use super::{FieldError, Limits, Road};
 use postrider_core::decimal::Decimal;
 use postrider_core::filter::{
-    AdvancedFilter, Filter, KeyStyle, OPERATORS, Operand, Test, operator_from_name,
+    AdvancedFilter, Filter, KeyStyle, OPERATORS, Operand, Operands, Test, operator_from_name,
 };
 use serde::Serialize;
 use serde_json::value::RawValue;
 
-/// The most advanced filters of a subscription, in the cloud and in the configuration.
-const ADVANCED_MAX: usize = 25;
-/// The most values of all advanced filters together.
-const VALUES_MAX: usize = 25;
-/// The most characters of a string value.
-const VALUE_CHARS_MAX: usize = 512;
+/// How large the filter of one subscription may be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FilterLimits {
+    pub filters_max: usize,
+    /// Of all advanced filters together.
+    pub values_max: usize,
+    pub value_chars_max: usize,
+}
+
+/// As in the cloud.
+impl Default for FilterLimits {
+    fn default() -> FilterLimits {
+        FilterLimits {
+            filters_max: 25,
+            values_max: 25,
+            value_chars_max: 512,
+        }
+    }
+}
+
+const EVENT_TYPES_MAX: usize = 500;
+const EVENT_TYPE_CHARS_MAX: usize = 512;
+const KEY_CHARS_MAX: usize = 512;
+const SUBJECT_CHARS_MAX: usize = 1024;
+/// The most characters of a number.
+const NUMBER_CHARS_MAX: usize = 512;
 /// The greatest size of a number's exponent.
 const EXPONENT_MAX: u32 = 9999;
 
-pub(super) fn parse_filter(node: &Node<'_>, road: Road) -> Result<Filter, FieldError> {
+pub(super) fn parse_filter(node: &Node<'_>, road: Road, limits: &Limits) -> Result<Filter, FieldError> {
     // The articles of 2018 call it `subjectIsCaseSensitive`.
     let case_sensitive = match node.bool("isSubjectCaseSensitive")? {
         None => node.bool("subjectIsCaseSensitive")?,
         given => given,
     };
     Ok(Filter {
-        included_event_types: node.strings("includedEventTypes")?,
-        subject_begins_with: node.string("subjectBeginsWith")?,
-        subject_ends_with: node.string("subjectEndsWith")?,
+        included_event_types: node.strings("includedEventTypes", EVENT_TYPES_MAX, EVENT_TYPE_CHARS_MAX)?,
+        subject_begins_with: node.short_string("subjectBeginsWith", SUBJECT_CHARS_MAX)?,
+        subject_ends_with: node.short_string("subjectEndsWith", SUBJECT_CHARS_MAX)?,
         subject_case_sensitive: case_sensitive.unwrap_or(false),
         arrays: node.bool("enableAdvancedFilteringOnArrays")?.unwrap_or(false),
-        advanced: parse_advanced(node, road)?,
+        advanced: parse_advanced(node, road, &limits.of_filters(road))?,
         keys: key_style(road),
     })
 }
@@ -42,30 +62,33 @@ pub(super) fn key_style(road: Road) -> KeyStyle {
     }
 }
 
-fn parse_advanced(node: &Node<'_>, road: Road) -> Result<Vec<AdvancedFilter>, FieldError> {
+fn parse_advanced(
+    node: &Node<'_>,
+    road: Road,
+    limits: &FilterLimits,
+) -> Result<Vec<AdvancedFilter>, FieldError> {
     let list = node.list("advancedFilters")?.unwrap_or_default();
-    let unlimited = road == Road::Edge;
     let refused = |most: usize, what: &str, were: usize| {
         let reason = format!("must not have more than {most} {what}, had {were}");
         Err(node.at("advancedFilters").fail(reason))
     };
-    if !unlimited && list.len() > ADVANCED_MAX {
-        return refused(ADVANCED_MAX, "filters", list.len());
+    if list.len() > limits.filters_max {
+        return refused(limits.filters_max, "filters", list.len());
     }
     let mut values = 0;
     let mut advanced = Vec::with_capacity(list.len());
     for entry in &list {
-        let filter = parse_entry(entry, road)?;
+        let filter = parse_entry(entry, road, limits)?;
         values += count_values(&filter.test);
         advanced.push(filter);
     }
-    if !unlimited && values > VALUES_MAX {
-        return refused(VALUES_MAX, "values in all filters together", values);
+    if values > limits.values_max {
+        return refused(limits.values_max, "values in all filters together", values);
     }
     Ok(advanced)
 }
 
-fn parse_entry(entry: &Node<'_>, road: Road) -> Result<AdvancedFilter, FieldError> {
+fn parse_entry(entry: &Node<'_>, road: Road, limits: &FilterLimits) -> Result<AdvancedFilter, FieldError> {
     let entry = entry.clone().of_kind(postrider_core::json::Kind::Object)?;
     // The articles of 2018 call it `Operator`.
     let word = match entry.get("operatorType") {
@@ -83,6 +106,7 @@ fn parse_entry(entry: &Node<'_>, road: Road) -> Result<AdvancedFilter, FieldErro
         return Err(entry.at(word).fail(reason));
     };
     let key = entry.need_string("key")?;
+    check_chars(&key, KEY_CHARS_MAX).map_err(|reason| entry.at("key").fail(reason))?;
     let test = match operator.operand {
         Operand::Number(test) => test(parse_number(&one_value(&entry, operator.name)?)?),
         Operand::Bool(test) => {
@@ -92,7 +116,7 @@ fn parse_entry(entry: &Node<'_>, road: Road) -> Result<AdvancedFilter, FieldErro
         Operand::Numbers(test) => test(many_values(&entry, operator.name, parse_number)?),
         Operand::Ranges(test) => test(many_values(&entry, operator.name, parse_range)?),
         Operand::Strings(test) => test(many_values(&entry, operator.name, |value| {
-            parse_text(value, road)
+            value.as_short_string(limits.value_chars_max)
         })?),
         Operand::Nothing(test) => {
             for member in ["value", "values"] {
@@ -131,6 +155,7 @@ fn many_values<'a, T>(
 
 fn parse_number(value: &Node<'_>) -> Result<Decimal, FieldError> {
     let text = value.value.as_number().ok_or_else(|| value.not("a number"))?;
+    check_chars(text, NUMBER_CHARS_MAX).map_err(|reason| value.fail(reason))?;
     let exponent = text.split_once(['e', 'E']).map_or("", |(_, exponent)| exponent);
     let size = exponent.trim_start_matches(['+', '-']).trim_start_matches('0');
     if !size.is_empty() && !size.parse::<u32>().is_ok_and(|size| size <= EXPONENT_MAX) {
@@ -151,54 +176,13 @@ fn parse_range(value: &Node<'_>) -> Result<(Decimal, Decimal), FieldError> {
     Ok((from, to))
 }
 
-fn parse_text(value: &Node<'_>, road: Road) -> Result<String, FieldError> {
-    let text = value.as_string()?;
-    let chars = text.chars().count();
-    if road != Road::Edge && chars > VALUE_CHARS_MAX {
-        let reason = format!("must not be longer than {VALUE_CHARS_MAX} characters, was {chars}");
-        return Err(value.fail(reason));
-    }
-    Ok(text)
-}
-
 fn count_values(test: &Test) -> usize {
-    match operand(test) {
-        Operands::None => 0,
-        Operands::One(_) => 1,
-        Operands::Many(values) => values.len(),
-    }
-}
-
-/// The JSON texts of a test's operands.
-enum Operands {
-    None,
-    One(String),
-    Many(Vec<String>),
-}
-
-fn operand(test: &Test) -> Operands {
-    let numbers = |values: &[Decimal]| Operands::Many(values.iter().map(Decimal::to_string).collect());
-    let ranges = |values: &[(Decimal, Decimal)]| {
-        Operands::Many(values.iter().map(|(from, to)| format!("[{from},{to}]")).collect())
-    };
-    let strings = |values: &[String]| Operands::Many(values.iter().map(|value| quoted(value)).collect());
-    match test {
-        Test::NumberIn(values) | Test::NumberNotIn(values) => numbers(values),
-        Test::NumberLessThan(value)
-        | Test::NumberGreaterThan(value)
-        | Test::NumberLessThanOrEquals(value)
-        | Test::NumberGreaterThanOrEquals(value) => Operands::One(value.to_string()),
-        Test::NumberInRange(values) | Test::NumberNotInRange(values) => ranges(values),
-        Test::BoolEquals(value) => Operands::One(value.to_string()),
-        Test::StringIn(values)
-        | Test::StringNotIn(values)
-        | Test::StringBeginsWith(values)
-        | Test::StringEndsWith(values)
-        | Test::StringContains(values)
-        | Test::StringNotBeginsWith(values)
-        | Test::StringNotEndsWith(values)
-        | Test::StringNotContains(values) => strings(values),
-        Test::IsNullOrUndefined | Test::IsNotNull => Operands::None,
+    match test.operands() {
+        Operands::Nothing => 0,
+        Operands::Number(_) | Operands::Bool(_) => 1,
+        Operands::Numbers(values) => values.len(),
+        Operands::Ranges(ranges) => ranges.len(),
+        Operands::Strings(values) => values.len(),
     }
 }
 
@@ -274,10 +258,16 @@ impl FilterBody {
 impl AdvancedFilterBody {
     fn of(filter: &AdvancedFilter) -> AdvancedFilterBody {
         let raw = |text| RawValue::from_string(text).expect("operands are written as JSON");
-        let (value, values) = match operand(&filter.test) {
-            Operands::None => (None, None),
-            Operands::One(text) => (Some(raw(text)), None),
-            Operands::Many(texts) => (None, Some(texts.into_iter().map(raw).collect())),
+        let (value, values) = match filter.test.operands() {
+            Operands::Nothing => (None, None),
+            Operands::Number(value) => (Some(raw(value.to_string())), None),
+            Operands::Bool(value) => (Some(raw(value.to_string())), None),
+            Operands::Numbers(values) => (None, Some(values.iter().map(|n| raw(n.to_string())).collect())),
+            Operands::Ranges(ranges) => {
+                let range = |(from, to): &(Decimal, Decimal)| raw(format!("[{from},{to}]"));
+                (None, Some(ranges.iter().map(range).collect()))
+            }
+            Operands::Strings(values) => (None, Some(values.iter().map(|text| raw(quoted(text))).collect())),
         };
         AdvancedFilterBody {
             operator_type: filter.test.operator(),
@@ -296,7 +286,8 @@ mod tests {
     fn parse(text: &str, road: Road) -> Result<Filter, String> {
         let body = format!("{{\"filter\":{text}}}");
         let root = Node::root(Raw::parse(&body).unwrap()).unwrap();
-        parse_filter(&root.need_object("filter").unwrap(), road).map_err(|error| error.to_string())
+        parse_filter(&root.need_object("filter").unwrap(), road, &Limits::default())
+            .map_err(|error| error.to_string())
     }
 
     /// Reads one advanced filter and writes it again.
@@ -436,12 +427,11 @@ mod tests {
     }
 
     #[test]
-    fn counts_and_lengths_are_limited_but_not_on_the_edge() {
+    fn counts_and_lengths_are_limited_everywhere() {
         let check = |filter: String, expected: Result<(), &str>| {
-            for road in [Road::Azure, Road::Config] {
+            for road in [Road::Azure, Road::Config, Road::Edge] {
                 assert_eq!(parse(&filter, road).map(drop), expected.map_err(Into::into));
             }
-            assert_eq!(parse(&filter, Road::Edge).map(drop), Ok(()));
         };
         let filters = |count: usize, values: &str| {
             let entry = format!(r#"{{"operatorType":"StringIn","key":"a","values":[{values}]}}"#);
@@ -462,6 +452,60 @@ mod tests {
             filters(1, &format!("\"{}\"", "ü".repeat(513))),
             Err("filter.advancedFilters[0].values[0] must not be longer than 512 characters, was 513"),
         );
+        let long = |member: &str, value: &str| check_long(member, value, &check);
+        long("subjectBeginsWith", &"x".repeat(1025));
+        long("subjectEndsWith", &"x".repeat(1025));
+        let number = format!(
+            r#"{{"advancedFilters":[{{"operatorType":"NumberIn","key":"a","values":[{}]}}]}}"#,
+            "9".repeat(513)
+        );
+        check(
+            number,
+            Err("filter.advancedFilters[0].values[0] must not be longer than 512 characters, was 513"),
+        );
+        let key = filters(1, "\"x\"").replace("\"a\"", &format!("\"{}\"", "k".repeat(513)));
+        check(
+            key,
+            Err("filter.advancedFilters[0].key must not be longer than 512 characters, was 513"),
+        );
+        let types = format!(r#"{{"includedEventTypes":[{}]}}"#, vec!["\"t\""; 501].join(","));
+        check(
+            types,
+            Err("filter.includedEventTypes must not have more than 500 items, had 501"),
+        );
+    }
+
+    fn check_long(member: &str, value: &str, check: &impl Fn(String, Result<(), &str>)) {
+        let chars = value.len();
+        let expected = format!(
+            "filter.{member} must not be longer than {} characters, was {chars}",
+            chars - 1
+        );
+        check(format!(r#"{{"{member}":"{value}"}}"#), Err(&expected));
+    }
+
+    #[test]
+    fn the_configuration_may_widen_the_limits_of_what_it_declares() {
+        let entry = r#"{"operatorType":"StringIn","key":"a","values":["1","2","3"]}"#;
+        let body = format!(
+            r#"{{"filter":{{"advancedFilters":[{}]}}}}"#,
+            vec![entry; 30].join(",")
+        );
+        let root = Node::root(Raw::parse(&body).unwrap()).unwrap();
+        let node = root.need_object("filter").unwrap();
+        let limits = Limits {
+            declared_filters: FilterLimits {
+                filters_max: 30,
+                values_max: 90,
+                value_chars_max: 1,
+            },
+            ..Limits::default()
+        };
+        assert_eq!(
+            parse_filter(&node, Road::Config, &limits).unwrap().advanced.len(),
+            30
+        );
+        assert!(parse_filter(&node, Road::Edge, &limits).is_err());
     }
 
     #[test]

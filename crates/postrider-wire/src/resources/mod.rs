@@ -19,7 +19,7 @@ pub use edge::{
     EdgeRetryPolicy, EdgeSubscription, EdgeSubscriptionProperties, EdgeTopic, EdgeTopicProperties,
     edge_subscription, edge_topic,
 };
-pub use filter::{AdvancedFilterBody, FilterBody};
+pub use filter::{AdvancedFilterBody, FilterBody, FilterLimits};
 pub use read::{FieldError, read_body};
 pub use subscription::{
     SubscriptionContext, SubscriptionSpec, TopicContext, parse_subscription, patch_subscription,
@@ -46,6 +46,17 @@ pub struct Limits {
     pub event_grid_https_only: bool,
     /// `outbound__eventgrid__allowInvalidHostnames`
     pub event_grid_any_host: bool,
+    /// Of subscriptions that the configuration declares. The cloud's own hold for all others.
+    pub declared_filters: FilterLimits,
+}
+
+impl Limits {
+    fn of_filters(&self, road: Road) -> FilterLimits {
+        match road {
+            Road::Config => self.declared_filters,
+            Road::Azure | Road::Edge => FilterLimits::default(),
+        }
+    }
 }
 
 /// The edge module's own values, but for webhooks on a laptop, which may use plain HTTP.
@@ -57,6 +68,7 @@ impl Default for Limits {
             web_hook_https_only: false,
             event_grid_https_only: true,
             event_grid_any_host: false,
+            declared_filters: FilterLimits::default(),
         }
     }
 }
@@ -130,14 +142,22 @@ fn check_same_name(node: &Node<'_>, member: &str, road: Road, name: &str) -> Res
 struct Extras(Vec<(&'static str, String)>);
 
 impl Extras {
+    const MEMBER_BYTES_MAX: usize = 64 << 10;
+
     fn keep(&mut self, name: &'static str, json: impl Into<String>) {
         self.0.push((name, json.into()));
     }
 
-    fn keep_member(&mut self, node: &Node<'_>, name: &'static str) {
+    fn keep_member(&mut self, node: &Node<'_>, name: &'static str) -> Result<(), FieldError> {
         if let Some(member) = node.get(name) {
+            let bytes = member.value.text().len();
+            if bytes > Extras::MEMBER_BYTES_MAX {
+                let most = Extras::MEMBER_BYTES_MAX;
+                return Err(member.fail(format!("must not be longer than {most} bytes, was {bytes}")));
+            }
             self.keep(name, member.value.text());
         }
+        Ok(())
     }
 
     /// Takes some members over from what was kept before.

@@ -77,6 +77,9 @@ pub fn read_body(bytes: &[u8]) -> Result<Raw<'_>, FieldError> {
     Raw::parse(text).map_err(|error: json::Error| refused(error.to_string()))
 }
 
+/// The most characters of any text in a body that has no narrower limit of its own.
+pub(super) const TEXT_CHARS_MAX: usize = 8192;
+
 /// A value and where it stands.
 #[derive(Clone, Debug)]
 pub(super) struct Node<'a> {
@@ -132,6 +135,12 @@ impl<'a> Node<'a> {
 
     pub fn string(&self, name: &str) -> Result<Option<String>, FieldError> {
         self.get(name).map(|member| member.as_string()).transpose()
+    }
+
+    /// A string of at most so many characters.
+    pub fn short_string(&self, name: &str, chars_max: usize) -> Result<Option<String>, FieldError> {
+        let member = self.get(name);
+        member.map(|member| member.as_short_string(chars_max)).transpose()
     }
 
     /// A string that must be there and not empty.
@@ -191,12 +200,22 @@ impl<'a> Node<'a> {
         self.get(name).map(|member| member.elements()).transpose()
     }
 
-    pub fn strings(&self, name: &str) -> Result<Option<Vec<String>>, FieldError> {
+    /// A list of at most so many strings, each of at most so many characters.
+    pub fn strings(
+        &self,
+        name: &str,
+        items_max: usize,
+        chars_max: usize,
+    ) -> Result<Option<Vec<String>>, FieldError> {
         let Some(list) = self.list(name)? else {
             return Ok(None);
         };
+        if list.len() > items_max {
+            let reason = format!("must not have more than {items_max} items, had {}", list.len());
+            return Err(self.at(name).fail(reason));
+        }
         list.iter()
-            .map(Node::as_string)
+            .map(|item| item.as_short_string(chars_max))
             .collect::<Result<_, _>>()
             .map(Some)
     }
@@ -213,10 +232,13 @@ impl<'a> Node<'a> {
     }
 
     pub fn as_string(&self) -> Result<String, FieldError> {
-        self.value
-            .as_str()
-            .map(Into::into)
-            .ok_or_else(|| self.not("a string"))
+        self.as_short_string(TEXT_CHARS_MAX)
+    }
+
+    pub fn as_short_string(&self, chars_max: usize) -> Result<String, FieldError> {
+        let text = self.value.as_str().ok_or_else(|| self.not("a string"))?;
+        check_chars(&text, chars_max).map_err(|reason| self.fail(reason))?;
+        Ok(text.into())
     }
 
     /// A truth value; the words may be written as strings, as the edge articles do.
@@ -241,6 +263,21 @@ impl<'a> Node<'a> {
     pub fn not(&self, wanted: &str) -> FieldError {
         self.fail(format!("must be {wanted}, was {}", name_of(self.value.kind())))
     }
+}
+
+/// The reason for refusing a text that is too long.
+pub(super) fn check_chars(text: &str, chars_max: usize) -> Result<(), String> {
+    // Only a text with more bytes than allowed characters needs counting.
+    let chars = match text.len() > chars_max {
+        true => text.chars().count(),
+        false => return Ok(()),
+    };
+    if chars <= chars_max {
+        return Ok(());
+    }
+    Err(format!(
+        "must not be longer than {chars_max} characters, was {chars}"
+    ))
 }
 
 fn name_of(kind: Kind) -> &'static str {
@@ -273,7 +310,7 @@ mod tests {
         check(a.string("n").unwrap_err(), "a.n must be a string, was a number");
         check(a.need_string("s").unwrap_err(), "a.s must not be empty");
         check(
-            a.strings("b").unwrap_err(),
+            a.strings("b", 9, 9).unwrap_err(),
             "a.b[0] must be a string, was a number",
         );
         check(

@@ -14,6 +14,9 @@ use postrider_core::subscription::{
 };
 use postrider_core::time::Timestamp;
 
+const LABELS_MAX: usize = 100;
+const LABEL_CHARS_MAX: usize = 256;
+
 /// What a body says about a subscription; the rest is the server's to give.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SubscriptionSpec {
@@ -146,7 +149,7 @@ pub fn parse_subscription(
     let mut extras = Extras::default();
     let filter = match properties.object("filter")? {
         Some(node) => {
-            let mut filter = parse_filter(&node, road)?;
+            let mut filter = parse_filter(&node, road, context.limits)?;
             extras.keep("filter", sent_defaults(&node, &filter));
             name_event_types(&mut filter, &node, context)?;
             filter
@@ -170,7 +173,9 @@ pub fn parse_subscription(
         destination,
         identity,
         filter,
-        labels: properties.strings("labels")?.unwrap_or_default(),
+        labels: properties
+            .strings("labels", LABELS_MAX, LABEL_CHARS_MAX)?
+            .unwrap_or_default(),
         expires: parse_expiry(&properties, context)?,
         delivery_schema: parse_delivery_schema(&properties, &place, context)?,
         retry: parse_retry(&properties, road)?,
@@ -223,14 +228,14 @@ pub fn patch_subscription(
     }
     match properties.object("filter")? {
         Some(node) => {
-            spec.filter = parse_filter(&node, road)?;
+            spec.filter = parse_filter(&node, road, context.limits)?;
             extras.keep("filter", sent_defaults(&node, &spec.filter));
             name_event_types(&mut spec.filter, &node, context)?;
         }
         None => extras.keep_all(kept_extras, &["filter"]),
     }
     extras.keep_all(kept_extras, &["persistencePolicy"]);
-    if let Some(labels) = properties.strings("labels")? {
+    if let Some(labels) = properties.strings("labels", LABELS_MAX, LABEL_CHARS_MAX)? {
         spec.labels = labels;
     }
     spec.expires = parse_expiry(&properties, context)?.or(previous.expires);

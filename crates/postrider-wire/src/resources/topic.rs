@@ -1,6 +1,6 @@
 //! Topics, domains and system topics, on the way in.
 
-use super::read::Node;
+use super::read::{Node, check_chars};
 use super::validate::{check_azure_topic_name, check_ip_mask, check_name};
 use super::{Extras, FieldError, Road, SCHEMAS, check_same_name, parse_profile, schema_name};
 use postrider_core::event::Schema;
@@ -165,10 +165,10 @@ fn parse(
     let input_schema = parse_input_schema(&properties, previous)?;
     let mut extras = Extras::default();
     for member in BESIDE {
-        extras.keep_member(&beside(member), member);
+        extras.keep_member(&beside(member), member)?;
     }
     for member in INSIDE {
-        extras.keep_member(&properties, member);
+        extras.keep_member(&properties, member)?;
     }
     if road == Road::Azure {
         check_extras(&root, &properties)?;
@@ -253,7 +253,7 @@ pub fn patch_topic(body: Raw<'_>, previous: &Topic) -> Result<TopicSpec, FieldEr
             } else {
                 &kept
             };
-            extras.keep_member(from, member);
+            extras.keep_member(from, member)?;
         }
     }
     spec.extras = extras.into_text();
@@ -437,6 +437,11 @@ fn parse_mapping(
     Ok(Some(mapping))
 }
 
+// Limits of Azure Resource Manager.
+const TAGS_MAX: usize = 50;
+const TAG_NAME_CHARS_MAX: usize = 512;
+const TAG_VALUE_CHARS_MAX: usize = 256;
+
 fn parse_tags(node: &Node<'_>) -> Result<BTreeMap<String, String>, FieldError> {
     let Some(tags) = node.object("tags")? else {
         return Ok(BTreeMap::new());
@@ -444,11 +449,19 @@ fn parse_tags(node: &Node<'_>) -> Result<BTreeMap<String, String>, FieldError> {
     let mut read = BTreeMap::new();
     for member in tags.value.members().filter(|member| !member.value.is_null()) {
         let name = unescape(member.name);
+        check_chars(&name, TAG_NAME_CHARS_MAX)
+            .map_err(|reason| tags.fail(format!("has a name that {reason}")))?;
         let tag = Node {
             path: format!("{}.{name}", tags.path),
             value: member.value,
         };
-        read.insert(name.into_owned(), tag.as_string()?);
+        read.insert(name.into_owned(), tag.as_short_string(TAG_VALUE_CHARS_MAX)?);
+    }
+    if read.len() > TAGS_MAX {
+        return Err(tags.fail(format!(
+            "must not have more than {TAGS_MAX} tags, had {}",
+            read.len()
+        )));
     }
     Ok(read)
 }

@@ -3,6 +3,7 @@
 use super::edge::EdgeConfig;
 use super::model::{Config, EgressPolicy};
 use super::{ConfigError, custom, destination, duration, jetstream, storage, traces};
+use postrider_engine::in_flight::BUDGET_BYTES_MIN;
 use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
@@ -242,10 +243,28 @@ fn check_numbers(config: &Config) -> Checked {
             limits.in_flight_per_endpoint_max,
         ),
         ("limits.publish_queue_max", limits.publish_queue_max),
+        ("limits.declared_filters_max", limits.declared_filters_max),
+        (
+            "limits.declared_filter_values_max",
+            limits.declared_filter_values_max,
+        ),
+        (
+            "limits.declared_filter_value_chars_max",
+            limits.declared_filter_value_chars_max,
+        ),
     ] {
         if number == 0 {
             return refuse(key, "must be at least 1");
         }
+    }
+    if limits.in_flight_bytes_max < BUDGET_BYTES_MIN {
+        let least = format!("must be at least {BUDGET_BYTES_MIN}");
+        return refuse("limits.in_flight_bytes_max", least);
+    }
+    if limits.filter_bytes_per_event_max < limits.event_bytes_max as u64 {
+        let reason =
+            "must not be less than limits.event_bytes_max: no filter could look at the largest event";
+        return refuse("limits.filter_bytes_per_event_max", reason);
     }
     Ok(())
 }

@@ -377,8 +377,16 @@ pub struct Limits {
     pub event_bytes_max: usize,
     pub events_per_request_max: usize,
     pub in_flight_per_endpoint_max: usize,
+    /// Memory that all deliveries under way may take together.
+    pub in_flight_bytes_max: usize,
     /// How many publishes may wait for the log before the next is turned away.
     pub publish_queue_max: usize,
+    /// Bytes that the filters of a topic's subscriptions may look at for one event.
+    pub filter_bytes_per_event_max: u64,
+    // Of a subscription that this file declares.
+    pub declared_filters_max: usize,
+    pub declared_filter_values_max: usize,
+    pub declared_filter_value_chars_max: usize,
 }
 
 impl Default for Limits {
@@ -388,7 +396,12 @@ impl Default for Limits {
             event_bytes_max: 1_049_600,
             events_per_request_max: 5_000,
             in_flight_per_endpoint_max: 64,
+            in_flight_bytes_max: 256 << 20,
             publish_queue_max: 4_096,
+            filter_bytes_per_event_max: 512 << 20,
+            declared_filters_max: 25,
+            declared_filter_values_max: 25,
+            declared_filter_value_chars_max: 512,
         }
     }
 }

@@ -90,7 +90,9 @@ impl Gauges {
                 delivered: counters.delivered.load(Relaxed),
                 dead_lettered: reasons(&counters.dead_lettered),
                 dropped: reasons(&counters.dropped),
-                delay: outlet.plan().and_then(|plan| plan.endpoint.state().delay),
+                delay: outlet
+                    .plan()
+                    .and_then(|plan| plan.endpoint.state_for(outlet.id).delay),
                 accepted: 0,
             }
         });

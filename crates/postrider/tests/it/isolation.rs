@@ -103,6 +103,38 @@ fn a_backlog_behind_a_dead_endpoint_stays_on_disk() {
     assert!(megabytes < megabytes_max, "{megabytes} MB after the restart");
 }
 
+/// Receivers whose connections are made and whose bodies nobody reads.
+#[test]
+fn large_events_for_many_receivers_that_read_nothing_are_in_memory_once() {
+    let unread = TcpListener::bind("127.0.0.1:0").expect("a free port");
+    let address = unread.local_addr().expect("it is bound");
+    let healthy = Receiver::start();
+    let server = Setup::config("limits.in_flight_bytes_max = 67108864").start();
+    server.put_topic("orders");
+    for n in 0..40 {
+        let url = format!("http://{address}/{n}");
+        server.subscribe("orders", &format!("unread{n}"), &url, json!(null));
+    }
+    server.subscribe("orders", "healthy", &healthy.url("/"), json!(null));
+    let before = server.resident();
+    let mut ids = BTreeSet::new();
+    for n in 0..20 {
+        let mut large = event(format!("large-{n}"));
+        large["data"] = json!("x".repeat(1_000_000));
+        server.publish("orders", &[large]);
+        ids.insert(format!("large-{n}"));
+    }
+    healthy.all_of(&ids);
+    let health = server.health();
+    assert!(
+        health["deliveries"]["inFlightBytes"].as_u64() <= Some(67_108_864),
+        "{health}"
+    );
+    // 40 receivers with 16 requests each: copies of their own would be 640 MB.
+    let grown = server.resident().saturating_sub(before) >> 20;
+    assert!(grown < 250, "{grown} MB more: {health}");
+}
+
 #[test]
 fn subscriptions_that_share_an_endpoint_share_it_fairly() {
     let receiver = Receiver::start();

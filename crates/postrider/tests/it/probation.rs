@@ -3,6 +3,7 @@
 use crate::lab::{Arrival, Lab, seconds, seconds_and_counts, timestamp, whole_seconds};
 use crate::receiver::{Gate, Receiver, Reply};
 use crate::server::{Server, Setup, event};
+use crate::wait;
 use serde_json::{Value, json};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU16, Ordering::Relaxed};
@@ -104,6 +105,45 @@ fn ten_different_failures_delay_all_deliveries_for_a_time_that_depends_on_the_ca
         assert_eq!(lab.delay(), (cause.to_owned(), 0, wait + 2 * wait), "{context}");
         assert_eq!(lab.dropped(), json!({}));
     }
+}
+
+#[test]
+fn a_wrong_code_delays_only_the_subscriptions_that_send_it() {
+    let receiver = Receiver::answering(|delivery| match delivery.path.ends_with("code=right") {
+        true => Reply::Status(200),
+        false => Reply::Status(401),
+    });
+    let server = setup("").start();
+    server.put_topic("orders");
+    server.subscribe("orders", "right", &receiver.url("/hook?code=right"), json!(null));
+    server.subscribe("orders", "wrong", &receiver.url("/hook?code=wrong"), json!(null));
+    let events: Vec<_> = (0..12).map(|n| event(format!("e{n}"))).collect();
+    server.publish("orders", &events);
+    let state = |name: &str| {
+        let path = "/postrider/v1/endpoints";
+        let all = server.send("GET", path, &[AUTHORIZATION], "").expect(200).json();
+        let endpoint = &all["value"][0];
+        assert_eq!(endpoint["state"], "admitting", "{all}");
+        assert!(!all.to_string().contains("code="), "{all}");
+        let subscriptions = endpoint["subscriptions"].as_array().expect("a list");
+        let named = subscriptions.iter().find(|one| one["name"] == name);
+        named.map(|one| one["state"].clone())
+    };
+    wait::until("the wrong code is left alone", || {
+        (state("wrong")? == "delayed").then_some(())
+    });
+    server.publish("orders", &[event("after")]);
+    wait::until("the right code gets everything", || {
+        let arrived = receiver.so_far();
+        arrived
+            .iter()
+            .any(|one| one.path.ends_with("right") && one.ids() == ["after"])
+            .then_some(())
+    });
+    assert_eq!(state("right"), Some(json!(null)));
+    let body = json!({"endpoint": receiver.url("/hook")}).to_string();
+    let admitted = server.send("POST", "/postrider/v1/endpoints/admit", &[AUTHORIZATION], body);
+    assert_eq!(admitted.expect(200).json()["ended"], true);
 }
 
 #[test]
@@ -531,25 +571,25 @@ fn moving_to_another_endpoint_leaves_the_delay_behind() {
 fn a_probe_whose_subscription_goes_makes_room_for_the_next() {
     let lab = Lab::start(
         setup(""),
-        Receiver::answering(|delivery| match delivery.path.as_str() {
-            "/?silent" => Reply::Silence,
+        Receiver::answering(|delivery| match delivery.header("aeg-subscription-name") {
+            Some("SILENT") => Reply::Silence,
             _ => Reply::Status(503),
         }),
     );
-    for (topic, path) in [("orders", "/?busy"), ("silent", "/?silent")] {
+    for (topic, name) in [("orders", "busy"), ("silent", "silent")] {
         lab.server.put_topic(topic);
         lab.server
-            .subscribe(topic, "billing", &lab.receiver.url(path), json!(null));
+            .subscribe(topic, name, &lab.receiver.url("/"), json!(null));
     }
     lab.publish("early", 10);
     lab.server.publish("silent", &[event("probe")]);
     assert_eq!(lab.pass_to_unanswered(10), 1);
     assert_eq!(lab.endpoint()["state"], "probing");
-    lab.server.unsubscribe("silent", "billing");
+    lab.server.unsubscribe("silent", "silent");
     // However its attempt ends, at the latest when its time is over at 40 s.
     let next = lab.next_arrival();
     assert!((30..=90).contains(&next.seconds()), "{}", next.seconds());
-    assert_eq!(next.delivery.path, "/?busy");
+    assert_eq!(next.delivery.header("aeg-subscription-name"), Some("BUSY"));
 }
 
 #[test]

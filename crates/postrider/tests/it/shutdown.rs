@@ -1,11 +1,14 @@
 //! Stopping: nothing that was answered is lost, nothing that was delivered is repeated.
 
-use crate::durability::Load;
+use crate::client::Connection;
+use crate::durability::{Chance, Load};
 use crate::receiver::{Gate, Receiver, Reply};
-use crate::server::{Server, Setup, event};
+use crate::server::{EDGE_VERSION, JSON, Server, Setup, event, slow_tests};
 use crate::wait;
 use serde_json::json;
+use std::net::SocketAddr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 fn held_up(gate: &Arc<Gate>) -> Receiver {
     let gate = gate.clone();
@@ -94,6 +97,66 @@ fn nothing_acknowledged_is_lost_when_the_server_is_stopped_under_load() {
     });
     receiver.all_of(&load.ids.into_inner().expect("no panic holds it"));
     assert_eq!(server.health()["store"]["corruptRecords"], 0);
+}
+
+/// Subscriptions come and go under load, on endpoints that answer, fail and hang; each time the server
+/// is told to stop in the middle of it.
+#[test]
+fn a_stop_ends_while_subscriptions_are_made_and_deleted_under_load() {
+    let gate = Arc::new(Gate::default());
+    let receivers = [
+        Receiver::start(),
+        Receiver::answering(|_| Reply::Status(500)),
+        held_up(&gate),
+    ];
+    let urls: Vec<String> = receivers.iter().map(|receiver| receiver.url("/")).collect();
+    let mut server = Setup::config("shutdown.grace = \"100ms\"").start();
+    server.put_topic("orders");
+    let load = Load::new(&server);
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        for publisher in 0..2 {
+            let load = &load;
+            scope.spawn(move || load.publish(publisher));
+        }
+        for churner in 0..2 {
+            let (stop, urls, address) = (&stop, &urls, server.http);
+            scope.spawn(move || churn(address, churner, urls, stop));
+        }
+        for _ in 0..if slow_tests() { 100 } else { 5 } {
+            load.progress(50);
+            server.stop();
+            server.start();
+        }
+        load.stop();
+        stop.store(true, Relaxed);
+    });
+    gate.open();
+    server.counted("/tasks/ofRemovedSubscriptions", 0);
+}
+
+fn churn(address: SocketAddr, churner: u64, urls: &[String], stop: &AtomicBool) {
+    let mut chance = Chance(churner);
+    while !stop.load(Relaxed) {
+        let Ok(mut connection) = Connection::open(address) else {
+            std::thread::yield_now();
+            continue;
+        };
+        loop {
+            let name = format!("churn{churner}-{}", chance.below(4));
+            let path = format!("/topics/orders/eventSubscriptions/{name}?{EDGE_VERSION}");
+            let url = &urls[chance.below(urls.len() as u64) as usize];
+            let destination = json!({"endpointType": "WebHook", "properties": {"endpointUrl": url}});
+            let body = json!({"properties": {"destination": destination}}).to_string();
+            let sent = match chance.below(5) {
+                0 | 1 => connection.send("DELETE", &path, &[], b""),
+                _ => connection.send("PUT", &path, &[JSON], body.as_bytes()),
+            };
+            if sent.is_err() || stop.load(Relaxed) {
+                break;
+            }
+        }
+    }
 }
 
 #[test]

@@ -85,7 +85,7 @@ impl Forward {
             url: self.url.clone(),
             headers: Arc::new(forwarded_headers(delivery)),
             more: Vec::new(),
-            body: delivery.body.clone(),
+            body: delivery.body.clone().into(),
         };
         let begun = Instant::now();
         let reply = timeout(FORWARD_TIMEOUT, self.transport.clone().send(request)).await;

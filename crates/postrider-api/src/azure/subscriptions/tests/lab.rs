@@ -62,7 +62,7 @@ impl Transport for Hooks {
         if path.starts_with("/no") {
             answer.status = 404;
         } else if !path.starts_with("/later") {
-            let event: Value = serde_json::from_slice(&request.body).unwrap_or_default();
+            let event: Value = serde_json::from_slice(&request.body_bytes()).unwrap_or_default();
             let code = &event[0]["data"]["validationCode"];
             answer.body = json!({ "validationResponse": code }).to_string().into();
             let origin = hyper::header::HeaderValue::from_static("*");
@@ -198,6 +198,7 @@ impl Lab {
             version: "0",
             loopback_only: true,
             publishing_max: 8,
+            filter_bytes_max: 1 << 20,
         };
         let mut server = Server::new(engine, config, Arc::new(SystemClock), 1);
         change(&mut server);

@@ -1,0 +1,51 @@
+//! Large entries that are in memory, so that no second copy of one is read from the log.
+//!
+//! An event that goes to many subscriptions is in memory once however many of them have it before them:
+//! without this, every subscription that lags or retries would read its own copy.
+
+use postrider_core::ids::Position;
+use postrider_store::Entry;
+use rustc_hash::FxHashMap;
+use std::sync::{Arc, Mutex, Weak};
+
+/// Smaller entries are not looked up: a copy costs less than the bookkeeping.
+const ENTRY_BYTES_MIN: usize = 32 << 10;
+/// Entries that are no longer in memory are forgotten when there are this many, and again whenever their
+/// number has doubled.
+const FORGET_AT_MIN: usize = 256;
+
+#[derive(Default)]
+pub struct EntryCache {
+    inner: Mutex<CachedEntries>,
+}
+
+#[derive(Default)]
+struct CachedEntries {
+    by_first: FxHashMap<Position, Weak<Entry>>,
+    forget_at: usize,
+}
+
+impl EntryCache {
+    /// The entry whose first event has this position, if it is large and somewhere in memory.
+    pub fn find(&self, first: Position) -> Option<Arc<Entry>> {
+        let inner = self.inner.lock().expect("no panic while it is locked");
+        inner.by_first.get(&first)?.upgrade()
+    }
+
+    /// Notes an entry that was read or written. Returns the one to use: the first that was noted.
+    pub fn share(&self, entry: Arc<Entry>) -> Arc<Entry> {
+        if entry.batch.body.len() < ENTRY_BYTES_MIN {
+            return entry;
+        }
+        let mut inner = self.inner.lock().expect("no panic while it is locked");
+        if let Some(known) = inner.by_first.get(&entry.first).and_then(Weak::upgrade) {
+            return known;
+        }
+        if inner.by_first.len() >= inner.forget_at.max(FORGET_AT_MIN) {
+            inner.by_first.retain(|_, entry| entry.strong_count() > 0);
+            inner.forget_at = inner.by_first.len() * 2;
+        }
+        inner.by_first.insert(entry.first, Arc::downgrade(&entry));
+        entry
+    }
+}

@@ -1,0 +1,82 @@
+//! Ends the process when a stop takes too long, whatever the reason: a task that is never woken, a worker
+//! thread that spins, a disk that does not answer.
+
+use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
+use std::sync::{Arc, Mutex};
+use std::thread;
+use std::time::Duration;
+
+/// The process ends this long after the grace period for attempts under way, if it has not by then.
+pub const STOP_MARGIN: Duration = Duration::from_secs(15);
+
+/// Names the part of the server that is being stopped, for the line that is printed if it never ends.
+#[derive(Clone)]
+pub struct StopProgress {
+    part: Arc<Mutex<String>>,
+}
+
+impl StopProgress {
+    pub fn begin(part: &str) -> StopProgress {
+        StopProgress {
+            part: Arc::new(Mutex::new(part.to_owned())),
+        }
+    }
+
+    pub fn enter(&self, part: &str) {
+        *self.part.lock().expect("no panic while it is locked") = part.to_owned();
+    }
+
+    fn part(&self) -> String {
+        self.part.lock().expect("no panic while it is locked").clone()
+    }
+}
+
+/// Disarmed when it is dropped.
+pub struct StopWatchdog {
+    _disarm: Sender<()>,
+}
+
+impl StopWatchdog {
+    /// Calls `expire` with the part that did not end, `patience` from now, unless dropped before. A
+    /// thread of its own: the runtime's timers may be what does not run any more.
+    pub fn arm(
+        patience: Duration,
+        progress: StopProgress,
+        expire: impl FnOnce(String) + Send + 'static,
+    ) -> StopWatchdog {
+        let (disarm, disarmed) = channel();
+        thread::spawn(move || {
+            if disarmed.recv_timeout(patience) == Err(RecvTimeoutError::Timeout) {
+                expire(progress.part());
+            }
+        });
+        StopWatchdog { _disarm: disarm }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_expired_watchdog_names_the_part_that_did_not_end() {
+        let progress = StopProgress::begin("live streams");
+        progress.enter("delivery engine");
+        let (send, named) = channel();
+        let _watchdog = StopWatchdog::arm(Duration::ZERO, progress, move |part| {
+            send.send(part).unwrap();
+        });
+        assert_eq!(named.recv().unwrap(), "delivery engine");
+    }
+
+    #[test]
+    fn a_dropped_watchdog_never_expires() {
+        let (send, named) = channel::<String>();
+        let watchdog = StopWatchdog::arm(Duration::from_secs(3600), StopProgress::begin("x"), move |part| {
+            send.send(part).unwrap();
+        });
+        drop(watchdog);
+        // The thread ends and drops its side without having sent anything.
+        assert!(named.recv().is_err());
+    }
+}
