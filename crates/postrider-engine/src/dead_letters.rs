@@ -64,10 +64,23 @@ struct Desk {
     failures: usize,
     /// Since when every try has failed.
     failing_since: Option<Timestamp>,
-    /// Not to be tried before.
-    pause_until: Option<Timestamp>,
+    pause: Option<WritePause>,
     /// Why the last try failed.
     trouble: Option<String>,
+}
+
+/// Time in which the letters of a subscription are not written.
+#[derive(Clone, Copy)]
+struct WritePause {
+    begins: Timestamp,
+    ends: Timestamp,
+}
+
+impl WritePause {
+    /// A clock that was set back to before the pause began has ended it: nobody knows how long it would last.
+    fn holds_at(&self, now: Timestamp) -> bool {
+        self.begins <= now && now < self.ends
+    }
 }
 
 type Desks = FxHashMap<SubscriptionId, Desk>;
@@ -122,7 +135,7 @@ impl DeadLetters {
         let mut desks = self.desks();
         let desk = desks.entry(of).or_default();
         let since = desk.failing_since.map_or(now, |since| {
-            let expected = desk.pause_until.unwrap_or(now) + TRY_LASTS_MAX;
+            let expected = desk.pause.map_or(now, |pause| pause.ends) + TRY_LASTS_MAX;
             since + now.since(expected)
         });
         *desk.failing_since.insert(since.min(now))
@@ -132,7 +145,10 @@ impl DeadLetters {
     fn remember(&self, of: SubscriptionId, trouble: Delay) {
         let desk = Desk {
             failing_since: Some(trouble.since),
-            pause_until: Some(trouble.until),
+            pause: Some(WritePause {
+                begins: trouble.until - trouble.step,
+                ends: trouble.until,
+            }),
             ..Desk::default()
         };
         self.desks().insert(of, desk);
@@ -195,9 +211,9 @@ impl Engine {
         let all = self.log.letters_waiting();
         // Where nothing waits there is nothing to remember.
         let waits = |of: &SubscriptionId| all.binary_search_by_key(of, |one| one.of).is_ok();
-        self.dead_letters
-            .desks()
-            .retain(|of, desk| desk.writing || desk.pause_until > Some(now) || waits(of));
+        self.dead_letters.desks().retain(|of, desk| {
+            desk.writing || desk.pause.is_some_and(|pause| pause.holds_at(now)) || waits(of)
+        });
         for waiting in all {
             if !self.take_desk(&waiting, now) {
                 continue;
@@ -212,7 +228,9 @@ impl Engine {
     /// Whether letters of a subscription are due by `now` and nobody is writing them: then it is up to the caller.
     fn take_desk(&self, waiting: &LettersWaiting, now: Timestamp) -> bool {
         let mut desks = self.dead_letters.desks();
-        let take = self.letters_due(&desks, waiting).is_some_and(|due| due <= now);
+        let take = self
+            .letters_due(&desks, waiting, now)
+            .is_some_and(|due| due <= now);
         if take {
             desks.entry(waiting.of).or_default().writing = true;
         }
@@ -223,23 +241,25 @@ impl Engine {
     pub(crate) fn next_letters(&self, now: Timestamp) -> Option<Timestamp> {
         let waiting = self.log.letters_waiting();
         let desks = self.dead_letters.desks();
-        let due = waiting.iter().filter_map(|one| self.letters_due(&desks, one));
+        let due = waiting
+            .iter()
+            .filter_map(|one| self.letters_due(&desks, one, now));
         due.filter(|due| *due > now).min()
     }
 
     /// When the oldest letter of a subscription is to be written; none while that is being done, or while
     /// nothing is known about the subscription: it is about to go, and its letters with it.
-    fn letters_due(&self, desks: &Desks, waiting: &LettersWaiting) -> Option<Timestamp> {
+    fn letters_due(&self, desks: &Desks, waiting: &LettersWaiting, now: Timestamp) -> Option<Timestamp> {
         let desk = desks.get(&waiting.of);
         if desk.is_some_and(|desk| desk.writing) {
             return None;
         }
         let plan = self.dispatcher.outlet(waiting.of)?.plan()?;
         let due = waiting.oldest + plan.profile.dead_letter.delay;
-        Some(
-            desk.and_then(|desk| desk.pause_until)
-                .map_or(due, |pause| pause.max(due)),
-        )
+        let pause = desk
+            .and_then(|desk| desk.pause)
+            .filter(|pause| pause.holds_at(now));
+        Some(pause.map_or(due, |pause| pause.ends.max(due)))
     }
 
     /// Writes letters as they come due.
@@ -284,7 +304,10 @@ impl Engine {
                     let delay = plan.map_or(Duration::ZERO, |plan| plan.profile.dead_letter.delay);
                     let gather = delay / GATHER_PART;
                     let desk = Desk {
-                        pause_until: Some(now + gather),
+                        pause: Some(WritePause {
+                            begins: now,
+                            ends: now + gather,
+                        }),
                         ..Desk::default()
                     };
                     let before = desks.insert(of, desk);
@@ -299,7 +322,10 @@ impl Engine {
                     desk.writing = false;
                     let again = now + wait;
                     let until = give_up_at.map_or(again, |at| at.min(again).max(now));
-                    desk.pause_until = Some(until);
+                    desk.pause = Some(WritePause {
+                        begins: now,
+                        ends: until,
+                    });
                     if let Some(since) = desk.failing_since {
                         let delay = Delay {
                             cause: Outcome::SocketError,

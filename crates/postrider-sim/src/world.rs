@@ -531,6 +531,7 @@ impl<'a> World<'a> {
             return;
         }
         self.clock_sets += 1;
+        let before = self.clock.now();
         if self.chance.percent(50) {
             self.clock
                 .set_forward(Duration::from_secs(1 + self.chance.below(3 * 3600)));
@@ -538,7 +539,7 @@ impl<'a> World<'a> {
             self.clock
                 .set_back(Duration::from_secs(1 + self.chance.below(3600)));
         }
-        self.audit.clock_set();
+        self.audit.clock_set(before);
     }
 
     /// Lets time pass until nothing is left to do, or far too much of it has passed.

@@ -9,6 +9,8 @@
 
 #[path = "../../../postrider/src/bench/ports.rs"]
 mod ports;
+#[path = "../../../postrider/tests/it/signals.rs"]
+mod signals;
 mod nats;
 mod support;
 mod told;

@@ -1,5 +1,6 @@
 //! NATS servers as processes, each in a directory of its own.
 
+use crate::signals;
 use postrider_core::ids::Secret;
 use postrider_jetstream::{Auth, Connection, Settings};
 use std::io::{BufRead, BufReader};
@@ -118,18 +119,16 @@ impl Server {
         connect(&settings).await
     }
 
-    fn signal(&self, signal: &str) {
-        let id = self.running.as_ref().expect("it runs").id().to_string();
-        let sent = Command::new("kill").arg(signal).arg(id).status();
-        assert!(sent.expect("kill runs").success());
+    fn child(&self) -> &Child {
+        self.running.as_ref().expect("the server runs")
     }
 
     pub fn pause(&self) {
-        self.signal("-STOP");
+        signals::hold(self.child());
     }
 
     pub fn resume(&self) {
-        self.signal("-CONT");
+        signals::go_on(self.child());
     }
 
     /// As if the machine had gone, but for what the operating system has taken over.

@@ -96,12 +96,13 @@ impl Letters {
         }
     }
 
-    /// What the clock shows decides when a letter is given up.
-    pub fn clock_set(&mut self, now: Timestamp) {
+    /// What the clock shows decides when a letter is given up. How long the store has been there again is
+    /// counted in time that passed.
+    pub fn clock_set(&mut self, before: Timestamp, now: Timestamp) {
         if let Some((since, until)) = &mut self.away {
             *since = (*since).min(now);
             if let Some(until) = until {
-                *until = (*until).min(now);
+                *until = now - before.since(*until);
             }
         }
     }

@@ -454,13 +454,13 @@ impl Audit {
         there.for_each(|(_, own)| own.admit_again(now));
     }
 
-    /// The clock was set.
-    pub fn clock_set(&self) {
+    /// The clock was set; `before` is what it showed last.
+    pub fn clock_set(&self, before: Timestamp) {
         let elapsed = (self.elapsed)();
         let mut books = self.books();
         books.sets += 1;
         let now = self.clock.now();
-        books.letters.clock_set(now);
+        books.letters.clock_set(before, now);
         books.note(now, || "the clock was set".into());
         books.era += 1;
         books.disturbed = Some(elapsed);

@@ -7,7 +7,8 @@ use crate::dead_letters::{assert_path, begin_at, dead_letter_to, letter_counts, 
 use crate::lab::Lab;
 use crate::receiver::{Receiver, Reply};
 use crate::server::{EDGE_VERSION, Setup, event};
-use crate::{ports, wait};
+use crate::{ports, signals, wait};
+use rustix::process::Signal;
 use serde_json::{Value, json};
 use std::io::{BufRead, BufReader};
 use std::path::PathBuf;
@@ -74,11 +75,7 @@ impl Azurite {
     /// Lets it write down what it has.
     pub fn stop(&mut self) {
         let mut child = self.running.take().expect("it is running");
-        let sent = Command::new("kill")
-            .arg("-TERM")
-            .arg(child.id().to_string())
-            .status();
-        assert!(sent.expect("kill can be run").success());
+        signals::send(&child, Signal::TERM);
         wait::until("azurite ends", || {
             child.try_wait().expect("a child can be waited for")
         });

@@ -3,7 +3,8 @@
 use crate::lab::UNANSWERED;
 use crate::receiver::{Receiver, Reply};
 use crate::server::{Server, Setup, event};
-use crate::wait;
+use crate::{signals, wait};
+use rustix::process::Signal;
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader, Read};
@@ -116,14 +117,6 @@ impl Listener {
         self.out()
     }
 
-    fn signal(&self, signal: &str) {
-        let sent = Command::new("kill")
-            .arg(signal)
-            .arg(self.child.id().to_string())
-            .status();
-        assert!(sent.expect("kill can be run").success());
-    }
-
     /// Waits until it has ended, and all it said was read.
     #[track_caller]
     fn ended(&mut self) -> ExitStatus {
@@ -181,7 +174,7 @@ fn events_are_printed_while_somebody_listens() {
     assert!(line.ends_with(expected) && !line.contains('\u{1b}'), "{line}");
     server.counted("/deliveries/delivered", 1);
 
-    listener.signal("-INT");
+    signals::send(&listener.child, Signal::INT);
     assert_eq!(listener.ended().code(), Some(0));
     assert!(listener.err().ends_with("1 event came"), "{}", listener.err());
     wait::until("the subscription has gone", || {
@@ -346,7 +339,7 @@ fn a_listener_that_is_killed_leaves_nothing_behind() {
     server.put_topic("orders");
     let listener = Listener::start(&server, &["--topic", "orders"]);
     assert_eq!(subscriptions(&server).len(), 1);
-    listener.signal("-KILL");
+    signals::send(&listener.child, Signal::KILL);
     wait::until("the subscription has gone", || {
         subscriptions(&server).is_empty().then_some(())
     });
@@ -408,7 +401,7 @@ fn a_slow_reader_slows_only_itself() {
     let receiver = Receiver::start();
     server.subscribe("orders", "quick", &receiver.url("/"), Value::Null);
     let listener = Listener::start(&server, &["--topic", "orders", "--output", "json"]);
-    listener.signal("-STOP");
+    signals::hold(&listener.child);
     // More than sockets and queues between the two can hold.
     let ids: BTreeSet<String> = (0..200).map(|n| format!("e{n}")).collect();
     for id in &ids {
@@ -418,7 +411,7 @@ fn a_slow_reader_slows_only_itself() {
     }
     assert_eq!(receiver.all_of(&ids), ids);
     assert!(listener.out().len() < ids.len());
-    listener.signal("-CONT");
+    signals::go_on(&listener.child);
     let lines = listener.prints(ids.len());
     let came: BTreeSet<String> = lines
         .iter()
@@ -435,7 +428,7 @@ fn an_answer_that_does_not_come_in_time_is_that_of_a_slow_webhook() {
     let server = Setup::test_clock("").profile("cloud-2021").start();
     server.put_topic("orders");
     let listener = Listener::start(&server, &["--topic", "orders"]);
-    listener.signal("-STOP");
+    signals::hold(&listener.child);
     server.publish("orders", &[event("e1")]);
     wait::until("the attempt is under way", || {
         let health = server.health();
@@ -448,7 +441,7 @@ fn an_answer_that_does_not_come_in_time_is_that_of_a_slow_webhook() {
         trace.contains("attempt 1: TimedOut").then_some(())
     });
     // Late, but not too late.
-    listener.signal("-CONT");
+    signals::go_on(&listener.child);
     assert!(listener.prints(1)[0].contains("e1"));
     server.counted("/deliveries/deliveredLate", 1);
     let (_, attempts) = server.advance(&json!({"by": "1h"}));

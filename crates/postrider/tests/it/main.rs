@@ -9,6 +9,7 @@ mod server;
 mod client;
 mod receiver;
 mod wait;
+mod signals;
 mod lab;
 
 mod quickstart;

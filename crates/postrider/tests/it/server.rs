@@ -1,7 +1,8 @@
 //! The program under test, as a child process in a directory of its own.
 
 use crate::client::{Answer, Connection, Headers};
-use crate::{ports, wait};
+use crate::{ports, signals, wait};
+use rustix::process::Signal;
 use serde_json::{Value, json};
 use std::io::{BufRead, BufReader};
 use std::net::SocketAddr;
@@ -281,30 +282,26 @@ impl Server {
 
     /// Asks it to stop, without waiting for it.
     pub fn terminate(&self) {
-        self.signal("-TERM");
+        signals::send(self.child(), Signal::TERM);
     }
 
     /// As the keyboard does it.
     pub fn interrupt(&self) {
-        self.signal("-INT");
+        signals::send(self.child(), Signal::INT);
     }
 
     /// It does nothing from now on, as if the machine had no time for it.
     pub fn hold(&self) {
-        self.signal("-STOP");
+        signals::hold(self.child());
     }
 
     pub fn go_on(&self) {
-        self.signal("-CONT");
+        signals::go_on(self.child());
     }
 
-    fn signal(&self, signal: &str) {
-        let (child, _) = self.running.as_ref().expect("it is running");
-        let sent = Command::new("kill")
-            .arg(signal)
-            .arg(child.id().to_string())
-            .status();
-        assert!(sent.expect("kill can be run").success());
+    fn child(&self) -> &Child {
+        let (child, _) = self.running.as_ref().expect("the server runs");
+        child
     }
 
     /// Waits until it has ended by itself.

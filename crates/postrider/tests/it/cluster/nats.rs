@@ -2,7 +2,7 @@
 
 use super::link::{Link, Roads, Weather};
 use crate::client::Connection;
-use crate::{ports, wait};
+use crate::{ports, signals, wait};
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -160,17 +160,15 @@ impl Nats {
     }
 
     pub fn hold(&self) {
-        self.signal("-STOP");
+        signals::hold(self.child());
     }
 
     pub fn go_on(&self) {
-        self.signal("-CONT");
+        signals::go_on(self.child());
     }
 
-    fn signal(&self, signal: &str) {
-        let id = self.running.as_ref().expect("it runs").id().to_string();
-        let sent = Command::new("kill").arg(signal).arg(id).status();
-        assert!(sent.expect("kill runs").success());
+    fn child(&self) -> &Child {
+        self.running.as_ref().expect("the server runs")
     }
 
     /// What its monitor answers.
