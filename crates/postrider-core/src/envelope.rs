@@ -6,7 +6,7 @@ use crate::subscription::{InputMapping, Mapped};
 use std::borrow::Cow;
 
 /// How the keys of filters and delivery attributes address a custom event.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum KeyStyle {
     /// `data.<path>`, and the mapped envelope by its Event Grid names.
     #[default]
@@ -229,7 +229,7 @@ impl<'a> Field<'a> {
 
 /// Follows a dot path, each dot one object level; names compare exactly first, then without case.
 pub fn path<'a>(object: Raw<'a>, path: &str) -> Option<Raw<'a>> {
-    path.split('.').try_fold(object, |at, name| at.get_any_case(name))
+    object.follow(path)
 }
 
 #[cfg(test)]

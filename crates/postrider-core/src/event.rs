@@ -26,6 +26,8 @@ pub struct Batch {
     pub trace: Option<Box<str>>,
     /// How many times it was replayed; 0 for what a publisher sent.
     pub replay: u32,
+    /// How many deliveries by servers like this one led here; 0 for what a publisher sent.
+    pub hops: u32,
     /// The JSON text of all events, as it came (a CloudEvent in binary mode is put together here).
     pub body: Bytes,
     pub events: Vec<EventRef>,

@@ -235,12 +235,15 @@ impl Filter {
         input: &mut FilterInput<'a>,
     ) -> Result<Option<Mismatch>, FilterBudgetExceeded> {
         if let Some(types) = self.types() {
-            let found = input.event_type();
-            if !found.is_some_and(|found| types.iter().any(|t| same(found, t))) {
+            let (found, budget) = input.event_type();
+            let Some(found) = found else {
+                return Ok(Some(Mismatch::EventType));
+            };
+            if !any_hit(found, types, budget, same)? {
                 return Ok(Some(Mismatch::EventType));
             }
         }
-        if let Some(mismatch) = self.subject_mismatch(input) {
+        if let Some(mismatch) = self.subject_mismatch(input)? {
             return Ok(Some(mismatch));
         }
         for (index, filter) in self.advanced.iter().enumerate() {
@@ -278,23 +281,27 @@ impl Filter {
         }
     }
 
-    fn subject_mismatch(&self, input: &FilterInput<'_>) -> Option<Mismatch> {
+    fn subject_mismatch(
+        &self,
+        input: &mut FilterInput<'_>,
+    ) -> Result<Option<Mismatch>, FilterBudgetExceeded> {
         let prefix = self.subject_begins_with.as_deref().unwrap_or_default();
         let suffix = self.subject_ends_with.as_deref().unwrap_or_default();
         if prefix.is_empty() && suffix.is_empty() {
-            return None;
+            return Ok(None);
         }
-        let subject = input.subject();
+        let (subject, budget) = input.subject();
+        budget.spend(comparison_bytes(subject, prefix) + comparison_bytes(subject, suffix))?;
         let (begins, ends) = if self.subject_case_sensitive {
             (subject.starts_with(prefix), subject.ends_with(suffix))
         } else {
             (begins_with(subject, prefix), ends_with(subject, suffix))
         };
-        match (begins, ends) {
+        Ok(match (begins, ends) {
             (false, _) => Some(Mismatch::SubjectPrefix),
             (true, false) => Some(Mismatch::SubjectSuffix),
             (true, true) => None,
-        }
+        })
     }
 }
 
@@ -429,7 +436,7 @@ fn order_hits(
     })
 }
 
-/// For comparisons that take no longer than the operands are long.
+/// For comparisons that end with the shorter of text and operand at the latest.
 fn string_hits(
     known: &KnownField<'_>,
     operands: &[String],
@@ -439,8 +446,28 @@ fn string_hits(
     let Some(text) = known.text(budget)? else {
         return Ok(None);
     };
-    budget.spend(operands.len())?;
-    Ok(Some(operands.iter().any(|operand| is_hit(text, operand))))
+    any_hit(text, operands, budget, is_hit).map(Some)
+}
+
+/// Whether one of the operands is a hit, charged for the comparisons that were made.
+fn any_hit(
+    text: &str,
+    operands: &[String],
+    budget: &mut FilterBudget,
+    is_hit: fn(&str, &str) -> bool,
+) -> Result<bool, FilterBudgetExceeded> {
+    let mut bytes = 0;
+    let hit = operands.iter().any(|operand| {
+        bytes += comparison_bytes(text, operand);
+        is_hit(text, operand)
+    });
+    budget.spend(bytes)?;
+    Ok(hit)
+}
+
+/// The charge of a comparison, which ends with the shorter of the two texts at the latest.
+fn comparison_bytes(text: &str, operand: &str) -> usize {
+    1 + text.len().min(operand.len())
 }
 
 fn contains_hits(
@@ -915,6 +942,56 @@ mod tests {
         let numbers = advanced("data.n", Test::NumberIn(ns(&["2"; 25])), true);
         let mut input = FilterInput::new(&envelope, "/the/topic", FilterBudget::bytes(110_000));
         assert_eq!(numbers.first_mismatch(&mut input), Err(FilterBudgetExceeded));
+    }
+
+    // 500 types of 512 characters in each subscription were compared with the event's for nothing.
+    #[test]
+    fn comparisons_of_types_subjects_and_strings_are_charged_by_their_length() {
+        let long = "\u{e9}".repeat(500);
+        let event = format!(r#"{{"eventType":"{long}","subject":"{long}","data":{{"v":"{long}"}}}}"#);
+        let envelope = Envelope::read(Schema::EventGrid, Raw::parse(&event).unwrap(), None);
+        let operands: Vec<String> = (0..25).map(|n| format!("{long}{n}")).collect();
+        let work = 25 * long.len() as u64;
+        let check = |filter: Filter, work: u64| {
+            let mismatch = |budget: u64| {
+                let mut input = FilterInput::new(&envelope, "/the/topic", FilterBudget::bytes(budget));
+                filter.first_mismatch(&mut input)
+            };
+            assert_eq!(mismatch(work - 1), Err(FilterBudgetExceeded), "{filter:?}");
+            assert!(matches!(mismatch(work * 2), Ok(Some(_))), "{filter:?}");
+        };
+        let types = Filter {
+            included_event_types: Some(operands.clone()),
+            ..Filter::default()
+        };
+        check(types, work);
+        let subject = Filter {
+            subject_begins_with: Some(operands[0].clone()),
+            subject_ends_with: Some(operands[0].clone()),
+            ..Filter::default()
+        };
+        check(subject, 2 * long.len() as u64);
+        for test in [Test::StringIn, Test::StringBeginsWith, Test::StringEndsWith] {
+            check(advanced("data.v", test(operands.clone()), false), work);
+        }
+    }
+
+    // They were searched one by one, for each filter of each subscription.
+    #[test]
+    fn many_fields_are_found_by_their_keys() {
+        let members: Vec<String> = (0..100).map(|n| format!(r#""k{n}":{n}"#)).collect();
+        let event = format!(r#"{{"data":{{{}}}}}"#, members.join(","));
+        let envelope = Envelope::read(Schema::EventGrid, Raw::parse(&event).unwrap(), None);
+        let mut input = FilterInput::new(&envelope, "/the/topic", FilterBudget::UNLIMITED);
+        let keys: Vec<String> = (0..100).map(|n| format!("data.k{n}")).collect();
+        for _ in 0..2 {
+            for (n, key) in keys.iter().enumerate() {
+                let (field, _) = input.field(key, KeyStyle::Cloud).unwrap();
+                let found = field.field.and_then(Field::raw).map(Raw::text);
+                assert_eq!(found, Some(n.to_string().as_str()));
+            }
+        }
+        assert_eq!(input.known_fields(), (100, 100));
     }
 
     fn word() -> impl Strategy<Value = String> {

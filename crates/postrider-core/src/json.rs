@@ -131,6 +131,12 @@ impl<'a> Raw<'a> {
         }
         found
     }
+
+    /// Follows a dot path, each dot one object level, as [`Raw::get_any_case`] finds each member. Reads
+    /// the text once, however deep the path is and whatever the cases of its names.
+    pub fn follow(self, path: &str) -> Option<Raw<'a>> {
+        Scanner::new(self.0).follow(Some(path), true).ok().flatten()
+    }
 }
 
 /// One member of an object.
@@ -143,8 +149,13 @@ pub struct Member<'a> {
 
 impl Member<'_> {
     pub fn is(&self, name: &str) -> bool {
-        self.name == name || (self.name.contains('\\') && unescape(self.name) == name)
+        is_name(self.name, name)
     }
+}
+
+/// Whether a member's name, as written between the quotes, stands for `name`.
+fn is_name(written: &str, name: &str) -> bool {
+    written == name || (written.contains('\\') && unescape(written) == name)
 }
 
 pub struct Members<'a> {
@@ -313,8 +324,43 @@ impl<'a> Scanner<'a> {
         Ok(Raw(&self.text[start..self.at]))
     }
 
+    /// Takes a value and finds what the path leads to inside; the value itself without a path. With
+    /// `may_stop` the scanner may stop inside the value, once the answer is known.
+    fn follow(&mut self, path: Option<&str>, may_stop: bool) -> Result<Option<Raw<'a>>, Error> {
+        let Some(path) = path else {
+            return self.value().map(Some);
+        };
+        if self.peek() != Some(b'{') {
+            self.value()?;
+            return Ok(None);
+        }
+        let (name, rest) = match path.split_once('.') {
+            Some((name, rest)) => (name, Some(rest)),
+            None => (path, None),
+        };
+        self.open(b'{')?;
+        let (mut first, mut exact, mut found) = (true, false, None);
+        while let Some(written) = self.next_name(&mut first)? {
+            if !exact && is_name(written, name) {
+                let value = self.follow(rest, may_stop)?;
+                if may_stop {
+                    return Ok(value);
+                }
+                (exact, found) = (true, Some(value));
+            } else if found.is_none() && unescape(written).eq_ignore_ascii_case(name) {
+                // An exact match may still come, so that what is behind this value is needed.
+                found = Some(self.follow(rest, false)?);
+            } else {
+                self.value()?;
+            }
+        }
+        Ok(found.flatten())
+    }
+
     /// Takes a string and returns what is between the quotes.
     fn string(&mut self) -> Result<&'a str, Error> {
+        #[cfg(test)]
+        tests::STRINGS_READ.with(|count| count.set(count.get() + 1));
         let bytes = self.text.as_bytes();
         if bytes.get(self.at) != Some(&b'"') {
             return self.fail("expected a string");
@@ -512,6 +558,12 @@ pub fn write_string(text: &str, out: &mut Vec<u8>) {
 mod tests {
     use super::*;
     use proptest::prelude::*;
+    use std::cell::Cell;
+
+    thread_local! {
+        /// Strings that scanners have read, as a measure of their work.
+        pub static STRINGS_READ: Cell<usize> = const { Cell::new(0) };
+    }
 
     #[test]
     fn accepts_and_refuses_what_serde_json_does() {
@@ -585,6 +637,46 @@ mod tests {
         let c = raw.get_any_case("b").unwrap().get("c").unwrap();
         let elements: Vec<&str> = c.elements().map(Raw::text).collect();
         assert_eq!(elements, ["1", "\"x\"", "null"]);
+    }
+
+    // Reading the rest of the text anew at each level took a hundred times as long for a hundred levels.
+    #[test]
+    fn a_path_is_followed_in_one_pass() {
+        const LEVELS: usize = 100;
+        let leaves = r#","x":1"#.repeat(100);
+        for (name, in_path) in [("a", "a"), ("A", "a")] {
+            let text = format!(r#"{{"{name}":"#).repeat(LEVELS) + "7" + &format!("{leaves}}}").repeat(LEVELS);
+            let raw = Raw::parse(&text).unwrap();
+            let path = vec![in_path; LEVELS].join(".");
+            let strings = text.matches(':').count();
+            let before = STRINGS_READ.get();
+            assert_eq!(raw.follow(&path).unwrap().text(), "7");
+            assert_eq!(raw.follow(&format!("{path}.b")), None);
+            assert!(STRINGS_READ.get() - before <= 2 * strings, "{name}");
+        }
+    }
+
+    fn nested() -> impl Strategy<Value = String> {
+        let leaf = prop_oneof![
+            Just("1".to_owned()),
+            Just("null".to_owned()),
+            Just("[{}]".to_owned())
+        ];
+        leaf.prop_recursive(5, 60, 4, |inner| {
+            prop::collection::vec(("[aAbB]|\\\\u0061|", inner), 0..4).prop_map(|members| {
+                let members = members.iter().map(|(name, value)| format!(r#""{name}":{value}"#));
+                format!("{{{}}}", members.collect::<Vec<_>>().join(","))
+            })
+        })
+    }
+
+    proptest! {
+        #[test]
+        fn a_path_leads_where_its_names_lead_one_by_one(text in nested(), path in "[aAbB](\\.[aAbB]?){0,4}") {
+            let raw = Raw::parse(&text).unwrap();
+            let expected = path.split('.').try_fold(raw, |at, name| at.get_any_case(name));
+            prop_assert_eq!(raw.follow(&path), expected);
+        }
     }
 
     fn any_json() -> impl Strategy<Value = serde_json::Value> {

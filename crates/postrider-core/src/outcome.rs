@@ -23,10 +23,12 @@ pub enum Outcome {
     Forbidden,
     InvalidAzureFunctionDestination,
     GenericError,
+    /// The proxy on the way failed: nothing is known of the endpoint.
+    ProxyError,
 }
 
 impl Outcome {
-    pub const ALL: [Outcome; 18] = [
+    pub const ALL: [Outcome; 19] = [
         Outcome::Success,
         Outcome::NotFound,
         Outcome::Disabled,
@@ -45,6 +47,7 @@ impl Outcome {
         Outcome::Forbidden,
         Outcome::InvalidAzureFunctionDestination,
         Outcome::GenericError,
+        Outcome::ProxyError,
     ];
 
     pub fn name(self) -> &'static str {
@@ -67,6 +70,7 @@ impl Outcome {
             Outcome::Forbidden => "Forbidden",
             Outcome::InvalidAzureFunctionDestination => "InvalidAzureFunctionDestination",
             Outcome::GenericError => "GenericError",
+            Outcome::ProxyError => "ProxyError",
         }
     }
 

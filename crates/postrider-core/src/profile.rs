@@ -1,6 +1,7 @@
 //! Profiles: what each document says about delivery and retry, as data. One engine reads them.
 
 use crate::probation::Probation;
+use crate::subscription::Origin;
 use std::time::Duration;
 
 /// What kind of place a destination is; documents treat webhooks and Azure resources differently.
@@ -21,6 +22,37 @@ pub enum StatusRule {
     /// Never retry when the subscription has a dead-letter destination; otherwise retry, not sooner
     /// than this.
     FinalIfDeadLettered(Duration),
+}
+
+impl StatusRule {
+    /// The least wait, if there is a retry.
+    pub fn floor(self) -> Option<Duration> {
+        match self {
+            StatusRule::RetryAfter(floor) | StatusRule::FinalIfDeadLettered(floor) => Some(floor),
+            StatusRule::Final => None,
+        }
+    }
+
+    /// The same rule with another least wait, where it has one.
+    pub fn with_floor(self, change: impl FnOnce(Duration) -> Duration) -> StatusRule {
+        match self {
+            StatusRule::RetryAfter(floor) => StatusRule::RetryAfter(change(floor)),
+            StatusRule::FinalIfDeadLettered(floor) => StatusRule::FinalIfDeadLettered(change(floor)),
+            StatusRule::Final => StatusRule::Final,
+        }
+    }
+}
+
+/// A least wait that is longer than waits of the schedule.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OverrulingFloor {
+    /// The status that it follows; none: any that is not listed, and no answer at all.
+    pub status: Option<u16>,
+    /// The kinds of endpoint for which it holds.
+    pub kinds: Vec<EndpointKind>,
+    pub floor: Duration,
+    /// The waits of the schedule that are shorter, in order.
+    pub waits: Vec<Duration>,
 }
 
 /// One line of a profile's table of statuses.
@@ -57,11 +89,17 @@ pub struct Profile {
     pub about: &'static str,
     /// Waits after the first failure, the second, and so on; the last one repeats.
     pub schedule: &'static [Duration],
+    /// How long to wait for the answer to a request of a subscription without batches.
     pub response_timeout: Duration,
+    /// The same for a subscription whose requests may hold several events.
+    pub batch_response_timeout: Duration,
     /// A timed-out attempt may still succeed until this long after it was sent; none: it may not.
     pub late_window: Option<Duration>,
     pub success: &'static [u16],
     pub statuses: &'static [StatusLine],
+    /// A request with several events that is answered so is sent again in halves: each event may be well without
+    /// its neighbours. That is the same attempt going on.
+    pub split_batches_on: &'static [u16],
     /// The least wait after any other failure, a timed-out or broken attempt included.
     pub other_floor: Duration,
     /// Each wait is lengthened by at most this share of itself, so that many events do not come at once.
@@ -134,15 +172,24 @@ const DEAD_LETTER: DeadLetterTiming = DeadLetterTiming {
     give_up_after: hours(4),
 };
 
-/// The newest cloud document, 2021-07: the default.
+/// The document of 2018 sends a 400 or a 413 "immediately" and names no delay for anything else either. Nor does it
+/// say how long an unavailable store is tried: that is as in the later ones.
+const DEAD_LETTER_2018: DeadLetterTiming = DeadLetterTiming {
+    delay: Duration::ZERO,
+    ..DEAD_LETTER
+};
+
+/// The newest cloud document, 2021-07: the default. Its section on batches gives subscribers a minute for one.
 pub static CLOUD_2021: Profile = Profile {
     name: "cloud-2021",
     about: "the cloud service as documented in July 2021",
     schedule: SCHEDULE_2021,
     response_timeout: secs(30),
+    batch_response_timeout: secs(60),
     late_window: Some(mins(3)),
     success: &[200, 201, 202, 203, 204],
     statuses: STATUSES_2021,
+    split_batches_on: &[413],
     other_floor: secs(10),
     jitter_percent: JITTER_PERCENT,
     attempts_max: 30,
@@ -167,16 +214,18 @@ pub static CLOUD_2018: Profile = Profile {
     about: "the cloud service as documented in September 2018",
     schedule: HOURLY,
     response_timeout: secs(60),
+    batch_response_timeout: secs(60),
     late_window: None,
     success: &[200, 202],
     statuses: STATUSES_2018,
+    split_batches_on: &[413],
     other_floor: Duration::ZERO,
     jitter_percent: JITTER_PERCENT,
     attempts_max: 30,
     time_to_live: hours(24),
     time_to_live_rule: TimeToLiveRule::WhenDue,
     probation: None,
-    dead_letter: DEAD_LETTER,
+    dead_letter: DEAD_LETTER_2018,
     validation_window: mins(5),
 };
 
@@ -186,7 +235,9 @@ pub static CLOUD_2019: Profile = Profile {
     name: "cloud-2019",
     about: "the cloud service as documented in May 2019",
     response_timeout: secs(30),
+    batch_response_timeout: secs(30),
     late_window: Some(mins(3)),
+    dead_letter: DEAD_LETTER,
     ..CLOUD_2018
 };
 
@@ -229,10 +280,12 @@ const STATUSES_CURRENT: &[StatusLine] = &[
     both(503, StatusRule::RetryAfter(secs(30))),
 ];
 
-/// As 2021, but a webhook's 404 is retried.
+/// As 2021, but a webhook's 404 is retried, and a batch is to be answered as soon as a single event.
 pub static CLOUD_CURRENT: Profile = Profile {
     name: "cloud-current",
-    about: "as cloud-2021, but a webhook's 404 is retried",
+    about: "as cloud-2021, but a webhook's 404 is retried and a batch has 30 seconds",
+    response_timeout: secs(30),
+    batch_response_timeout: secs(30),
     statuses: STATUSES_CURRENT,
     validation_window: mins(10),
     ..CLOUD_2021
@@ -244,9 +297,11 @@ pub static EDGE: Profile = Profile {
     about: "the Event Grid module for IoT Edge",
     schedule: &[mins(1), mins(10)],
     response_timeout: secs(60),
+    batch_response_timeout: secs(60),
     late_window: None,
     success: &[200, 201, 202, 203, 204],
     statuses: &[],
+    split_batches_on: &[413],
     other_floor: Duration::ZERO,
     jitter_percent: 0,
     attempts_max: 30,
@@ -271,6 +326,8 @@ static STANDARD: [&Profile; 6] = [
 pub struct Profiles {
     all: Vec<&'static Profile>,
     default: &'static Profile,
+    /// Takes the default's place for subscriptions made through the edge API.
+    edge_default: Option<&'static Profile>,
 }
 
 impl Default for Profiles {
@@ -279,6 +336,7 @@ impl Default for Profiles {
         Profiles {
             all: STANDARD.to_vec(),
             default: &CLOUD_2021,
+            edge_default: None,
         }
     }
 }
@@ -308,9 +366,25 @@ impl Profiles {
         self.all.iter().copied().find(|profile| profile.name == name)
     }
 
+    /// Sets the profile of subscriptions that were made through the edge API and name none, nor does their topic.
+    /// The profile lives as long as the process.
+    pub fn set_edge_default(&mut self, profile: Profile) {
+        self.edge_default = Some(Box::leak(Box::new(profile)));
+    }
+
     /// The one that holds where none is named.
     pub fn fallback(&self) -> &'static Profile {
         self.default
+    }
+
+    /// The profile in force for a subscription of this origin, if this name is given for it or its topic.
+    pub fn in_force(&self, named: Option<&str>, origin: Origin) -> &'static Profile {
+        let named = named.and_then(|name| self.named(name));
+        let default = match (origin, self.edge_default) {
+            (Origin::Edge, Some(edge_default)) => edge_default,
+            _ => self.default,
+        };
+        named.unwrap_or(default)
     }
 
     pub fn iter(&self) -> impl Iterator<Item = &'static Profile> {
@@ -319,8 +393,23 @@ impl Profiles {
 }
 
 impl Profile {
+    /// How long to wait for an answer, if requests hold at most so many events.
+    pub fn response_wait(&self, events_max: usize) -> Duration {
+        match events_max {
+            0 | 1 => self.response_timeout,
+            _ => self.batch_response_timeout,
+        }
+    }
+
     pub fn is_success(&self, status: u16) -> bool {
         self.success.contains(&status)
+    }
+
+    /// Whether a request with so many events that was answered so is sent again in halves. It says nothing of any
+    /// one of them yet; only the answer to a single event does.
+    pub fn splits(&self, status: Option<u16>, events: usize) -> bool {
+        let refused = status.is_some_and(|status| self.split_batches_on.contains(&status));
+        events > 1 && refused
     }
 
     /// What follows from a failure with this status (none: no answer at all).
@@ -342,6 +431,35 @@ impl Profile {
             at = at.saturating_add(self.step(attempt).max(self.other_floor));
             this
         })
+    }
+
+    /// Floors that are longer than waits of the schedule, each with those waits: then the floor holds.
+    pub fn overruling_floors(&self) -> Vec<OverrulingFloor> {
+        let of_line = |line: &StatusLine| {
+            [EndpointKind::WebHook, EndpointKind::AzureResource].map(|kind| (Some(line.status), kind))
+        };
+        let others = [(None, EndpointKind::WebHook), (None, EndpointKind::AzureResource)];
+        let mut found: Vec<OverrulingFloor> = Vec::new();
+        for (status, kind) in self.statuses.iter().flat_map(of_line).chain(others) {
+            let Some(floor) = self.rule(status, kind).floor() else {
+                continue;
+            };
+            let shorter = |wait: &Duration| *wait < floor;
+            let waits: Vec<Duration> = self.schedule.iter().copied().filter(shorter).collect();
+            if waits.is_empty() {
+                continue;
+            }
+            match found.last_mut() {
+                Some(last) if (last.status, last.floor) == (status, floor) => last.kinds.push(kind),
+                _ => found.push(OverrulingFloor {
+                    status,
+                    kinds: vec![kind],
+                    floor,
+                    waits,
+                }),
+            }
+        }
+        found
     }
 
     /// The wait after the failure of attempt number `attempt` (the first is 1), before floors.
@@ -377,6 +495,85 @@ mod tests {
                 0, 60, 660, 1260, 1860, 2460, 3060, 3660, 4260, 4860, 5460, 6060, 6660
             ]
         );
+    }
+
+    #[test]
+    fn dead_letters_wait_as_the_documents_say() {
+        for profile in STANDARD {
+            let delay = if profile.name == "cloud-2018" { 0 } else { 300 };
+            let expected = DeadLetterTiming {
+                delay: secs(delay),
+                give_up_after: hours(4),
+            };
+            assert_eq!(profile.dead_letter, expected, "{}", profile.name);
+        }
+    }
+
+    #[test]
+    fn a_batch_has_a_minute_in_2021_and_no_more_than_a_single_event_elsewhere() {
+        for profile in STANDARD {
+            let batch = match profile.name {
+                "cloud-2021" => secs(60),
+                _ => profile.response_timeout,
+            };
+            assert_eq!(profile.response_wait(10), batch, "{}", profile.name);
+            assert_eq!(
+                profile.response_wait(1),
+                profile.response_timeout,
+                "{}",
+                profile.name
+            );
+        }
+    }
+
+    #[test]
+    fn only_a_batch_that_is_too_large_is_split() {
+        let lenient = Profile {
+            split_batches_on: &[400, 413],
+            ..CLOUD_2021
+        };
+        for profile in STANDARD {
+            assert!(profile.splits(Some(413), 2), "{}", profile.name);
+            assert!(!profile.splits(Some(413), 1) && !profile.splits(Some(400), 9));
+            assert!(!profile.splits(None, 9) && !profile.splits(Some(500), 9));
+        }
+        assert!(lenient.splits(Some(400), 2) && !lenient.splits(Some(400), 1));
+    }
+
+    #[test]
+    fn floors_that_overrule_the_schedule_are_found() {
+        let check = |profile: &Profile, expected: &[(Option<u16>, usize, u64, &[u64])]| {
+            let found: Vec<_> = profile
+                .overruling_floors()
+                .into_iter()
+                .map(|one| {
+                    let waits: Vec<u64> = one.waits.iter().map(Duration::as_secs).collect();
+                    (one.status, one.kinds.len(), one.floor.as_secs(), waits)
+                })
+                .collect();
+            let expected: Vec<_> = expected
+                .iter()
+                .map(|(status, kinds, floor, waits)| (*status, *kinds, *floor, waits.to_vec()))
+                .collect();
+            assert_eq!(found, expected);
+        };
+        check(
+            &CLOUD_2021,
+            &[
+                (Some(401), 1, 300, &[10, 30, 60]),
+                (Some(404), 1, 300, &[10, 30, 60]),
+                (Some(408), 2, 120, &[10, 30, 60]),
+                (Some(503), 2, 30, &[10]),
+            ],
+        );
+        check(&CLOUD_2018, &[]);
+        check(&EDGE, &[]);
+        let impatient = Profile {
+            schedule: const { &[secs(5), secs(30)] },
+            statuses: &[],
+            ..CLOUD_2021
+        };
+        check(&impatient, &[(None, 2, 10, &[5])]);
     }
 
     #[test]

@@ -449,6 +449,7 @@ mod tests {
             publisher: "Key".into(),
             trace: None,
             replay: 0,
+            hops: 0,
             body: body.into(),
             events: vec![found],
             matched: vec![Box::new([])],

@@ -55,10 +55,12 @@ pub enum Reason {
     DeadLetterUnavailable,
     /// A dead letter whose subscription no longer says where to.
     DeadLetterHomeless,
+    /// Deliveries by servers led back to a server so often that it must be a loop. Never a dead letter.
+    TooManyHops,
 }
 
 impl Reason {
-    pub const ALL: [Reason; 9] = [
+    pub const ALL: [Reason; 10] = [
         Reason::AttemptsExhausted,
         Reason::TimeToLiveExceeded,
         Reason::BadRequest,
@@ -68,6 +70,7 @@ impl Reason {
         Reason::SubscriptionExpired,
         Reason::DeadLetterUnavailable,
         Reason::DeadLetterHomeless,
+        Reason::TooManyHops,
     ];
 
     /// The spelling in dead letters, metrics and logs.
@@ -82,6 +85,7 @@ impl Reason {
             Reason::SubscriptionExpired => "SubscriptionExpired",
             Reason::DeadLetterUnavailable => "DeadLetterDestinationUnavailable",
             Reason::DeadLetterHomeless => "DeadLetterDestinationRemoved",
+            Reason::TooManyHops => "TooManyHops",
         }
     }
 
@@ -127,6 +131,11 @@ impl RetryPolicy {
         if attempt.outcome == Outcome::Success {
             return Next::Done;
         }
+        // Before the status: the documents' samples give this reason for a webhook's 404, which is final, with a
+        // single attempt allowed.
+        if attempt.number >= self.attempts_max {
+            return self.give_up(Reason::AttemptsExhausted);
+        }
         let floor = match profile.rule(attempt.status, kind) {
             StatusRule::RetryAfter(floor) => floor,
             StatusRule::FinalIfDeadLettered(floor) if !self.dead_letter => floor,
@@ -137,9 +146,6 @@ impl RetryPolicy {
                 });
             }
         };
-        if attempt.number >= self.attempts_max {
-            return self.give_up(Reason::AttemptsExhausted);
-        }
         let step = jittered(profile.step(attempt.number), profile.jitter_percent, chance);
         let due = now + step.max(floor);
         // A receiver may ask us to slow down, never to hurry up, and never past the end of the event's time:
@@ -266,11 +272,30 @@ mod tests {
 
     #[test]
     fn the_last_attempt_is_the_last() {
-        assert_eq!(
-            decide(answered(30, 500), true),
-            Next::DeadLetter(Reason::AttemptsExhausted)
-        );
         assert!(matches!(decide(answered(29, 500), true), Next::RetryAt(_)));
+        // Whatever the status: it was the last attempt in any case.
+        for status in [400, 401, 403, 404, 413, 500, 503] {
+            for attempts_max in [1, 30] {
+                let check = |dead_letter, expected| {
+                    let policy = RetryPolicy {
+                        attempts_max,
+                        ..policy(dead_letter)
+                    };
+                    let attempt = answered(attempts_max, status);
+                    let next = policy.next(&CLOUD_2021, EndpointKind::WebHook, attempt, NOW, NOW, 0.0);
+                    assert_eq!(next, expected, "{status}, attempt {attempts_max}");
+                };
+                check(true, Next::DeadLetter(Reason::AttemptsExhausted));
+                check(false, Next::Drop(Reason::AttemptsExhausted));
+            }
+        }
+        let single = RetryPolicy {
+            attempts_max: 1,
+            ..policy(true)
+        };
+        let answer = answered(1, 200);
+        let next = single.next(&CLOUD_2021, EndpointKind::WebHook, answer, NOW, NOW, 0.0);
+        assert_eq!(next, Next::Done);
     }
 
     #[test]

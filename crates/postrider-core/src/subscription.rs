@@ -29,9 +29,17 @@ pub struct Topic {
     pub created: Timestamp,
     /// Properties that only an API echoes (identity, sku, …), as the text of a JSON object.
     pub extras: Option<String>,
+    /// Whether the edge API reaches the topic. `None`: stored by a version that did not record it; the edge API
+    /// does not reach such a topic until it is known (see `postrider_api::edge::adopt_earlier_topics`).
+    pub edge: Option<bool>,
 }
 
 impl Topic {
+    /// Whether the edge API reaches the topic: made through it, or declared with `edge = true`.
+    pub fn is_edge(&self) -> bool {
+        self.edge == Some(true)
+    }
+
     /// A custom topic of which nothing else is said.
     pub fn custom(id: TopicId, name: impl Into<String>, keys: [Secret; 2]) -> Topic {
         Topic {
@@ -50,6 +58,7 @@ impl Topic {
             profile: None,
             created: Timestamp::MIN,
             extras: None,
+            edge: None,
         }
     }
 }
@@ -284,6 +293,80 @@ impl WebHook {
 pub struct Batching {
     pub events_max: Option<u32>,
     pub preferred_kilobytes: Option<u32>,
+}
+
+/// Limits of one delivery request. The size is soft: a larger event goes alone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BatchLimits {
+    pub events_max: u32,
+    pub kilobytes: u32,
+}
+
+/// Batch limits of subscriptions that set only one of them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BatchDefaults {
+    pub cloud: BatchLimits,
+    /// For subscriptions made through the edge API.
+    pub edge: BatchLimits,
+}
+
+impl Default for BatchDefaults {
+    /// The cloud's default size and the edge module's defaults. The cloud documents no number of events for a
+    /// subscription that sets only the size: the edge module's holds for it, too.
+    fn default() -> BatchDefaults {
+        BatchDefaults {
+            cloud: BatchLimits {
+                events_max: 10,
+                kilobytes: 64,
+            },
+            // 1 058 576 bytes, in whole kilobytes: settings have no smaller unit.
+            edge: BatchLimits {
+                events_max: 10,
+                kilobytes: 1033,
+            },
+        }
+    }
+}
+
+impl BatchDefaults {
+    pub fn of(&self, origin: Origin) -> BatchLimits {
+        match origin {
+            Origin::Edge => self.edge,
+            Origin::Config | Origin::Azure => self.cloud,
+        }
+    }
+}
+
+impl Batching {
+    /// Either setting turns batching on, and the other one has its default then. Without any, a request has one event.
+    pub fn in_force(self, defaults: BatchLimits) -> BatchLimits {
+        let events_max = match self {
+            Batching {
+                events_max: Some(events_max),
+                ..
+            } => events_max,
+            Batching {
+                preferred_kilobytes: Some(_),
+                ..
+            } => defaults.events_max,
+            _ => 1,
+        };
+        BatchLimits {
+            events_max,
+            kilobytes: self.preferred_kilobytes.unwrap_or(defaults.kilobytes),
+        }
+    }
+
+    pub fn is_set(self) -> bool {
+        self.events_max.is_some() || self.preferred_kilobytes.is_some()
+    }
+}
+
+impl BatchLimits {
+    /// A limit of one event is no batching, however it came about.
+    pub fn is_batched(self) -> bool {
+        self.events_max > 1
+    }
 }
 
 /// A header (or message property) added to each delivery.

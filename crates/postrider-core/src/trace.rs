@@ -446,6 +446,7 @@ mod tests {
             publisher: "key1".into(),
             trace: trace.map(Into::into),
             replay: 0,
+            hops: 0,
             body: body.into(),
             events: refs,
             matched: vec![Box::default()],

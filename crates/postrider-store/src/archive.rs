@@ -24,7 +24,10 @@ pub struct BlobRecord {
     pub container: String,
     pub path: String,
     pub written: Timestamp,
+    /// Length of the blob.
     pub bytes: u64,
+    /// SHA-256 of the blob; none in what an older program recorded.
+    pub sha256: Option<[u8; 32]>,
     /// One for each letter, in the blob's order.
     pub marks: Vec<Mark>,
 }
@@ -76,7 +79,51 @@ pub struct ReplayJob {
     pub replayed: u64,
     /// Letters that could not be replayed.
     pub failed: u64,
+    /// Letters among those whose blob is missing, damaged or in an account that is not configured.
+    pub unreadable: u64,
+    /// The first blobs that these letters are in, at most [`UNREADABLE_BLOBS_MAX`].
+    pub unreadable_blobs: Vec<UnreadableBlob>,
     pub state: ReplayState,
+}
+
+/// Blobs that a replay names as unreadable; letters of further ones are only counted.
+pub const UNREADABLE_BLOBS_MAX: usize = 100;
+
+/// A blob of which a replay could not read letters.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct UnreadableBlob {
+    pub id: BlobId,
+    pub account: String,
+    pub container: String,
+    pub path: String,
+    pub letters: u64,
+    pub fault: BlobFault,
+    /// For people.
+    pub reason: String,
+}
+
+/// Why letters that the archive lists cannot be read from their blob.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BlobFault {
+    /// The store answers that the blob, or its container, does not exist.
+    Missing,
+    /// The blob does not hold the letters that were written.
+    Damaged,
+    /// The blob's storage account is not configured (any more).
+    NoAccount,
+}
+
+impl ReplayJob {
+    /// Counts letters that cannot be replayed because of their blob, and names the blob.
+    pub fn add_unreadable(&mut self, blob: UnreadableBlob) {
+        self.failed += blob.letters;
+        self.unreadable += blob.letters;
+        if let Some(known) = self.unreadable_blobs.iter_mut().find(|known| known.id == blob.id) {
+            known.letters += blob.letters;
+        } else if self.unreadable_blobs.len() < UNREADABLE_BLOBS_MAX {
+            self.unreadable_blobs.push(blob);
+        }
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

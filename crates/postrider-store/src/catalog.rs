@@ -59,6 +59,18 @@ pub trait Catalog: Send + Sync {
         Ok(())
     }
 
+    /// Whether everything that any node has said to be in force everywhere is in force here. Where there are no other
+    /// nodes that is always so; a node that lost touch with the others cannot know.
+    fn is_current(&self) -> bool {
+        true
+    }
+
+    /// Returns when no node acts any more by a catalogue older than the one known here: each has all of it in force, or
+    /// is not current. The changes are durable even after an error.
+    async fn in_force_everywhere(&self) -> Result<(), Error> {
+        Ok(())
+    }
+
     /// Tells the follower of everything that other nodes have changed since the last `load` before this, for as
     /// long as it is awaited; to be called once. Where there are no other nodes nothing ever comes.
     async fn follow(&self, _follower: Arc<dyn Follower>) {}

@@ -143,6 +143,7 @@ pub fn events(events: &[(&str, &[u64])]) -> Batch {
         publisher: "key1".into(),
         trace: Some("00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01".into()),
         replay: 0,
+        hops: 3,
         body: body.into(),
         events: refs,
         matched,
@@ -1759,7 +1760,7 @@ async fn settle_random(log: &dyn EventLog, model: &mut Model<'_>, of: Subscripti
         let known = model.deliveries.get_mut(&(of, claim.position())).unwrap();
         known.0 = match next {
             Next::RetryAt(due) => Stands::Retrying(due),
-            Next::DeadLetter(reason) => Stands::GivenUp(one.at, reason),
+            Next::DeadLetter(reason) => Stands::GivenUp(one.letter_since(), reason),
             _ => Stands::Ended,
         };
         known.1 = one.attempts_made;

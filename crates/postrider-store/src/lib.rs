@@ -4,13 +4,17 @@ pub mod catalog;
 pub mod replica;
 pub mod handshake;
 pub mod record;
+pub mod seal;
 pub mod log;
 pub mod archive;
 pub mod moving;
 pub mod memory;
 pub mod conformance;
 
-pub use archive::{Archive, BlobFilter, BlobId, BlobRecord, Mark, ReplayJob, ReplayState};
+pub use archive::{
+    Archive, BlobFault, BlobFilter, BlobId, BlobRecord, Mark, ReplayJob, ReplayState, UNREADABLE_BLOBS_MAX,
+    UnreadableBlob,
+};
 pub use catalog::{Catalog, Change, Follower, Loaded};
 pub use handshake::{Exchange, Handshake, HandshakeState, Received};
 pub use log::{

@@ -8,6 +8,7 @@ use postrider_core::ids::{Position, SubscriptionId};
 use postrider_core::outcome::Outcome;
 use postrider_core::retry::{Next, Reason};
 use postrider_core::time::Timestamp;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// One publish request in the log.
@@ -67,6 +68,25 @@ pub struct Settled {
     pub next: Next,
 }
 
+impl Settled {
+    /// From when on the letter of a given-up event waits for its blob: from its last attempt if its time to live was
+    /// over, which shows only later; otherwise from the decision, which follows the attempt.
+    pub fn letter_since(&self) -> Timestamp {
+        match (self.next, self.last_attempt) {
+            (Next::DeadLetter(Reason::TimeToLiveExceeded), Some(last)) => last.at.min(self.at),
+            _ => self.at,
+        }
+    }
+
+    /// The name of the letter, if the event is given up for one.
+    pub fn letter_key(&self) -> Option<LetterKey> {
+        match self.next {
+            Next::DeadLetter(_) => Some((self.letter_since(), self.claim.position())),
+            Next::Done | Next::RetryAt(_) | Next::Drop(_) => None,
+        }
+    }
+}
+
 /// An event that was given up, to be written where its subscription's dead letters go.
 #[derive(Clone, Debug)]
 pub struct Letter {
@@ -76,11 +96,11 @@ pub struct Letter {
     pub attempts_made: u32,
     pub last_attempt: Option<LastAttempt>,
     pub reason: Reason,
-    /// When it was given up.
+    /// When its wait began, see [`Settled::letter_since`].
     pub decided: Timestamp,
 }
 
-/// Names a letter of a subscription: when it was given up, and its position.
+/// Names a letter of a subscription: when its wait began ([`Settled::letter_since`]), and its position.
 pub type LetterKey = (Timestamp, Position);
 
 impl Letter {
@@ -102,7 +122,7 @@ impl Letter {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LettersWaiting {
     pub of: SubscriptionId,
-    /// When the oldest of them was given up.
+    /// When the wait of the first of them began.
     pub oldest: Timestamp,
     pub count: u64,
 }
@@ -131,6 +151,37 @@ pub struct Backlog {
     pub oldest: Option<Timestamp>,
 }
 
+/// Acknowledged events that the log should hold and does not.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LostEvents {
+    pub from: Position,
+    /// The position after the last of them, as far as that is known.
+    pub to: Position,
+    /// Whether `to` is known for certain; otherwise there may have been more.
+    pub end_known: bool,
+    pub cause: String,
+    pub deliveries: BTreeMap<SubscriptionId, LostDeliveries>,
+}
+
+/// Deliveries of one subscription that are lost with their events.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LostDeliveries {
+    /// Never attempted, or attempted without a recorded result.
+    pub first_attempts: u64,
+    /// Whether that is the number. Otherwise it is at most that, or not known at all if the end of the lost events
+    /// is not.
+    pub exact: bool,
+    pub retries: u64,
+    /// Given up, and in no blob yet.
+    pub letters: u64,
+}
+
+impl LostDeliveries {
+    pub fn total(&self) -> u64 {
+        self.first_attempts + self.retries + self.letters
+    }
+}
+
 /// Whether publishes would be accepted, and what has been noticed.
 #[derive(Clone, Debug, Default)]
 pub struct Health {
@@ -141,6 +192,11 @@ pub struct Health {
     pub corrupt_records: u64,
     /// Deliveries that were dropped because their record is damaged.
     pub corrupt_deliveries: u64,
+    /// Lost events, also named in `corrupt` and counted in the two numbers above. Like `corrupt`, those that earlier
+    /// lives found too, until the operator has taken note of them.
+    pub lost: Vec<LostEvents>,
+    /// Why what is settled cannot be recorded, if so: retries and dead letters wait.
+    pub unrecorded: Option<String>,
     /// Deliveries offered again after a restart because their settling was not yet on disk.
     pub redelivered: u64,
     pub segments: u64,
@@ -205,8 +261,8 @@ pub trait EventLog: Send + Sync {
     /// The subscriptions with letters that have not been written, in the order of their ids.
     fn letters_waiting(&self) -> Vec<LettersWaiting>;
 
-    /// Reads letters of a subscription in the order in which they were given up: those that come after `after`
-    /// and were given up by `until`, no more than `want` allows, at least one if there is one (and it allows
+    /// Reads letters of a subscription in the order of their keys: those that come after `after` and wait since
+    /// `until` or longer, no more than `want` allows, at least one if there is one (and it allows
     /// any). They stay until they are done. A letter whose event is damaged is dropped, counted and left out.
     async fn letters(
         &self,

@@ -292,7 +292,7 @@ impl EventLog for MemoryLog {
                             attempts_made: one.attempts_made,
                             last_attempt: one.last_attempt,
                             reason,
-                            decided: one.at,
+                            decided: one.letter_since(),
                         };
                         letters.entry(of).or_default().insert(letter.key(), letter);
                         letters_added = true;

@@ -3,12 +3,13 @@
 //!
 //! Members that a reader does not know are passed over, so an older program can read what a newer
 //! one of the same version wrote. A record of a newer version is refused rather than half read.
-//! Secrets are in here as they are; the store is as secret as they.
+//! Secrets are in here as they are: a store seals a record (`seal.rs`) before it writes it.
 
 pub mod batch;
 
 use crate::{
-    BlobId, BlobRecord, Exchange, Handshake, HandshakeState, Mark, Received, ReplayJob, ReplayState,
+    BlobFault, BlobId, BlobRecord, Exchange, Handshake, HandshakeState, Mark, Received, ReplayJob,
+    ReplayState, UnreadableBlob,
 };
 use postrider_core::decimal::Decimal;
 use postrider_core::event::Schema;
@@ -195,10 +196,19 @@ impl Record for BlobRecord {
             path: self.path.clone(),
             written: self.written.nanos(),
             bytes: self.bytes,
+            sha256: self
+                .sha256
+                .map(|hash| hash.iter().map(|byte| format!("{byte:02x}")).collect()),
         })
     }
     fn decode(bytes: &[u8]) -> Result<BlobRecord, RecordError> {
         let record: BlobHeadRecord = read("blob of dead letters", bytes)?;
+        let sha256 = record.sha256.map(|text| {
+            parse_sha256(&text).ok_or_else(|| RecordError::Damaged {
+                what: "blob of dead letters",
+                reason: "sha256 is not 64 hexadecimal digits".into(),
+            })
+        });
         Ok(BlobRecord {
             id: BlobId(record.id),
             subscription: SubscriptionId(record.subscription),
@@ -209,9 +219,21 @@ impl Record for BlobRecord {
             path: record.path,
             written: Timestamp::from_nanos(record.written),
             bytes: record.bytes,
+            sha256: sha256.transpose()?,
             marks: Vec::new(),
         })
     }
+}
+
+fn parse_sha256(text: &str) -> Option<[u8; 32]> {
+    let mut hash = [0; 32];
+    if text.len() != 64 || !text.is_ascii() {
+        return None;
+    }
+    for (at, byte) in hash.iter_mut().enumerate() {
+        *byte = u8::from_str_radix(&text[at * 2..at * 2 + 2], 16).ok()?;
+    }
+    Some(hash)
 }
 
 const PURGED: u8 = 0x80;
@@ -246,6 +268,12 @@ impl Record for ReplayJob {
             last: self.last.0,
             replayed: self.replayed,
             failed: self.failed,
+            unreadable: self.unreadable,
+            unreadable_blobs: self
+                .unreadable_blobs
+                .iter()
+                .map(UnreadableBlobRecord::of)
+                .collect(),
             state: match self.state {
                 ReplayState::Running => ReplayStateRecord::Running,
                 ReplayState::Cancelled => ReplayStateRecord::Cancelled,
@@ -263,6 +291,12 @@ impl Record for ReplayJob {
             last: BlobId(record.last),
             replayed: record.replayed,
             failed: record.failed,
+            unreadable: record.unreadable,
+            unreadable_blobs: record
+                .unreadable_blobs
+                .into_iter()
+                .map(UnreadableBlobRecord::read)
+                .collect(),
             state: match record.state {
                 ReplayStateRecord::Running => ReplayState::Running,
                 ReplayStateRecord::Cancelled => ReplayState::Cancelled,
@@ -313,6 +347,9 @@ struct TopicRecord {
     profile: Option<String>,
     created: i64,
     extras: Option<String>,
+    /// Whether the edge API reaches the topic; absent in records of versions before 0.2.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    edge: Option<bool>,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -433,6 +470,8 @@ struct BlobHeadRecord {
     path: String,
     written: i64,
     bytes: u64,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    sha256: Option<String>,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -446,7 +485,69 @@ struct ReplayJobRecord {
     last: u64,
     replayed: u64,
     failed: u64,
+    // Absent in records of versions before 0.2.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    unreadable: u64,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    unreadable_blobs: Vec<UnreadableBlobRecord>,
     state: ReplayStateRecord,
+}
+
+fn is_zero(number: &u64) -> bool {
+    *number == 0
+}
+
+#[derive(Serialize, Deserialize)]
+struct UnreadableBlobRecord {
+    id: u64,
+    account: String,
+    container: String,
+    path: String,
+    letters: u64,
+    fault: BlobFaultRecord,
+    reason: String,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum BlobFaultRecord {
+    Missing,
+    Damaged,
+    NoAccount,
+}
+
+impl UnreadableBlobRecord {
+    fn of(blob: &UnreadableBlob) -> UnreadableBlobRecord {
+        UnreadableBlobRecord {
+            id: blob.id.0,
+            account: blob.account.clone(),
+            container: blob.container.clone(),
+            path: blob.path.clone(),
+            letters: blob.letters,
+            fault: match blob.fault {
+                BlobFault::Missing => BlobFaultRecord::Missing,
+                BlobFault::Damaged => BlobFaultRecord::Damaged,
+                BlobFault::NoAccount => BlobFaultRecord::NoAccount,
+            },
+            reason: blob.reason.clone(),
+        }
+    }
+
+    fn read(self) -> UnreadableBlob {
+        UnreadableBlob {
+            id: BlobId(self.id),
+            account: self.account,
+            container: self.container,
+            path: self.path,
+            letters: self.letters,
+            fault: match self.fault {
+                BlobFaultRecord::Missing => BlobFault::Missing,
+                BlobFaultRecord::Damaged => BlobFault::Damaged,
+                BlobFaultRecord::NoAccount => BlobFault::NoAccount,
+            },
+            reason: self.reason,
+        }
+    }
 }
 
 #[derive(Serialize, Deserialize)]
@@ -648,6 +749,7 @@ impl TopicRecord {
             profile: topic.profile.clone(),
             created: topic.created.nanos(),
             extras: topic.extras.clone(),
+            edge: topic.edge,
         }
     }
 
@@ -679,6 +781,7 @@ impl TopicRecord {
             profile: self.profile,
             created: Timestamp::from_nanos(self.created),
             extras: self.extras,
+            edge: self.edge,
         }
     }
 }
@@ -1452,6 +1555,7 @@ mod tests {
                 profile: self.maybe(Dice::text),
                 created: self.time(),
                 extras: self.maybe(Dice::text),
+                edge: self.maybe(Dice::bool),
             }
         }
     }
@@ -1501,6 +1605,7 @@ mod tests {
                 path: dice.text(),
                 written: dice.time(),
                 bytes: dice.roll(),
+                sha256: dice.maybe(|dice| std::array::from_fn(|_| dice.roll() as u8)),
                 marks: dice.some(|dice| Mark {
                     reason: Reason::ALL[dice.below(Reason::ALL.len() as u64) as usize],
                     replays: dice.roll() as u8,
@@ -1523,6 +1628,19 @@ mod tests {
                 last: BlobId(dice.roll()),
                 replayed: dice.roll(),
                 failed: dice.roll(),
+                unreadable: dice.roll(),
+                unreadable_blobs: (0..dice.below(3))
+                    .map(|_| UnreadableBlob {
+                        id: BlobId(dice.roll()),
+                        account: dice.text(),
+                        container: dice.text(),
+                        path: dice.text(),
+                        letters: dice.roll(),
+                        fault: [BlobFault::Missing, BlobFault::Damaged, BlobFault::NoAccount]
+                            [dice.below(3) as usize],
+                        reason: dice.text(),
+                    })
+                    .collect(),
                 state: states[dice.below(3) as usize],
             };
             check(&job, seed);
@@ -1595,6 +1713,17 @@ mod tests {
         let text = r#"{"v":1,"id":3,"name":"t","kind":{"type":"domain","auto_create":true,"auto_delete":false},"resource_group":"g","location":"here","tags":{"a":"b"},"input_schema":"custom","mapping":{"id":{"source_field":"i","default_value":null},"topic":{"source_field":null,"default_value":null},"event_time":{"source_field":null,"default_value":null},"event_type":{"source_field":null,"default_value":"d"},"subject":{"source_field":null,"default_value":null},"data_version":{"source_field":null,"default_value":null}},"keys":["k1","k2"],"local_auth_disabled":false,"public_network":true,"inbound_ip_rules":[],"profile":null,"created":1,"extras":null}"#;
         let topic = Topic::decode(text.as_bytes()).unwrap();
         assert_eq!(String::from_utf8(topic.encode()).unwrap(), text);
+        assert_eq!(topic.edge, None);
+        let of_edge = Topic {
+            edge: Some(true),
+            ..topic
+        };
+        let stored = String::from_utf8(of_edge.encode()).unwrap();
+        assert_eq!(
+            stored,
+            text.replace(r#""extras":null}"#, r#""extras":null,"edge":true}"#)
+        );
+        assert_eq!(Topic::decode(stored.as_bytes()), Ok(of_edge));
 
         let text = r#"{"v":1,"domain":3,"name":"d","automatic":true,"created":1}"#;
         let topic = DomainTopic::decode(text.as_bytes()).unwrap();

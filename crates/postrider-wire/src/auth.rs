@@ -24,6 +24,26 @@ pub struct Presented<'a> {
     pub query_key: Option<&'a str>,
 }
 
+impl Presented<'_> {
+    /// Whether access is asked for by a key, or by what was signed with one, and not by a bearer token.
+    pub fn is_key_or_signature(&self) -> bool {
+        self.key.is_some()
+            || self.token.is_some()
+            || match self.authorization {
+                Some(authorization) => shared_signature(authorization).is_some(),
+                None => self.query_key.is_some(),
+            }
+    }
+}
+
+/// The token of `Authorization: SharedAccessSignature …`.
+fn shared_signature(authorization: &str) -> Option<&str> {
+    let (scheme, token) = authorization.trim().split_once(' ')?;
+    scheme
+        .eq_ignore_ascii_case("SharedAccessSignature")
+        .then_some(token)
+}
+
 /// What guards one topic.
 #[derive(Clone, Copy)]
 pub struct Guard<'a> {
@@ -105,6 +125,27 @@ pub fn edge_authorize(
 }
 
 impl Guard<'_> {
+    /// Whether the credential that decides is a key which the topic does not have, or is signed with one: a guess, as
+    /// opposed to a token that has expired or was made for another resource.
+    pub fn is_unknown(&self, presented: &Presented<'_>) -> bool {
+        let is_wrong_key = |key: &str| !key.is_empty() && key_number(self.keys, key).is_none();
+        let is_wrong_token = |token: &str| match SasToken::parse(token.trim()) {
+            Some(token) => !self.keys.iter().any(|key| token.is_signed_with(key)),
+            None => !token.trim().is_empty(),
+        };
+        if let Some(key) = presented.key {
+            return is_wrong_key(key);
+        }
+        let signed = presented
+            .token
+            .or_else(|| presented.authorization.and_then(shared_signature));
+        match (signed, presented.authorization, presented.query_key) {
+            (Some(token), ..) => is_wrong_token(token),
+            (None, None, Some(key)) => is_wrong_key(&percent_decode_str(key).decode_utf8_lossy()),
+            _ => false,
+        }
+    }
+
     fn check_key(&self, key: &str) -> Result<Authorized<'static>, PublishError> {
         if key.is_empty() {
             return Err(PublishError::credential_empty("aeg-sas-key"));
@@ -438,13 +479,17 @@ mod tests {
                 "Request must contain one of the following authorization signature: aeg-sas-token, aeg-sas-key.",
             ),
         );
-        let empty = Err((400, "InvalidSas", "Request must have a value for aeg-sas-key."));
+        let empty = Err((401, "Unauthorized", "Request must have a value for aeg-sas-key."));
         check(&guard, p(Some(""), None, None, None), empty);
         check(&guard, p(None, None, None, Some("")), empty);
         check(
             &guard,
             p(None, Some(" "), None, None),
-            Err((400, "InvalidSas", "Request must have a value for aeg-sas-token.")),
+            Err((
+                401,
+                "Unauthorized",
+                "Request must have a value for aeg-sas-token.",
+            )),
         );
 
         guard.local_auth_disabled = true;

@@ -2,7 +2,6 @@
 
 use postrider_core::event::Schema;
 use postrider_core::json;
-use postrider_core::time::Timestamp;
 
 /// Values that publishers sent are quoted in messages up to this many characters.
 const QUOTED_CHARS_MAX: usize = 256;
@@ -122,6 +121,12 @@ impl PublishError {
         PublishError::ce_header(header, "is invalid")
     }
 
+    /// A header of our own cannot be understood.
+    pub fn header_invalid(header: &str, expected: &str) -> PublishError {
+        let message = format!("{header} header is invalid: it must be given once and be {expected}.");
+        PublishError::new(400, "InvalidHeader", message)
+    }
+
     fn ce_header(header: &str, fault: &str) -> PublishError {
         let header = quoted(header);
         PublishError::new(
@@ -165,8 +170,9 @@ impl PublishError {
         )
     }
 
+    /// In the cloud service's words; its limit is 1536000.
     pub fn request_too_large(bytes_max: usize) -> PublishError {
-        PublishError::too_large(format!("The request exceeds the limit of {bytes_max} bytes."))
+        PublishError::too_large(format!("The maximum size ({bytes_max}) has been exceeded."))
     }
 
     pub fn event_too_large(index: usize, bytes_max: usize) -> PublishError {
@@ -185,6 +191,15 @@ impl PublishError {
             "The event at index {index} is too large for the filters of the topic's subscriptions: evaluating \
              them would look at more than {bytes_max} bytes (limits.filter_bytes_per_event_max). Publish \
              smaller events, or simplify the filters."
+        ))
+    }
+
+    /// The same of all events of a request together.
+    pub fn batch_filters_too_costly(index: usize, bytes_max: u64) -> PublishError {
+        PublishError::too_large(format!(
+            "The request is too large for the filters of the topic's subscriptions: evaluating them up to the \
+             event at index {index} would look at more than {bytes_max} bytes (four times \
+             limits.filter_bytes_per_event_max). Publish fewer events in one request, or simplify the filters."
         ))
     }
 
@@ -214,8 +229,8 @@ impl PublishError {
     /// `aeg-sas-key` or `aeg-sas-token` is there and says nothing.
     pub fn credential_empty(name: &str) -> PublishError {
         PublishError::new(
-            400,
-            "InvalidSas",
+            401,
+            "Unauthorized",
             format!("Request must have a value for {name}."),
         )
     }
@@ -256,6 +271,11 @@ impl PublishError {
         )
     }
 
+    /// The body did not keep coming. `why` is without a full stop.
+    pub fn request_timeout(why: &str) -> PublishError {
+        PublishError::new(408, "RequestTimeout", format!("The request timed out: {why}."))
+    }
+
     /// Clients only try again when the answer also carries `Retry-After`.
     pub fn too_many_requests() -> PublishError {
         PublishError::new(
@@ -263,6 +283,11 @@ impl PublishError {
             "TooManyRequests",
             "The rate of events exceeds the limit of this resource.",
         )
+    }
+
+    /// Wrong credentials came too often from the client's address.
+    pub fn locked_out(reason: String) -> PublishError {
+        PublishError::new(429, "TooManyRequests", reason)
     }
 
     pub fn internal() -> PublishError {
@@ -275,22 +300,19 @@ impl PublishError {
     }
 }
 
-/// The body of the cloud service's answer. `request_id` is the answer's `x-ms-request-id`.
-pub fn cloud_error_body(error: &PublishError, request_id: &str, now: Timestamp) -> Vec<u8> {
-    let message = format!(
-        "{} Report '{request_id}:0:{} (UTC)' to our forums for assistance or raise a support ticket.",
-        error.message,
-        us_time(now)
-    );
+/// The body of the cloud service's answer. The service ends its messages by sending readers to its forums with the
+/// request's id; nobody there knows a server of one's own, so that sentence is left out.
+pub fn cloud_error_body(error: &PublishError) -> Vec<u8> {
+    let message = &error.message;
     let mut body = Vec::with_capacity(2 * message.len() + 96);
     body.extend_from_slice(b"{\"error\":{\"code\":");
     json::write_string(error.code, &mut body);
     body.extend_from_slice(b",\"message\":");
-    json::write_string(&message, &mut body);
+    json::write_string(message, &mut body);
     body.extend_from_slice(b",\"details\":[{\"code\":");
     json::write_string(error.detail, &mut body);
     body.extend_from_slice(b",\"message\":");
-    json::write_string(&message, &mut body);
+    json::write_string(message, &mut body);
     body.extend_from_slice(b"}]}}");
     body
 }
@@ -321,23 +343,13 @@ fn status_name(status: u16) -> &'static str {
         403 => "Forbidden",
         404 => "NotFound",
         405 => "MethodNotAllowed",
+        408 => "RequestTimeout",
         413 => "RequestEntityTooLarge",
         415 => "UnsupportedMediaType",
         429 => "TooManyRequests",
         503 => "ServiceUnavailable",
         _ => "InternalServerError",
     }
-}
-
-/// `M/d/yyyy h:mm:ss tt`.
-fn us_time(at: Timestamp) -> String {
-    let c = at.civil();
-    let half = if c.hour < 12 { "AM" } else { "PM" };
-    let hour = (c.hour + 11) % 12 + 1;
-    format!(
-        "{}/{}/{:04} {hour}:{:02}:{:02} {half}",
-        c.month, c.day, c.year, c.minute, c.second
-    )
 }
 
 /// At most the first [`QUOTED_CHARS_MAX`] characters.
@@ -407,9 +419,8 @@ mod tests {
             "InvalidCloudEventHeader",
             "ce-id header is empty for the cloud event. Please check required attributes at https://github.com/cloudevents/spec/blob/v1.0/spec.md#required-attributes.",
         );
-        bad(
+        unauthorized(
             PublishError::credential_empty("aeg-sas-key"),
-            "InvalidSas",
             "Request must have a value for aeg-sas-key.",
         );
         bad(
@@ -466,8 +477,8 @@ mod tests {
             "The requested resource does not support http method 'PUT'.",
         );
         too_large(
-            PublishError::request_too_large(9),
-            "The request exceeds the limit of 9 bytes.",
+            PublishError::request_too_large(1_536_000),
+            "The maximum size (1536000) has been exceeded.",
         );
         too_large(
             PublishError::event_too_large(1, 9),
@@ -497,15 +508,24 @@ mod tests {
     }
 
     #[test]
-    fn the_cloud_body_repeats_the_message_with_its_report() {
-        let now = Timestamp::parse("2019-11-25T10:52:07Z").unwrap();
-        let body = cloud_error_body(&PublishError::credential_empty("aeg-sas-key"), "guid", now);
-        assert_eq!(
-            String::from_utf8(body).unwrap(),
-            "{\"error\":{\"code\":\"BadRequest\",\
-             \"message\":\"Request must have a value for aeg-sas-key. Report 'guid:0:11/25/2019 10:52:07 AM (UTC)' to our forums for assistance or raise a support ticket.\",\
-             \"details\":[{\"code\":\"InvalidSas\",\
-             \"message\":\"Request must have a value for aeg-sas-key. Report 'guid:0:11/25/2019 10:52:07 AM (UTC)' to our forums for assistance or raise a support ticket.\"}]}}"
+    fn the_cloud_body_repeats_the_message_and_names_no_forum() {
+        let check = |error: &PublishError, expected: &str| {
+            let body = String::from_utf8(cloud_error_body(error)).unwrap();
+            assert_eq!(body, expected);
+        };
+        check(
+            &PublishError::request_too_large(1_536_000),
+            "{\"error\":{\"code\":\"RequestEntityTooLarge\",\
+             \"message\":\"The maximum size (1536000) has been exceeded.\",\
+             \"details\":[{\"code\":\"PayloadTooLarge\",\
+             \"message\":\"The maximum size (1536000) has been exceeded.\"}]}}",
+        );
+        check(
+            &PublishError::credential_empty("aeg-sas-key"),
+            "{\"error\":{\"code\":\"Unauthorized\",\
+             \"message\":\"Request must have a value for aeg-sas-key.\",\
+             \"details\":[{\"code\":\"Unauthorized\",\
+             \"message\":\"Request must have a value for aeg-sas-key.\"}]}}",
         );
     }
 
@@ -515,17 +535,6 @@ mod tests {
             edge_error_body(404, "TopicNotFound", "say \"t1\""),
             br#"{"error":{"code":"404","details":{"code":"TopicNotFound","message":"say \"t1\""}}}"#
         );
-    }
-
-    #[test]
-    fn hours_are_told_as_in_the_united_states() {
-        let check = |text: &str, expected: &str| {
-            assert_eq!(us_time(Timestamp::parse(text).unwrap()), expected);
-        };
-        check("2030-01-02T00:00:00Z", "1/2/2030 12:00:00 AM");
-        check("2030-01-02T03:04:05Z", "1/2/2030 3:04:05 AM");
-        check("2030-01-02T12:00:00Z", "1/2/2030 12:00:00 PM");
-        check("2030-11-12T23:59:59Z", "11/12/2030 11:59:59 PM");
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 use base64::Engine as _;
 use base64::prelude::BASE64_URL_SAFE_NO_PAD as BASE64;
+use postrider_core::ids::Secret;
 use postrider_core::time::Timestamp;
 use ring::rand::SystemRandom;
 use ring::signature::{self, EcdsaKeyPair, KeyPair, RsaPublicKeyComponents, UnparsedPublicKey};
@@ -26,6 +27,8 @@ struct Inner {
     id: String,
     x: String,
     y: String,
+    /// Digest of the private key: the root of [`SigningKey::derived_secret`].
+    digest: Secret,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -48,12 +51,16 @@ impl SigningKey {
         let canonical = format!(r#"{{"crv":"P-256","kty":"EC","x":"{x}","y":"{y}"}}"#);
         let id = BASE64.encode(ring::digest::digest(&ring::digest::SHA256, canonical.as_bytes()));
         let public = PublicKey::Es256(point);
+        let mut digest = ring::digest::Context::new(&ring::digest::SHA256);
+        digest.update(b"derived secrets");
+        digest.update(der);
         Ok(SigningKey(Arc::new(Inner {
             pair,
             public,
             id,
             x,
             y,
+            digest: Secret::new(BASE64.encode(digest.finish())),
         })))
     }
 
@@ -72,6 +79,11 @@ impl SigningKey {
 
     pub fn has_signed(&self, token: &Token<'_>) -> bool {
         token.key_id.as_deref() == Some(&self.0.id) && token.is_signed_by(&self.0.public)
+    }
+
+    /// A secret known only to holders of this private key, to seal other things with. Another key derives another.
+    pub fn derived_secret(&self) -> &Secret {
+        &self.0.digest
     }
 
     /// What others check our tokens with: a JSON Web Key Set.

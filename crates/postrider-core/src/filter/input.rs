@@ -4,13 +4,18 @@ use super::text;
 use crate::envelope::{Envelope, Field, KeyStyle};
 use std::borrow::Cow;
 use std::cell::OnceCell;
+use std::collections::BTreeMap;
+
+/// Up to this many fields of an event are found by going through them: faster than a map, and nothing is
+/// allocated for it.
+const FIELDS_SEARCHED_MAX: usize = 16;
 
 /// The filters of a topic's subscriptions would take more work for one event than is allowed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FilterBudgetExceeded;
 
 /// Work that is left for filtering one event, counted in bytes that are looked at.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct FilterBudget(u64);
 
 impl FilterBudget {
@@ -20,18 +25,28 @@ impl FilterBudget {
         FilterBudget(bytes)
     }
 
+    /// How much more this was before, when it was `before`.
+    pub fn spent_since(self, before: FilterBudget) -> usize {
+        usize::try_from(before.0.saturating_sub(self.0)).unwrap_or(usize::MAX)
+    }
+
     pub fn spend(&mut self, bytes: usize) -> Result<(), FilterBudgetExceeded> {
         self.0 = self.0.checked_sub(bytes as u64).ok_or(FilterBudgetExceeded)?;
         Ok(())
     }
 }
 
+/// A filter's key, and how it addresses the event.
+type FieldKey<'a> = (&'a str, KeyStyle);
+
 pub struct FilterInput<'a> {
     event: &'a Envelope<'a>,
     /// The topic's name as delivered events carry it.
     topic: &'a str,
-    /// Fields that advanced filters have asked for. Few: the same keys come again and again.
-    fields: Vec<(&'a str, KeyStyle, KnownField<'a>)>,
+    /// Fields that advanced filters have asked for. Mostly few: the same keys come again and again.
+    fields: Vec<(FieldKey<'a>, KnownField<'a>)>,
+    /// Where each field is, once they are many.
+    places: BTreeMap<FieldKey<'a>, usize>,
     event_type: OnceCell<Option<Cow<'a, str>>>,
     subject: OnceCell<Cow<'a, str>>,
     pub(super) budget: FilterBudget,
@@ -81,20 +96,30 @@ impl<'a> FilterInput<'a> {
             event,
             topic,
             fields: Vec::new(),
+            places: BTreeMap::new(),
             event_type: OnceCell::new(),
             subject: OnceCell::new(),
             budget,
         }
     }
 
-    pub(super) fn event_type(&self) -> Option<&str> {
-        let text = || self.event.event_type_field().and_then(Field::as_text);
-        self.event_type.get_or_init(text).as_deref()
+    /// The rest of the budget.
+    pub fn budget_left(&self) -> FilterBudget {
+        self.budget
     }
 
-    pub(super) fn subject(&self) -> &str {
+    /// The event's type, and the budget.
+    pub(super) fn event_type(&mut self) -> (Option<&str>, &mut FilterBudget) {
+        let text = || self.event.event_type_field().and_then(Field::as_text);
+        let event_type = self.event_type.get_or_init(text).as_deref();
+        (event_type, &mut self.budget)
+    }
+
+    /// The event's subject, and the budget.
+    pub(super) fn subject(&mut self) -> (&str, &mut FilterBudget) {
         let text = || self.event.subject_field().and_then(Field::as_text);
-        self.subject.get_or_init(|| text().unwrap_or_default())
+        let subject = self.subject.get_or_init(|| text().unwrap_or_default());
+        (subject, &mut self.budget)
     }
 
     /// What a filter's key addresses, and the budget.
@@ -103,16 +128,42 @@ impl<'a> FilterInput<'a> {
         key: &'a str,
         keys: KeyStyle,
     ) -> Result<(&KnownField<'a>, &mut FilterBudget), FilterBudgetExceeded> {
-        let known = |(other, style, _): &(&str, KeyStyle, KnownField<'_>)| *other == key && *style == keys;
-        let at = match self.fields.iter().position(known) {
+        // For the search among the fields that are known.
+        self.budget.spend(1 + key.len())?;
+        let at = match self.place_of((key, keys)) {
             Some(at) => at,
             None => {
                 self.budget.spend(self.event.object.text().len())?;
                 let field = self.event.lookup(key, keys, self.topic);
-                self.fields.push((key, keys, KnownField::new(field)));
+                self.note((key, keys), KnownField::new(field));
                 self.fields.len() - 1
             }
         };
-        Ok((&self.fields[at].2, &mut self.budget))
+        Ok((&self.fields[at].1, &mut self.budget))
+    }
+
+    fn place_of(&self, key: FieldKey<'_>) -> Option<usize> {
+        if self.places.is_empty() {
+            return self.fields.iter().position(|(other, _)| *other == key);
+        }
+        self.places.get(&key).copied()
+    }
+
+    fn note(&mut self, key: FieldKey<'a>, field: KnownField<'a>) {
+        self.fields.push((key, field));
+        let count = self.fields.len();
+        if count <= FIELDS_SEARCHED_MAX {
+            return;
+        }
+        // All of them when the limit is passed, afterwards the new one.
+        let unplaced = self.places.len();
+        let places = (unplaced..count).map(|at| (self.fields[at].0, at));
+        self.places.extend(places);
+    }
+
+    /// How many fields are known, and how many of them have a place in the map.
+    #[cfg(test)]
+    pub(super) fn known_fields(&self) -> (usize, usize) {
+        (self.fields.len(), self.places.len())
     }
 }

@@ -1,7 +1,9 @@
 //! What every archive must keep.
 
 use super::{Seeded, at, sub};
-use crate::{Archive, BlobFilter, BlobId, BlobRecord, Mark, ReplayJob, ReplayState};
+use crate::{
+    Archive, BlobFault, BlobFilter, BlobId, BlobRecord, Mark, ReplayJob, ReplayState, UnreadableBlob,
+};
 use async_trait::async_trait;
 use postrider_core::ids::SubscriptionId;
 use postrider_core::retry::Reason;
@@ -55,6 +57,7 @@ fn blob(of: u64, written: i64, marks: Vec<Mark>) -> BlobRecord {
         path: format!("SUB{of}/2020/1/1/0/{}.json", BLOBS.fetch_add(1, Relaxed)),
         written: at(written),
         bytes: 1 << 40,
+        sha256: Some([7; 32]),
         marks,
     }
 }
@@ -330,6 +333,16 @@ pub async fn replays_are_kept_together_with_their_marks(subject: &dyn ArchiveSub
         last: BlobId(6),
         replayed: 7,
         failed: 8,
+        unreadable: 2,
+        unreadable_blobs: vec![UnreadableBlob {
+            id: BlobId(4),
+            account: "a".into(),
+            container: "c".into(),
+            path: "ä.json".into(),
+            letters: 2,
+            fault: BlobFault::Damaged,
+            reason: "is not JSON".into(),
+        }],
         state,
     };
     let mut jobs = vec![
@@ -410,6 +423,8 @@ pub async fn any_sequence_of_blobs_follows_the_model(subject: &dyn ArchiveSubjec
                         last: id,
                         replayed: step,
                         failed: 0,
+                        unreadable: 0,
+                        unreadable_blobs: Vec::new(),
                         state: ReplayState::Running,
                     };
                     archive.put_job(job, Some((id, marks.clone()))).await.unwrap();

@@ -107,10 +107,11 @@ pub async fn what_is_given_up_becomes_a_letter(subject: &dyn Subject) {
     assert!(told > 0);
     let retry = claim_all(&*log, sub(1), at(5)).await;
     assert_eq!(texts(&retry), ["a"]);
-    let mut retried = settled(&retry[0], Next::DeadLetter(Reason::AttemptsExhausted));
-    retried.at = at(10);
+    // That its time was over showed long after its last attempt, from which it waits.
+    let mut retried = settled(&retry[0], Next::DeadLetter(Reason::TimeToLiveExceeded));
+    retried.at = at(40);
     retried.last_attempt = Some(LastAttempt {
-        at: at(9),
+        at: at(10),
         outcome: Outcome::TimedOut,
         status: None,
     });
@@ -125,7 +126,7 @@ pub async fn what_is_given_up_becomes_a_letter(subject: &dyn Subject) {
         let letters = log.letters(sub(1), None, at(100), WANT).await.unwrap();
         assert_eq!(objects(&letters), ["a", "b", "c"], "{when}");
         let reasons = [
-            Reason::AttemptsExhausted,
+            Reason::TimeToLiveExceeded,
             Reason::TimeToLiveExceeded,
             Reason::BadRequest,
         ];
@@ -134,7 +135,8 @@ pub async fn what_is_given_up_becomes_a_letter(subject: &dyn Subject) {
             assert_eq!(letter.position(), settled.claim.position(), "{when}");
             assert_eq!(letter.attempts_made, settled.attempts_made, "{when}");
             assert_eq!(letter.last_attempt, settled.last_attempt, "{when}");
-            assert_eq!((letter.decided, letter.reason), (settled.at, reason), "{when}");
+            let since = settled.letter_since();
+            assert_eq!((letter.decided, letter.reason), (since, reason), "{when}");
         }
         assert!(log.letters(sub(2), None, at(100), WANT).await.unwrap().is_empty());
         assert!(log.letters(sub(9), None, at(100), WANT).await.unwrap().is_empty());

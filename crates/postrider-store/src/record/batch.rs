@@ -71,11 +71,17 @@ impl<'a> Reader<'a> {
 /// Everything of a batch but its body, which follows in the payload as it is.
 pub fn encode_batch_head(batch: &Batch) -> Vec<u8> {
     let mut out = Vec::with_capacity(64 + batch.events.len() * 12);
-    if batch.replay == 0 {
-        put(&mut out, 1);
-    } else {
-        put(&mut out, 2);
-        put(&mut out, u64::from(batch.replay));
+    match (batch.replay, batch.hops) {
+        (0, 0) => put(&mut out, 1),
+        (replay, 0) => {
+            put(&mut out, 2);
+            put(&mut out, u64::from(replay));
+        }
+        (replay, hops) => {
+            put(&mut out, 3);
+            put(&mut out, u64::from(replay));
+            put(&mut out, u64::from(hops));
+        }
     }
     put(&mut out, batch.topic.0);
     put(
@@ -128,9 +134,10 @@ pub fn encode_batch_head(batch: &Batch) -> Vec<u8> {
 /// The batch in a payload; none if it is not one.
 pub fn decode_batch(payload: &Bytes) -> Option<Batch> {
     let mut reader = Reader::new(payload);
-    let replay = match reader.number()? {
-        1 => 0,
-        2 => reader.small()?,
+    let (replay, hops) = match reader.number()? {
+        1 => (0, 0),
+        2 => (reader.small()?, 0),
+        3 => (reader.small()?, reader.small()?),
         _ => return None,
     };
     let topic = TopicId(reader.number()?);
@@ -199,6 +206,7 @@ pub fn decode_batch(payload: &Bytes) -> Option<Batch> {
         publisher,
         trace,
         replay,
+        hops,
         body,
         events,
         matched,
@@ -218,11 +226,12 @@ mod tests {
             any::<u64>(),
             any::<u32>(),
             prop_oneof![Just(0), Just(1), any::<u32>()],
+            prop_oneof![Just(0), Just(1), any::<u32>()],
             "[ -~]{0,20}",
             prop::collection::vec(set, 3),
             prop::collection::vec(event, 1..6),
         )
-            .prop_map(|(topic, received, replay, publisher, matched, events)| {
+            .prop_map(|(topic, received, replay, hops, publisher, matched, events)| {
                 let mut body = Vec::new();
                 let mut refs = Vec::new();
                 for (text, set, flags) in events {
@@ -253,6 +262,7 @@ mod tests {
                     publisher: publisher.into(),
                     trace: None,
                     replay,
+                    hops,
                     body: body.into(),
                     events: refs,
                     matched,
@@ -272,13 +282,15 @@ mod tests {
             prop_assert_eq!(decode_batch(&payload(&batch)), Some(batch));
         }
 
-        // Version 1 is version 2 without the number of replays, and what an older program reads.
+        // Version 1 is version 2 without the number of replays, and what an older program reads; version 3 has hops.
         #[test]
         fn only_a_replay_takes_version_2(batch in any_batch()) {
-            let replayed = payload(&Batch { replay: 1, ..batch.clone() });
-            let published = payload(&Batch { replay: 0, ..batch.clone() });
+            let relayed = payload(&Batch { replay: 1, hops: 2, ..batch.clone() });
+            let replayed = payload(&Batch { replay: 1, hops: 0, ..batch.clone() });
+            let published = payload(&Batch { replay: 0, hops: 0, ..batch.clone() });
             prop_assert_eq!((published[0], &replayed[..2]), (1, &[2, 1][..]));
             prop_assert_eq!(&published[1..], &replayed[2..]);
+            prop_assert_eq!((&relayed[..3], &relayed[3..]), (&[3, 1, 2][..], &replayed[2..]));
         }
 
         #[test]

@@ -157,7 +157,7 @@ fn own_scope(segments: &[String]) -> (Scope, usize) {
     }
 }
 
-/// Provider and type segments in lower case, as `properties.topic` of a subscription has them.
+/// Provider and type segments in lower case, as `properties.topic` of a subscription has them except on a system topic.
 pub fn lower_provider(id: &str) -> String {
     let parts: Vec<&str> = id.split('/').collect();
     let is_word = |at: usize| {

@@ -1,14 +1,15 @@
 //! Event subscriptions as the management API shows them.
 //!
 //! The URL of a webhook is shown without its query, secrets are masked; both have actions of their own. The first
-//! answer to a PUT is different: it has what was sent and no defaults, and the secrets that came with it.
+//! answer to a PUT is different: it has what was sent, no defaults but those of the retry policy, and the secrets that
+//! came with it.
 
 use super::{ApiVersion, Scope, lower_provider};
-use crate::resources::{DestinationBody, delivery_schema_name, show_attribute};
+use crate::resources::{DestinationBody, ShownSettings, delivery_schema_name, show_attribute};
 use postrider_core::decimal::Decimal;
 use postrider_core::filter::{Filter, Operands, Test};
 use postrider_core::json::Raw;
-use postrider_core::subscription::{Destination, Identity, RetryChoice, Subscription};
+use postrider_core::subscription::{Destination, Identity, Subscription};
 use postrider_core::time::Timestamp;
 use serde_json::{Map, Number, Value, json};
 
@@ -43,8 +44,7 @@ pub struct SubscriptionView<'a> {
     /// Asked for under its resource (`…/topics/t/eventSubscriptions/s`), not as an extension of it.
     pub nested: bool,
     pub api_version: &'a ApiVersion,
-    /// What holds where the subscription says nothing: attempts and minutes.
-    pub retry: (u32, u32),
+    pub shown: ShownSettings,
 }
 
 /// What a PUT said, where the model does not tell it from a default.
@@ -113,7 +113,7 @@ impl SubscriptionView<'_> {
         let subscription = self.subscription;
         let mut properties = Map::new();
         let mut put = |name: &str, value: Value| properties.insert(name.into(), value);
-        put("topic", lower_provider(self.scope_id).into());
+        put("topic", self.topic().into());
         put("provisioningState", self.state.name().into());
         let destination = self.destination(sent.is_some());
         match &subscription.identity {
@@ -145,9 +145,7 @@ impl SubscriptionView<'_> {
             let name = delivery_schema_name(subscription.delivery_schema);
             put("eventDeliverySchema", name.into());
         }
-        if let Some(retry) = self.retry_policy(sent.is_none()) {
-            put("retryPolicy", retry);
-        }
+        put("retryPolicy", self.retry_policy());
         if let Some(place) = &subscription.dead_letter {
             let members = json!({"resourceId": place.account, "blobContainerName": place.container});
             let place = json!({"endpointType": "StorageBlob", "properties": members});
@@ -171,27 +169,29 @@ impl SubscriptionView<'_> {
         })
     }
 
+    /// The id of what it hangs on, with provider and types in lower case except for a system topic.
+    fn topic(&self) -> String {
+        match self.scope {
+            Scope::SystemTopic(_) => self.scope_id.to_owned(),
+            _ => lower_provider(self.scope_id),
+        }
+    }
+
     fn destination(&self, first: bool) -> Value {
         let destination = &self.subscription.destination;
+        let mut body = DestinationBody::of(destination);
+        if !first {
+            body = body.with_batch_limits(destination, self.shown.batch);
+        }
         let DestinationBody {
             endpoint_type,
             mut properties,
-        } = DestinationBody::of(destination);
+        } = body;
         if let Destination::WebHook(hook) = destination {
             let url = hook.url.expose();
             let base = url.split_once('?').map_or(url, |(base, _)| base);
             properties.insert("endpointUrl".into(), Value::Null);
             properties.insert("endpointBaseUrl".into(), base.into());
-        }
-        let batched = matches!(
-            destination,
-            Destination::WebHook(_) | Destination::AzureFunction { .. }
-        );
-        if batched && !first {
-            properties.entry("maxEventsPerBatch").or_insert(json!(1));
-            properties
-                .entry("preferredBatchSizeInKilobytes")
-                .or_insert(json!(64));
         }
         if first && !destination.attributes().is_empty() {
             properties.insert("deliveryAttributeMappings".into(), attributes(destination));
@@ -205,20 +205,13 @@ impl SubscriptionView<'_> {
         json!({"endpointType": endpoint_type, "properties": properties})
     }
 
-    fn retry_policy(&self, whole: bool) -> Option<Value> {
-        let RetryChoice {
-            attempts_max,
-            time_to_live_minutes,
-        } = self.subscription.retry;
-        let (attempts, minutes) = self.retry;
-        let mut policy = Map::new();
-        if let Some(attempts) = attempts_max.or(whole.then_some(attempts)) {
-            policy.insert("maxDeliveryAttempts".into(), attempts.into());
+    /// With its defaults in the first answer too.
+    fn retry_policy(&self) -> Value {
+        let mut policy = json!({"maxDeliveryAttempts": self.shown.attempts_max});
+        if let Some(minutes) = self.shown.time_to_live_minutes {
+            policy["eventTimeToLiveInMinutes"] = minutes.into();
         }
-        if let Some(minutes) = time_to_live_minutes.or(whole.then_some(minutes)) {
-            policy.insert("eventTimeToLiveInMinutes".into(), minutes.into());
-        }
-        (!policy.is_empty()).then_some(Value::Object(policy))
+        policy
     }
 }
 
@@ -248,7 +241,11 @@ fn time(at: Timestamp) -> String {
 }
 
 fn identity_body(identity: &Identity) -> Value {
-    json!({"type": identity.kind, "userAssignedIdentity": identity.user_assigned})
+    let mut body = json!({"type": identity.kind});
+    if let Some(user_assigned) = &identity.user_assigned {
+        body["userAssignedIdentity"] = json!(user_assigned);
+    }
+    body
 }
 
 fn filter_body(filter: &Filter, whole: bool) -> Value {

@@ -37,7 +37,9 @@ pub fn topic_id(account: &str, topic: &Topic) -> String {
     )
 }
 
-/// A topic, domain or system topic. What a version of the API did not know is left out of its answers.
+/// A topic, domain or system topic. What a version of the API did not know is left out of its answers, and so is what
+/// was never sent and has no default: as the service does it, `systemData`, `tags` and the members of an identity are
+/// null, everything else is absent.
 pub fn topic_body(topic: &Topic, view: &View<'_>) -> Value {
     let id = topic_id(view.account, topic);
     let extras = extras(topic);
@@ -49,14 +51,18 @@ pub fn topic_body(topic: &Topic, view: &View<'_>) -> Value {
         "location": topic.location,
         "tags": if topic.tags.is_empty() { Value::Null } else { json!(topic.tags) },
         "systemData": null,
-        "identity": identity(kept("identity"), &id, view.tenant),
         "properties": properties(topic, &extras, &id, view),
     });
+    if let Some(identity) = identity(kept("identity"), &id, view.tenant) {
+        body["identity"] = identity;
+    }
     if view.version.has_sku() && !matches!(topic.kind, TopicKind::System { .. }) {
         body["sku"] = kept("sku").unwrap_or_else(|| json!({"name": "Basic"}));
         if topic.kind == TopicKind::Custom {
             body["kind"] = kept("kind").unwrap_or_else(|| json!("Azure"));
-            body["extendedLocation"] = kept("extendedLocation").unwrap_or_default();
+            if let Some(location) = kept("extendedLocation") {
+                body["extendedLocation"] = location;
+            }
         }
     }
     body
@@ -115,24 +121,25 @@ fn properties(topic: &Topic, extras: &Map<String, Value>, id: &str, view: &View<
     };
     properties["endpoint"] = json!(format!("{}/{path}/{}/api/events", view.base_url, topic.name));
     properties["inputSchema"] = json!(schema_name(topic.input_schema));
-    properties["inputSchemaMapping"] = topic.mapping.as_ref().map(mapping).unwrap_or_default();
+    if let Some(kept) = &topic.mapping {
+        properties["inputSchemaMapping"] = mapping(kept);
+    }
     properties["publicNetworkAccess"] = json!(if topic.public_network {
         "Enabled"
     } else {
         "Disabled"
     });
-    properties["privateEndpointConnections"] = Value::Null;
     let rules = topic.inbound_ip_rules.iter();
     let rules: Vec<Value> = rules
         .map(|mask| json!({"ipMask": mask, "action": "Allow"}))
         .collect();
-    properties["inboundIpRules"] = if rules.is_empty() {
-        Value::Null
-    } else {
-        json!(rules)
-    };
+    if !rules.is_empty() {
+        properties["inboundIpRules"] = json!(rules);
+    }
     let version = view.version;
-    if version.has_local_auth() {
+    // Shown as false only if somebody said so.
+    let local_auth_is_known = topic.local_auth_disabled || extras.contains_key("disableLocalAuth");
+    if version.has_local_auth() && local_auth_is_known {
         properties["disableLocalAuth"] = json!(topic.local_auth_disabled);
     }
     if version.has_data_residency() {
@@ -140,10 +147,10 @@ fn properties(topic: &Topic, extras: &Map<String, Value>, id: &str, view: &View<
         properties["dataResidencyBoundary"] = boundary.unwrap_or_else(|| json!("WithinGeopair"));
     }
     if version.has_minimum_tls() {
-        for name in ["minimumTlsVersionAllowed", "eventTypeInfo"] {
-            if let Some(value) = kept(name) {
-                properties[name] = value;
-            }
+        let tls = kept("minimumTlsVersionAllowed");
+        properties["minimumTlsVersionAllowed"] = tls.unwrap_or_else(|| json!("1.0"));
+        if let Some(types) = kept("eventTypeInfo") {
+            properties["eventTypeInfo"] = types;
         }
     }
     if let TopicKind::Domain {
@@ -162,7 +169,10 @@ fn properties(topic: &Topic, extras: &Map<String, Value>, id: &str, view: &View<
 /// Our own extension, only where it is used.
 fn put_profile(properties: &mut Value, topic: &Topic) {
     if let Some(profile) = &topic.profile {
-        properties["postrider"] = json!({"profile": profile});
+        properties["postrider"]["profile"] = json!(profile);
+    }
+    if topic.is_edge() {
+        properties["postrider"]["edge"] = json!(true);
     }
 }
 
@@ -184,9 +194,9 @@ fn mapping(mapping: &InputMapping) -> Value {
 }
 
 /// The identity as it was sent, with the ids that the service gives it.
-fn identity(sent: Option<Value>, id: &str, tenant: &str) -> Value {
+fn identity(sent: Option<Value>, id: &str, tenant: &str) -> Option<Value> {
     let Some(Value::Object(sent)) = sent else {
-        return Value::Null;
+        return None;
     };
     // Members are written in any case.
     let member = |name: &str| {
@@ -220,13 +230,14 @@ fn identity(sent: Option<Value>, id: &str, tenant: &str) -> Value {
         }
         _ => Value::Null,
     };
-    json!({"type": kind, "principalId": principal, "tenantId": tenant, "userAssignedIdentities": assigned})
+    let shown = json!({"type": kind, "principalId": principal, "tenantId": tenant, "userAssignedIdentities": assigned});
+    Some(shown)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::resources::{Road, parse_domain, parse_system_topic, parse_topic};
+    use crate::resources::{Road, parse_domain, parse_system_topic, parse_topic, patch_topic};
     use postrider_core::ids::TopicId;
     use postrider_core::json::Raw;
     use postrider_core::time::Timestamp;
@@ -270,22 +281,72 @@ mod tests {
             "systemData": null,
             "sku": {"name": "Basic"},
             "kind": "Azure",
-            "extendedLocation": null,
             "identity": {"type": "None", "principalId": null, "tenantId": null, "userAssignedIdentities": null},
             "properties": {
                 "provisioningState": "Succeeded",
                 "endpoint": "https://host:8443/topics/Orders/api/events",
                 "inputSchema": "EventGridSchema",
-                "inputSchemaMapping": null,
                 "metricResourceId": null,
                 "publicNetworkAccess": "Enabled",
-                "inboundIpRules": null,
                 "disableLocalAuth": false,
                 "dataResidencyBoundary": "WithinGeopair",
-                "privateEndpointConnections": null,
             },
         });
         assert_eq!(body, expected);
+    }
+
+    #[test]
+    fn what_was_never_sent_is_absent() {
+        let mut made =
+            topic(r#"{"location":"westus2","properties":{"inboundIpRules":[{"ipMask":"1.1.1.1"}]}}"#);
+        let members = |body: &Value| -> Vec<String> {
+            let members = body.as_object().unwrap();
+            members.keys().cloned().collect()
+        };
+        let body = shown(&made, "2024-06-01-preview");
+        let beside = [
+            "id",
+            "kind",
+            "location",
+            "name",
+            "properties",
+            "sku",
+            "systemData",
+            "tags",
+            "type",
+        ];
+        assert_eq!(members(&body), beside);
+        let inside = [
+            "dataResidencyBoundary",
+            "endpoint",
+            "inboundIpRules",
+            "inputSchema",
+            "metricResourceId",
+            "minimumTlsVersionAllowed",
+            "provisioningState",
+            "publicNetworkAccess",
+        ];
+        assert_eq!(members(&body["properties"]), inside);
+        assert_eq!(body["properties"]["minimumTlsVersionAllowed"], "1.0");
+        assert_eq!((&body["systemData"], &body["tags"]), (&Value::Null, &Value::Null));
+        // Of a topic of an earlier version only the answer is known, not whether it was sent.
+        made.local_auth_disabled = true;
+        assert_eq!(shown(&made, "2025-02-15")["properties"]["disableLocalAuth"], true);
+        let patched = patch_topic(
+            Raw::trusted(r#"{"properties":{"disableLocalAuth":false}}"#),
+            &made,
+        )
+        .unwrap();
+        let patched = patched.into_topic(made.id, "Rg".into(), Default::default(), made.created);
+        let properties = shown(&patched, "2025-02-15")["properties"].take();
+        assert_eq!(properties["disableLocalAuth"], false);
+        let patched = patch_topic(Raw::trusted(r#"{"tags":{"a":"b"}}"#), &patched).unwrap();
+        let patched = patched.into_topic(made.id, "Rg".into(), Default::default(), made.created);
+        let properties = shown(&patched, "2025-02-15")["properties"].take();
+        assert_eq!(
+            properties["disableLocalAuth"], false,
+            "a change keeps that it was sent"
+        );
     }
 
     #[test]
@@ -313,7 +374,7 @@ mod tests {
                 json!([{"ipMask": "1.1.1.1", "action": "Allow"}])
             );
             assert_eq!(properties["postrider"], json!({"profile": "edge"}));
-            assert_eq!(body["identity"], Value::Null);
+            assert_eq!(body.get("identity"), None);
         };
         check("2020-06-01", [false, false, false, false]);
         check("2020-10-15-preview", [true, false, false, false]);
@@ -383,7 +444,6 @@ mod tests {
             "location": "l",
             "tags": null,
             "systemData": null,
-            "identity": null,
             "properties": {
                 "source": "/S",
                 "topicType": "A.B",

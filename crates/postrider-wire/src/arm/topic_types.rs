@@ -11,10 +11,10 @@ pub struct TopicType {
     pub description: &'static str,
     /// Sources of this kind have no region.
     pub global: bool,
-    /// The resource id of a source.
-    pub source_format: &'static str,
-    /// `Resource`, `ResourceGroup` or `AzureSubscription`.
-    pub scope: &'static str,
+    /// The resource id of a source, where sources are not Event Grid's own.
+    pub source_format: Option<&'static str>,
+    /// `AzureSubscription` for the one kind that says so.
+    pub scope: Option<&'static str>,
     pub event_types: &'static [EventType],
 }
 
@@ -40,21 +40,29 @@ impl TopicType {
         format!("providers/Microsoft.EventGrid/topicTypes/{}", self.name)
     }
 
+    /// `locations` by their display names.
     pub fn body(&self, locations: &[&str]) -> Value {
+        let mut properties = json!({
+            "provider": self.provider,
+            "displayName": self.display_name,
+            "description": self.description,
+            "resourceRegionType": if self.global { "GlobalResource" } else { "RegionalResource" },
+            "provisioningState": "Succeeded",
+        });
+        if !self.global {
+            properties["supportedLocations"] = json!(locations);
+        }
+        if let Some(format) = self.source_format {
+            properties["sourceResourceFormat"] = json!(format);
+        }
+        if let Some(scope) = self.scope {
+            properties["supportedScopesForSource"] = json!([scope]);
+        }
         json!({
             "id": self.id(),
             "name": self.name,
             "type": "Microsoft.EventGrid/topicTypes",
-            "properties": {
-                "provider": self.provider,
-                "displayName": self.display_name,
-                "description": self.description,
-                "resourceRegionType": if self.global { "GlobalResource" } else { "RegionalResource" },
-                "provisioningState": "Succeeded",
-                "supportedLocations": locations,
-                "sourceResourceFormat": self.source_format,
-                "supportedScopesForSource": [self.scope],
-            },
+            "properties": properties,
         })
     }
 
@@ -114,25 +122,25 @@ const RESOURCE_EVENTS: &[EventType] = &[
     event(
         "Microsoft.Resources.ResourceWriteSuccess",
         "Resource Write Success",
-        "Raised when a resource write operation succeeds.",
+        "Raised when a resource create or update operation succeeds.",
         true,
     ),
     event(
         "Microsoft.Resources.ResourceWriteFailure",
         "Resource Write Failure",
-        "Raised when a resource write operation fails.",
+        "Raised when a resource create or update operation fails.",
         true,
     ),
     event(
         "Microsoft.Resources.ResourceWriteCancel",
         "Resource Write Cancel",
-        "Raised when a resource write operation is canceled.",
+        "Raised when a resource create or update operation is cancelled.",
         true,
     ),
     event(
         "Microsoft.Resources.ResourceDeleteSuccess",
         "Resource Delete Success",
-        "Raised when a resource delete operation succeeds.",
+        "Raised when a resource deletion operation succeeds.",
         true,
     ),
     event(
@@ -144,7 +152,7 @@ const RESOURCE_EVENTS: &[EventType] = &[
     event(
         "Microsoft.Resources.ResourceDeleteCancel",
         "Resource Delete Cancel",
-        "Raised when a resource delete operation is canceled.",
+        "Raised when a resource delete is cancelled. This happens when template deployment is cancelled.",
         true,
     ),
     event(
@@ -162,40 +170,51 @@ const RESOURCE_EVENTS: &[EventType] = &[
     event(
         "Microsoft.Resources.ResourceActionCancel",
         "Resource Action Cancel",
-        "Raised when a resource action operation is canceled.",
+        "Raised when a resource action operation is cancelled.",
         true,
     ),
 ];
 
+/// The types of events that subscriptions of a resource group or of the whole Azure subscription get which name none.
+pub const RESOURCE_EVENT_TYPES: &[&str] = &{
+    let mut names = [""; RESOURCE_EVENTS.len()];
+    let mut at = 0;
+    while at < names.len() {
+        names[at] = RESOURCE_EVENTS[at].name;
+        at += 1;
+    }
+    names
+};
+
+/// In the order in which the service lists them.
 pub const TOPIC_TYPES: &[TopicType] = &[
     TopicType {
-        name: "Microsoft.EventGrid.Topics",
-        provider: "Microsoft.EventGrid",
-        display_name: "Event Grid Topics",
-        description: "Custom events via Event Grid Topics.",
+        name: "Microsoft.Eventhub.Namespaces",
+        provider: "Microsoft.Eventhub",
+        display_name: "Event Hubs Namespaces",
+        description: "Microsoft Event Hubs service events.",
         global: false,
-        source_format: "/subscriptions/{subscription}/resourceGroups/{resourceGroup}/providers/Microsoft.EventGrid/topics/{topicName}",
-        scope: "Resource",
-        event_types: &[],
-    },
-    TopicType {
-        name: "Microsoft.EventGrid.Domains",
-        provider: "Microsoft.EventGrid",
-        display_name: "Event Grid Domains",
-        description: "Custom events via Event Grid Domains.",
-        global: false,
-        source_format: "/subscriptions/{subscription}/resourceGroups/{resourceGroup}/providers/Microsoft.EventGrid/domains/{domainName}",
-        scope: "Resource",
-        event_types: &[],
+        source_format: Some(
+            "/subscriptions/<subscriptionId>/resourceGroups/<resourceGroupName>/providers/Microsoft.EventHub/namespaces/<namespaceName>",
+        ),
+        scope: None,
+        event_types: &[event(
+            "Microsoft.EventHub.CaptureFileCreated",
+            "Capture File Created",
+            "Raised when a capture file is created.",
+            true,
+        )],
     },
     TopicType {
         name: "Microsoft.Storage.StorageAccounts",
         provider: "Microsoft.Storage",
-        display_name: "Storage Accounts",
+        display_name: "Storage Accounts (Blob & GPv2)",
         description: "Microsoft Storage service events.",
         global: false,
-        source_format: "/subscriptions/{subscription}/resourceGroups/{resourceGroup}/providers/Microsoft.Storage/storageAccounts/{storageAccountName}",
-        scope: "Resource",
+        source_format: Some(
+            "/subscriptions/<subscriptionId>/resourceGroups/<resourceGroupName>/providers/Microsoft.Storage/storageAccounts/<storageAccountName>",
+        ),
+        scope: None,
         event_types: &[
             event(
                 "Microsoft.Storage.BlobCreated",
@@ -263,10 +282,10 @@ pub const TOPIC_TYPES: &[TopicType] = &[
         name: "Microsoft.Resources.Subscriptions",
         provider: "Microsoft.Resources",
         display_name: "Azure Subscriptions",
-        description: "Resource management events under an Azure subscription.",
+        description: "Resource management events under an Azure subscription",
         global: true,
-        source_format: "/subscriptions/{subscription}",
-        scope: "AzureSubscription",
+        source_format: Some("/subscriptions/<subscriptionId>"),
+        scope: None,
         event_types: RESOURCE_EVENTS,
     },
     TopicType {
@@ -275,68 +294,20 @@ pub const TOPIC_TYPES: &[TopicType] = &[
         display_name: "Resource Groups",
         description: "Resource management events under a resource group.",
         global: true,
-        source_format: "/subscriptions/{subscription}/resourceGroups/{resourceGroup}",
-        scope: "ResourceGroup",
+        source_format: Some("/subscriptions/<subscriptionId>/resourceGroups/<resourceGroupName>"),
+        scope: None,
         event_types: RESOURCE_EVENTS,
-    },
-    TopicType {
-        name: "Microsoft.EventHub.Namespaces",
-        provider: "Microsoft.EventHub",
-        display_name: "Event Hubs Namespaces",
-        description: "Microsoft Event Hubs service events.",
-        global: false,
-        source_format: "/subscriptions/{subscription}/resourceGroups/{resourceGroup}/providers/Microsoft.EventHub/namespaces/{namespaceName}",
-        scope: "Resource",
-        event_types: &[event(
-            "Microsoft.EventHub.CaptureFileCreated",
-            "Capture File Created",
-            "Raised when a capture file is created.",
-            true,
-        )],
-    },
-    TopicType {
-        name: "Microsoft.ServiceBus.Namespaces",
-        provider: "Microsoft.ServiceBus",
-        display_name: "Service Bus Namespaces",
-        description: "Microsoft Service Bus events.",
-        global: false,
-        source_format: "/subscriptions/{subscription}/resourceGroups/{resourceGroup}/providers/Microsoft.ServiceBus/namespaces/{namespaceName}",
-        scope: "Resource",
-        event_types: &[
-            event(
-                "Microsoft.ServiceBus.ActiveMessagesAvailableWithNoListeners",
-                "Active Messages Available With No Listener",
-                "Raised when there are active messages and no listener.",
-                true,
-            ),
-            event(
-                "Microsoft.ServiceBus.DeadletterMessagesAvailableWithNoListeners",
-                "Deadletter Messages Available With No Listener",
-                "Raised when there are dead-lettered messages and no listener.",
-                true,
-            ),
-            event(
-                "Microsoft.ServiceBus.ActiveMessagesAvailablePeriodicNotifications",
-                "Active Messages Available Periodic Notifications",
-                "Raised periodically while there are active messages.",
-                true,
-            ),
-            event(
-                "Microsoft.ServiceBus.DeadletterMessagesAvailablePeriodicNotifications",
-                "Deadletter Messages Available Periodic Notifications",
-                "Raised periodically while there are dead-lettered messages.",
-                true,
-            ),
-        ],
     },
     TopicType {
         name: "Microsoft.Devices.IoTHubs",
         provider: "Microsoft.Devices",
         display_name: "Azure IoT Hub Accounts",
-        description: "Azure IoT Hub service events.",
+        description: "Azure IoT Hub service events",
         global: false,
-        source_format: "/subscriptions/{subscription}/resourceGroups/{resourceGroup}/providers/Microsoft.Devices/IotHubs/{iotHubName}",
-        scope: "Resource",
+        source_format: Some(
+            "/subscriptions/<subscriptionId>/resourceGroups/<resourceGroupName>/providers/Microsoft.Devices/ioTHubs/<hubName>",
+        ),
+        scope: None,
         event_types: &[
             event(
                 "Microsoft.Devices.DeviceCreated",
@@ -371,13 +342,62 @@ pub const TOPIC_TYPES: &[TopicType] = &[
         ],
     },
     TopicType {
+        name: "Microsoft.EventGrid.Topics",
+        provider: "Microsoft.EventGrid",
+        display_name: "Event Grid Topics",
+        description: "Custom events via Event Grid Topics",
+        global: false,
+        source_format: None,
+        scope: None,
+        event_types: &[],
+    },
+    TopicType {
+        name: "Microsoft.ServiceBus.Namespaces",
+        provider: "Microsoft.ServiceBus",
+        display_name: "Service Bus Namespaces",
+        description: "Service Bus events",
+        global: false,
+        source_format: Some(
+            "/subscriptions/<subscriptionId>/resourceGroups/<resourceGroupName>/providers/Microsoft.ServiceBus/namespaces/<namespaceName>",
+        ),
+        scope: None,
+        event_types: &[
+            event(
+                "Microsoft.ServiceBus.ActiveMessagesAvailableWithNoListeners",
+                "Active Messages Available With No Listener",
+                "Raised when there are active messages and no listener.",
+                true,
+            ),
+            event(
+                "Microsoft.ServiceBus.DeadletterMessagesAvailableWithNoListeners",
+                "Deadletter Messages Available With No Listener",
+                "Raised when there are dead-lettered messages and no listener.",
+                true,
+            ),
+            event(
+                "Microsoft.ServiceBus.ActiveMessagesAvailablePeriodicNotifications",
+                "Active Messages Available Periodic Notifications",
+                "Raised periodically while there are active messages.",
+                true,
+            ),
+            event(
+                "Microsoft.ServiceBus.DeadletterMessagesAvailablePeriodicNotifications",
+                "Deadletter Messages Available Periodic Notifications",
+                "Raised periodically while there are dead-lettered messages.",
+                true,
+            ),
+        ],
+    },
+    TopicType {
         name: "Microsoft.ContainerRegistry.Registries",
         provider: "Microsoft.ContainerRegistry",
-        display_name: "Container Registry",
-        description: "Microsoft Container Registry service events.",
+        display_name: "Azure Container Registry",
+        description: "Azure Container Registry service events",
         global: false,
-        source_format: "/subscriptions/{subscription}/resourceGroups/{resourceGroup}/providers/Microsoft.ContainerRegistry/registries/{registryName}",
-        scope: "Resource",
+        source_format: Some(
+            "/subscriptions/<subscriptionId>/resourceGroups/<resourceGroupName>/providers/Microsoft.ContainerRegistry/registries/<name>",
+        ),
+        scope: None,
         event_types: &[
             event(
                 "Microsoft.ContainerRegistry.ImagePushed",
@@ -406,13 +426,124 @@ pub const TOPIC_TYPES: &[TopicType] = &[
         ],
     },
     TopicType {
+        name: "Microsoft.Media.MediaServices",
+        provider: "Microsoft.Media",
+        display_name: "Microsoft Azure Media Services",
+        description: "Microsoft Azure Media Services events",
+        global: false,
+        source_format: Some(
+            "/subscriptions/<subscriptionId>/resourceGroups/<resourceGroupName>/providers/Microsoft.Media/MediaServices/<name>",
+        ),
+        scope: None,
+        event_types: &[
+            event(
+                "Microsoft.Media.JobStateChange",
+                "Job State Change",
+                "Raised when the state of a job changes.",
+                true,
+            ),
+            event(
+                "Microsoft.Media.JobFinished",
+                "Job Finished",
+                "Raised when a job is finished.",
+                true,
+            ),
+            event(
+                "Microsoft.Media.JobErrored",
+                "Job Errored",
+                "Raised when a job has failed.",
+                true,
+            ),
+        ],
+    },
+    TopicType {
+        name: "Microsoft.Maps.Accounts",
+        provider: "Microsoft.Maps",
+        display_name: "Azure Maps Accounts",
+        description: "Microsoft Maps service events.",
+        global: true,
+        source_format: Some(
+            "/subscriptions/<subscriptionId>/resourceGroups/<resourceGroupName>/providers/Microsoft.Maps/Accounts/<name>",
+        ),
+        scope: None,
+        event_types: &[
+            event(
+                "Microsoft.Maps.GeofenceEntered",
+                "Geofence Entered",
+                "Raised when coordinates have moved into a geofence.",
+                true,
+            ),
+            event(
+                "Microsoft.Maps.GeofenceExited",
+                "Geofence Exited",
+                "Raised when coordinates have moved out of a geofence.",
+                true,
+            ),
+            event(
+                "Microsoft.Maps.GeofenceResult",
+                "Geofence Result",
+                "Raised whenever a geofencing query has a result.",
+                true,
+            ),
+        ],
+    },
+    TopicType {
+        name: "Microsoft.EventGrid.Domains",
+        provider: "Microsoft.EventGrid",
+        display_name: "Event Grid Domains",
+        description: "Custom events via Event Grid Domains.",
+        global: false,
+        source_format: None,
+        scope: None,
+        event_types: &[],
+    },
+    TopicType {
+        name: "Microsoft.AppConfiguration.ConfigurationStores",
+        provider: "Microsoft.AppConfiguration",
+        display_name: "Microsoft Azure App Configuration",
+        description: "Microsoft Azure App Configuration events",
+        global: false,
+        source_format: Some(
+            "/subscriptions/<subscriptionId>/resourceGroups/<resourceGroupName>/providers/Microsoft.AppConfiguration/ConfigurationStores/<name>",
+        ),
+        scope: None,
+        event_types: &[
+            event(
+                "Microsoft.AppConfiguration.KeyValueModified",
+                "Key-Value Modified",
+                "Raised when a key-value is created or replaced.",
+                true,
+            ),
+            event(
+                "Microsoft.AppConfiguration.KeyValueDeleted",
+                "Key-Value Deleted",
+                "Raised when a key-value is deleted.",
+                true,
+            ),
+            event(
+                "Microsoft.AppConfiguration.SnapshotCreated",
+                "Snapshot Created",
+                "Raised when a snapshot is created.",
+                true,
+            ),
+            event(
+                "Microsoft.AppConfiguration.SnapshotModified",
+                "Snapshot Modified",
+                "Raised when a snapshot is modified.",
+                true,
+            ),
+        ],
+    },
+    TopicType {
         name: "Microsoft.KeyVault.vaults",
         provider: "Microsoft.KeyVault",
-        display_name: "Key Vault",
-        description: "Microsoft Key Vault service events.",
+        display_name: "Microsoft Key Vault",
+        description: "Microsoft Key Vault service events",
         global: false,
-        source_format: "/subscriptions/{subscription}/resourceGroups/{resourceGroup}/providers/Microsoft.KeyVault/vaults/{vaultName}",
-        scope: "Resource",
+        source_format: Some(
+            "/subscriptions/<subscriptionId>/resourceGroups/<resourceGroupName>/providers/Microsoft.KeyVault/vaults/<name>",
+        ),
+        scope: None,
         event_types: &[
             event(
                 "Microsoft.KeyVault.CertificateNewVersionCreated",
@@ -477,176 +608,15 @@ pub const TOPIC_TYPES: &[TopicType] = &[
         ],
     },
     TopicType {
-        name: "Microsoft.SignalRService.SignalR",
-        provider: "Microsoft.SignalRService",
-        display_name: "Azure SignalR",
-        description: "Microsoft Azure SignalR service events.",
-        global: false,
-        source_format: "/subscriptions/{subscription}/resourceGroups/{resourceGroup}/providers/Microsoft.SignalRService/SignalR/{name}",
-        scope: "Resource",
-        event_types: &[
-            event(
-                "Microsoft.SignalRService.ClientConnectionConnected",
-                "Client Connection Connected",
-                "Raised when a client connects.",
-                true,
-            ),
-            event(
-                "Microsoft.SignalRService.ClientConnectionDisconnected",
-                "Client Connection Disconnected",
-                "Raised when a client disconnects.",
-                true,
-            ),
-        ],
-    },
-    TopicType {
-        name: "Microsoft.AppConfiguration.ConfigurationStores",
-        provider: "Microsoft.AppConfiguration",
-        display_name: "Azure App Configuration",
-        description: "Azure App Configuration service events.",
-        global: false,
-        source_format: "/subscriptions/{subscription}/resourceGroups/{resourceGroup}/providers/Microsoft.AppConfiguration/configurationStores/{storeName}",
-        scope: "Resource",
-        event_types: &[
-            event(
-                "Microsoft.AppConfiguration.KeyValueModified",
-                "Key-Value Modified",
-                "Raised when a key-value is created or replaced.",
-                true,
-            ),
-            event(
-                "Microsoft.AppConfiguration.KeyValueDeleted",
-                "Key-Value Deleted",
-                "Raised when a key-value is deleted.",
-                true,
-            ),
-            event(
-                "Microsoft.AppConfiguration.SnapshotCreated",
-                "Snapshot Created",
-                "Raised when a snapshot is created.",
-                true,
-            ),
-            event(
-                "Microsoft.AppConfiguration.SnapshotModified",
-                "Snapshot Modified",
-                "Raised when a snapshot is modified.",
-                true,
-            ),
-        ],
-    },
-    TopicType {
-        name: "Microsoft.Cache.Redis",
-        provider: "Microsoft.Cache",
-        display_name: "Azure Cache for Redis",
-        description: "Azure Cache for Redis service events.",
-        global: false,
-        source_format: "/subscriptions/{subscription}/resourceGroups/{resourceGroup}/providers/Microsoft.Cache/Redis/{name}",
-        scope: "Resource",
-        event_types: &[
-            event(
-                "Microsoft.Cache.PatchingCompleted",
-                "Patching Completed",
-                "Raised when the cache has been patched.",
-                true,
-            ),
-            event(
-                "Microsoft.Cache.ScalingCompleted",
-                "Scaling Completed",
-                "Raised when the cache has been scaled.",
-                true,
-            ),
-            event(
-                "Microsoft.Cache.ExportRDBCompleted",
-                "Export RDB Completed",
-                "Raised when an export of the cache has been completed.",
-                true,
-            ),
-            event(
-                "Microsoft.Cache.ImportRDBCompleted",
-                "Import RDB Completed",
-                "Raised when an import into the cache has been completed.",
-                true,
-            ),
-        ],
-    },
-    TopicType {
-        name: "Microsoft.Maps.Accounts",
-        provider: "Microsoft.Maps",
-        display_name: "Azure Maps Accounts",
-        description: "Azure Maps geofence events.",
-        global: true,
-        source_format: "/subscriptions/{subscription}/resourceGroups/{resourceGroup}/providers/Microsoft.Maps/accounts/{accountName}",
-        scope: "Resource",
-        event_types: &[
-            event(
-                "Microsoft.Maps.GeofenceEntered",
-                "Geofence Entered",
-                "Raised when coordinates have moved into a geofence.",
-                true,
-            ),
-            event(
-                "Microsoft.Maps.GeofenceExited",
-                "Geofence Exited",
-                "Raised when coordinates have moved out of a geofence.",
-                true,
-            ),
-            event(
-                "Microsoft.Maps.GeofenceResult",
-                "Geofence Result",
-                "Raised whenever a geofencing query has a result.",
-                true,
-            ),
-        ],
-    },
-    TopicType {
-        name: "Microsoft.MachineLearningServices.Workspaces",
-        provider: "Microsoft.MachineLearningServices",
-        display_name: "Machine Learning",
-        description: "Azure Machine Learning service events.",
-        global: false,
-        source_format: "/subscriptions/{subscription}/resourceGroups/{resourceGroup}/providers/Microsoft.MachineLearningServices/workspaces/{workspaceName}",
-        scope: "Resource",
-        event_types: &[
-            event(
-                "Microsoft.MachineLearningServices.ModelRegistered",
-                "Model Registered",
-                "Raised when a model is registered.",
-                true,
-            ),
-            event(
-                "Microsoft.MachineLearningServices.ModelDeployed",
-                "Model Deployed",
-                "Raised when a model is deployed.",
-                true,
-            ),
-            event(
-                "Microsoft.MachineLearningServices.RunCompleted",
-                "Run Completed",
-                "Raised when a run is completed.",
-                true,
-            ),
-            event(
-                "Microsoft.MachineLearningServices.DatasetDriftDetected",
-                "Dataset Drift Detected",
-                "Raised when a drift of a dataset is detected.",
-                true,
-            ),
-            event(
-                "Microsoft.MachineLearningServices.RunStatusChanged",
-                "Run Status Changed",
-                "Raised when the status of a run changes.",
-                true,
-            ),
-        ],
-    },
-    TopicType {
         name: "Microsoft.Web.Sites",
         provider: "Microsoft.Web",
-        display_name: "Azure Web App Service",
-        description: "Azure Web App service events.",
+        display_name: "App Services",
+        description: "App Services events",
         global: false,
-        source_format: "/subscriptions/{subscription}/resourceGroups/{resourceGroup}/providers/Microsoft.Web/sites/{siteName}",
-        scope: "Resource",
+        source_format: Some(
+            "/subscriptions/<subscriptionId>/resourceGroups/<resourceGroupName>/providers/Microsoft.Web/sites/<name>",
+        ),
+        scope: None,
         event_types: &[
             event(
                 "Microsoft.Web.AppUpdated",
@@ -711,13 +681,137 @@ pub const TOPIC_TYPES: &[TopicType] = &[
         ],
     },
     TopicType {
+        name: "Microsoft.Web.ServerFarms",
+        provider: "Microsoft.Web",
+        display_name: "App Service Plans",
+        description: "App Service Plans events",
+        global: false,
+        source_format: Some(
+            "/subscriptions/<subscriptionId>/resourceGroups/<resourceGroupName>/providers/Microsoft.Web/ServerFarms/<name>",
+        ),
+        scope: None,
+        event_types: &[event(
+            "Microsoft.Web.AppServicePlanUpdated",
+            "App Service Plan Updated",
+            "Raised when an App Service plan is updated.",
+            true,
+        )],
+    },
+    TopicType {
+        name: "Microsoft.SignalRService.SignalR",
+        provider: "Microsoft.SignalRService",
+        display_name: "Azure SignalR Service",
+        description: "Azure SignalR service events",
+        global: false,
+        source_format: Some(
+            "/subscriptions/<subscriptionId>/resourceGroups/<resourceGroupName>/providers/Microsoft.SignalRService/SignalR/<name>",
+        ),
+        scope: None,
+        event_types: &[
+            event(
+                "Microsoft.SignalRService.ClientConnectionConnected",
+                "Client Connection Connected",
+                "Raised when a client connects.",
+                true,
+            ),
+            event(
+                "Microsoft.SignalRService.ClientConnectionDisconnected",
+                "Client Connection Disconnected",
+                "Raised when a client disconnects.",
+                true,
+            ),
+        ],
+    },
+    TopicType {
+        name: "Microsoft.MachineLearningServices.Workspaces",
+        provider: "Microsoft.MachineLearningServices",
+        display_name: "Machine Learning Workspaces",
+        description: "Microsoft Azure Machine Learning Service events",
+        global: false,
+        source_format: Some(
+            "/subscriptions/<subscriptionId>/resourceGroups/<resourceGroupName>/providers/Microsoft.MachineLearningServices/Workspaces/<name>",
+        ),
+        scope: None,
+        event_types: &[
+            event(
+                "Microsoft.MachineLearningServices.ModelRegistered",
+                "Model Registered",
+                "Raised when a model is registered.",
+                true,
+            ),
+            event(
+                "Microsoft.MachineLearningServices.ModelDeployed",
+                "Model Deployed",
+                "Raised when a model is deployed.",
+                true,
+            ),
+            event(
+                "Microsoft.MachineLearningServices.RunCompleted",
+                "Run Completed",
+                "Raised when a run is completed.",
+                true,
+            ),
+            event(
+                "Microsoft.MachineLearningServices.DatasetDriftDetected",
+                "Dataset Drift Detected",
+                "Raised when a drift of a dataset is detected.",
+                true,
+            ),
+            event(
+                "Microsoft.MachineLearningServices.RunStatusChanged",
+                "Run Status Changed",
+                "Raised when the status of a run changes.",
+                true,
+            ),
+        ],
+    },
+    TopicType {
+        name: "Microsoft.Cache.Redis",
+        provider: "Microsoft.Cache",
+        display_name: "Microsoft Azure Cache for Redis",
+        description: "Microsoft Azure Cache for Redis service events",
+        global: false,
+        source_format: Some(
+            "/subscriptions/<subscriptionId>/resourceGroups/<resourceGroupName>/providers/Microsoft.Cache/Redis/<redisName>",
+        ),
+        scope: None,
+        event_types: &[
+            event(
+                "Microsoft.Cache.PatchingCompleted",
+                "Patching Completed",
+                "Raised when the cache has been patched.",
+                true,
+            ),
+            event(
+                "Microsoft.Cache.ScalingCompleted",
+                "Scaling Completed",
+                "Raised when the cache has been scaled.",
+                true,
+            ),
+            event(
+                "Microsoft.Cache.ExportRDBCompleted",
+                "Export RDB Completed",
+                "Raised when an export of the cache has been completed.",
+                true,
+            ),
+            event(
+                "Microsoft.Cache.ImportRDBCompleted",
+                "Import RDB Completed",
+                "Raised when an import into the cache has been completed.",
+                true,
+            ),
+        ],
+    },
+    TopicType {
         name: "Microsoft.Communication.CommunicationServices",
         provider: "Microsoft.Communication",
         display_name: "Azure Communication Services",
-        description: "Azure Communication Services events.",
+        description: "Azure Communication Service Events",
         global: true,
-        source_format: "/subscriptions/{subscription}/resourceGroups/{resourceGroup}/providers/Microsoft.Communication/communicationServices/{name}",
-        scope: "Resource",
+        source_format: Some(
+            "/subscriptions/<subscriptionId>/resourceGroups/<resourceGroupName>/providers/Microsoft.Communication/communicationservices/<name>",
+        ),
+        scope: None,
         event_types: &[
             event(
                 "Microsoft.Communication.SMSReceived",
@@ -746,42 +840,13 @@ pub const TOPIC_TYPES: &[TopicType] = &[
         ],
     },
     TopicType {
-        name: "Microsoft.Media.MediaServices",
-        provider: "Microsoft.Media",
-        display_name: "Azure Media Services",
-        description: "Microsoft Azure Media Services events.",
-        global: false,
-        source_format: "/subscriptions/{subscription}/resourceGroups/{resourceGroup}/providers/Microsoft.Media/mediaservices/{name}",
-        scope: "Resource",
-        event_types: &[
-            event(
-                "Microsoft.Media.JobStateChange",
-                "Job State Change",
-                "Raised when the state of a job changes.",
-                true,
-            ),
-            event(
-                "Microsoft.Media.JobFinished",
-                "Job Finished",
-                "Raised when a job is finished.",
-                true,
-            ),
-            event(
-                "Microsoft.Media.JobErrored",
-                "Job Errored",
-                "Raised when a job has failed.",
-                true,
-            ),
-        ],
-    },
-    TopicType {
         name: "Microsoft.PolicyInsights.PolicyStates",
         provider: "Microsoft.PolicyInsights",
         display_name: "Microsoft PolicyInsights",
-        description: "Policy state events of an Azure subscription.",
+        description: "Microsoft PolicyInsights service events",
         global: true,
-        source_format: "/subscriptions/{subscription}",
-        scope: "AzureSubscription",
+        source_format: None,
+        scope: Some("AzureSubscription"),
         event_types: &[
             event(
                 "Microsoft.PolicyInsights.PolicyStateCreated",
@@ -799,6 +864,261 @@ pub const TOPIC_TYPES: &[TopicType] = &[
                 "Microsoft.PolicyInsights.PolicyStateDeleted",
                 "Policy State Deleted",
                 "Raised when a policy compliance state is deleted.",
+                true,
+            ),
+        ],
+    },
+    TopicType {
+        name: "Microsoft.AgFoodPlatform.FarmBeats",
+        provider: "Microsoft.AgFoodPlatform",
+        display_name: "Azure FarmBeats (Preview)",
+        description: "Microsoft FarmBeats service events",
+        global: false,
+        source_format: Some(
+            "/subscriptions/<subscriptionId>/resourceGroups/<resourceGroupName>/providers/Microsoft.AgFoodPlatform/farmBeats/<name>",
+        ),
+        scope: None,
+        event_types: &[
+            event(
+                "Microsoft.AgFoodPlatform.FarmChanged",
+                "Farm Changed",
+                "Raised when a farm is created, updated or deleted.",
+                true,
+            ),
+            event(
+                "Microsoft.AgFoodPlatform.FarmerChanged",
+                "Farmer Changed",
+                "Raised when a farmer is created, updated or deleted.",
+                true,
+            ),
+            event(
+                "Microsoft.AgFoodPlatform.SeasonalFieldChanged",
+                "Seasonal Field Changed",
+                "Raised when a seasonal field is created, updated or deleted.",
+                true,
+            ),
+            event(
+                "Microsoft.AgFoodPlatform.BoundaryChanged",
+                "Boundary Changed",
+                "Raised when a boundary is created, updated or deleted.",
+                true,
+            ),
+            event(
+                "Microsoft.AgFoodPlatform.FieldChanged",
+                "Field Changed",
+                "Raised when a field is created, updated or deleted.",
+                true,
+            ),
+            event(
+                "Microsoft.AgFoodPlatform.CropChanged",
+                "Crop Changed",
+                "Raised when a crop is created, updated or deleted.",
+                true,
+            ),
+            event(
+                "Microsoft.AgFoodPlatform.CropVarietyChanged",
+                "Crop Variety Changed",
+                "Raised when a crop variety is created, updated or deleted.",
+                true,
+            ),
+            event(
+                "Microsoft.AgFoodPlatform.SeasonChanged",
+                "Season Changed",
+                "Raised when a season is created, updated or deleted.",
+                true,
+            ),
+            event(
+                "Microsoft.AgFoodPlatform.ApplicationDataChanged",
+                "Application Data Changed",
+                "Raised when application data is created, updated or deleted.",
+                true,
+            ),
+            event(
+                "Microsoft.AgFoodPlatform.HarvestingDataChanged",
+                "Harvesting Data Changed",
+                "Raised when harvesting data is created, updated or deleted.",
+                true,
+            ),
+            event(
+                "Microsoft.AgFoodPlatform.TillageDataChanged",
+                "Tillage Data Changed",
+                "Raised when tillage data is created, updated or deleted.",
+                true,
+            ),
+            event(
+                "Microsoft.AgFoodPlatform.PlantingDataChanged",
+                "Planting Data Changed",
+                "Raised when planting data is created, updated or deleted.",
+                true,
+            ),
+            event(
+                "Microsoft.AgFoodPlatform.SatelliteDataIngestionJobStatusChanged",
+                "Satellite Data Ingestion Job Status Changed",
+                "Raised when the status of a satellite data job changes.",
+                true,
+            ),
+            event(
+                "Microsoft.AgFoodPlatform.WeatherDataIngestionJobStatusChanged",
+                "Weather Data Ingestion Job Status Changed",
+                "Raised when the status of a weather data job changes.",
+                true,
+            ),
+            event(
+                "Microsoft.AgFoodPlatform.FarmOperationDataIngestionJobStatusChanged",
+                "Farm Operation Data Ingestion Job Status Changed",
+                "Raised when the status of a farm operation data job changes.",
+                true,
+            ),
+        ],
+    },
+    TopicType {
+        name: "Microsoft.ApiManagement.Service",
+        provider: "Microsoft.ApiManagement",
+        display_name: "Azure API Management Service",
+        description: "Microsoft ApiManagement Service events",
+        global: false,
+        source_format: Some(
+            "/subscriptions/<subscriptionId>/resourceGroups/<resourceGroupName>/providers/Microsoft.ApiManagement/service/<name>",
+        ),
+        scope: None,
+        event_types: &[
+            event(
+                "Microsoft.ApiManagement.UserCreated",
+                "User Created",
+                "Raised when a user is created.",
+                true,
+            ),
+            event(
+                "Microsoft.ApiManagement.UserUpdated",
+                "User Updated",
+                "Raised when a user is updated.",
+                true,
+            ),
+            event(
+                "Microsoft.ApiManagement.UserDeleted",
+                "User Deleted",
+                "Raised when a user is deleted.",
+                true,
+            ),
+            event(
+                "Microsoft.ApiManagement.APICreated",
+                "API Created",
+                "Raised when an API is created.",
+                true,
+            ),
+            event(
+                "Microsoft.ApiManagement.APIUpdated",
+                "API Updated",
+                "Raised when an API is updated.",
+                true,
+            ),
+            event(
+                "Microsoft.ApiManagement.APIDeleted",
+                "API Deleted",
+                "Raised when an API is deleted.",
+                true,
+            ),
+            event(
+                "Microsoft.ApiManagement.ProductCreated",
+                "Product Created",
+                "Raised when a product is created.",
+                true,
+            ),
+            event(
+                "Microsoft.ApiManagement.ProductUpdated",
+                "Product Updated",
+                "Raised when a product is updated.",
+                true,
+            ),
+            event(
+                "Microsoft.ApiManagement.ProductDeleted",
+                "Product Deleted",
+                "Raised when a product is deleted.",
+                true,
+            ),
+            event(
+                "Microsoft.ApiManagement.APIReleaseCreated",
+                "API Release Created",
+                "Raised when an API release is created.",
+                true,
+            ),
+            event(
+                "Microsoft.ApiManagement.APIReleaseUpdated",
+                "API Release Updated",
+                "Raised when an API release is updated.",
+                true,
+            ),
+            event(
+                "Microsoft.ApiManagement.APIReleaseDeleted",
+                "API Release Deleted",
+                "Raised when an API release is deleted.",
+                true,
+            ),
+            event(
+                "Microsoft.ApiManagement.SubscriptionCreated",
+                "Subscription Created",
+                "Raised when a subscription is created.",
+                true,
+            ),
+            event(
+                "Microsoft.ApiManagement.SubscriptionUpdated",
+                "Subscription Updated",
+                "Raised when a subscription is updated.",
+                true,
+            ),
+            event(
+                "Microsoft.ApiManagement.SubscriptionDeleted",
+                "Subscription Deleted",
+                "Raised when a subscription is deleted.",
+                true,
+            ),
+        ],
+    },
+    TopicType {
+        name: "Microsoft.HealthcareApis.Workspaces",
+        provider: "Microsoft.HealthcareApis",
+        display_name: "Azure Health Data Services",
+        description: "Azure Health Data Services events",
+        global: false,
+        source_format: Some(
+            "/subscriptions/<subscriptionId>/resourceGroups/<resourceGroupName>/providers/Microsoft.HealthcareApis/workspaces/<name>",
+        ),
+        scope: None,
+        event_types: &[
+            event(
+                "Microsoft.HealthcareApis.FhirResourceCreated",
+                "Fhir Resource Created",
+                "Raised when a FHIR resource is created.",
+                true,
+            ),
+            event(
+                "Microsoft.HealthcareApis.FhirResourceUpdated",
+                "Fhir Resource Updated",
+                "Raised when a FHIR resource is updated.",
+                true,
+            ),
+            event(
+                "Microsoft.HealthcareApis.FhirResourceDeleted",
+                "Fhir Resource Deleted",
+                "Raised when a FHIR resource is deleted.",
+                true,
+            ),
+            event(
+                "Microsoft.HealthcareApis.DicomImageCreated",
+                "Dicom Image Created",
+                "Raised when a DICOM image is created.",
+                true,
+            ),
+            event(
+                "Microsoft.HealthcareApis.DicomImageUpdated",
+                "Dicom Image Updated",
+                "Raised when a DICOM image is updated.",
+                true,
+            ),
+            event(
+                "Microsoft.HealthcareApis.DicomImageDeleted",
+                "Dicom Image Deleted",
+                "Raised when a DICOM image is deleted.",
                 true,
             ),
         ],
@@ -822,6 +1142,15 @@ mod tests {
             ["Microsoft.Storage.BlobCreated", "Microsoft.Storage.BlobDeleted"]
         );
         assert!(topic_type("Microsoft.EventGrid.Nothing").is_none());
+        assert_eq!(TOPIC_TYPES.len(), 23, "as many as the service has");
+        for more in [
+            "Microsoft.Web.ServerFarms",
+            "Microsoft.AgFoodPlatform.FarmBeats",
+            "Microsoft.ApiManagement.Service",
+            "Microsoft.HealthcareApis.Workspaces",
+        ] {
+            assert!(!topic_type(more).unwrap().event_types.is_empty(), "{more}");
+        }
         for known in TOPIC_TYPES {
             let events: BTreeSet<_> = known.event_types.iter().map(|event| event.name).collect();
             assert_eq!(events.len(), known.event_types.len(), "{}", known.name);
@@ -830,14 +1159,42 @@ mod tests {
 
     #[test]
     fn bodies() {
-        let body = topic_type("Microsoft.EventGrid.Topics")
-            .unwrap()
-            .body(&["westus2"]);
+        let body = |name: &str| topic_type(name).unwrap().body(&["West US 2"]);
+        let topics = body("Microsoft.EventGrid.Topics");
         assert_eq!(
-            body["id"],
+            topics["id"],
             "providers/Microsoft.EventGrid/topicTypes/Microsoft.EventGrid.Topics"
         );
-        assert_eq!(body["properties"]["resourceRegionType"], "RegionalResource");
+        let expected = json!({
+            "provider": "Microsoft.EventGrid",
+            "displayName": "Event Grid Topics",
+            "description": "Custom events via Event Grid Topics",
+            "resourceRegionType": "RegionalResource",
+            "provisioningState": "Succeeded",
+            "supportedLocations": ["West US 2"],
+        });
+        assert_eq!(topics["properties"], expected);
+        let hubs = body("microsoft.eventhub.namespaces");
+        assert_eq!(hubs["name"], "Microsoft.Eventhub.Namespaces");
+        assert_eq!(
+            hubs["properties"]["sourceResourceFormat"],
+            "/subscriptions/<subscriptionId>/resourceGroups/<resourceGroupName>/providers/Microsoft.EventHub/namespaces/<namespaceName>"
+        );
+        let policies = body("Microsoft.PolicyInsights.PolicyStates");
+        let expected = json!({
+            "provider": "Microsoft.PolicyInsights",
+            "displayName": "Microsoft PolicyInsights",
+            "description": "Microsoft PolicyInsights service events",
+            "resourceRegionType": "GlobalResource",
+            "provisioningState": "Succeeded",
+            "supportedScopesForSource": ["AzureSubscription"],
+        });
+        assert_eq!(policies["properties"], expected);
+        let whole = body("Microsoft.Resources.Subscriptions");
+        assert_eq!(
+            whole["properties"]["sourceResourceFormat"],
+            "/subscriptions/<subscriptionId>"
+        );
         let storage = topic_type("Microsoft.Storage.StorageAccounts").unwrap();
         let event = &storage.event_type_bodies()[0];
         let id = "providers/Microsoft.EventGrid/topicTypes/Microsoft.Storage.StorageAccounts/eventTypes/Microsoft.Storage.BlobCreated";

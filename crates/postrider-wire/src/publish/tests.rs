@@ -842,7 +842,7 @@ fn limits_are_inclusive() {
         Err((413, "PayloadTooLarge", message))
     }
     check(limits, Ok(3));
-    let message = format!("The request exceeds the limit of {} bytes.", batch.len() - 1);
+    let message = format!("The maximum size ({}) has been exceeded.", batch.len() - 1);
     check(
         Limits {
             request_bytes: batch.len() - 1,

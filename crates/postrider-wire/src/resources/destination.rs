@@ -1,7 +1,7 @@
 //! Destinations of subscriptions and of dead letters, in and out.
 
 use super::read::Node;
-use super::subscription::SubscriptionContext;
+use super::subscription::{SubscriptionContext, count_or_shown};
 use super::validate::{
     Url, check_account_name, check_attribute_name, check_attribute_value, check_header_not_reserved,
     check_storage_name, connection_part, resource_names,
@@ -10,8 +10,8 @@ use super::{FieldError, Road};
 use postrider_core::ids::Secret;
 use postrider_core::json::Kind;
 use postrider_core::subscription::{
-    AttributeValue, Batching, Broker, DeadLetterDestination, DeliveryAttribute, Destination, Identity,
-    WebHook,
+    AttributeValue, BatchLimits, Batching, Broker, DeadLetterDestination, DeliveryAttribute, Destination,
+    Identity, WebHook,
 };
 use serde::Serialize;
 use serde_json::{Map, Value, json};
@@ -21,8 +21,9 @@ pub const HIDDEN: &str = "Hidden";
 
 /// The most delivery attributes of a subscription.
 const ATTRIBUTES_MAX: usize = 10;
-const CLOUD_BATCH_EVENTS_MAX: u32 = 5000;
-const CLOUD_BATCH_KILOBYTES_MAX: u32 = 1024;
+/// Limits of a batch in the cloud.
+pub const CLOUD_BATCH_EVENTS_MAX: u32 = 5000;
+pub const CLOUD_BATCH_KILOBYTES_MAX: u32 = 1024;
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Type {
@@ -288,14 +289,12 @@ impl Reader<'_> {
             Road::Edge => (limits.edge_batch_events_max, limits.edge_batch_kilobytes_max),
             Road::Config | Road::Azure => (CLOUD_BATCH_EVENTS_MAX, CLOUD_BATCH_KILOBYTES_MAX),
         };
+        let shown = self.context.shown.map(|shown| shown.batch);
+        let count = |member, limit, shown| count_or_shown(&self.properties, member, limit, shown);
+        let (shown_events, shown_kilobytes) = shown.map(|batch| (batch.events_max, batch.kilobytes)).unzip();
         Ok(Batching {
-            events_max: self
-                .properties
-                .count("maxEventsPerBatch", events)?
-                .or(otherwise.events_max),
-            preferred_kilobytes: self
-                .properties
-                .count("preferredBatchSizeInKilobytes", kilobytes)?
+            events_max: count("maxEventsPerBatch", events, shown_events)?.or(otherwise.events_max),
+            preferred_kilobytes: count("preferredBatchSizeInKilobytes", kilobytes, shown_kilobytes)?
                 .or(otherwise.preferred_kilobytes),
         })
     }
@@ -305,10 +304,8 @@ impl Reader<'_> {
         let field = self.properties.at("endpointUrl");
         let text = self.properties.need_string("endpointUrl")?;
         let url = Url::parse(&text).map_err(|reason| field.fail(reason))?;
-        let limits = self.context.limits;
-        if limits.event_grid_https_only && !url.https {
-            return Err(field.fail("must be an https URL"));
-        }
+        let hosts = &self.context.limits.event_grid_hosts;
+        hosts.check_scheme(&url).map_err(|reason| field.fail(reason))?;
         if !url.path.to_ascii_lowercase().contains("/api/events") {
             let rule = "must target the /api/events API of Azure Event Grid in the cloud";
             let error = field.fail(rule);
@@ -320,17 +317,7 @@ impl Reader<'_> {
         if !url.has_parameter("api-version", "2018-01-01") {
             return Err(field.fail("must have the query parameter api-version=2018-01-01"));
         }
-        let host = url.host.trim_end_matches('.').to_ascii_lowercase();
-        let clouds = [
-            ".eventgrid.azure.net",
-            ".eventgrid.azure.us",
-            ".eventgrid.azure.cn",
-        ];
-        if !limits.event_grid_any_host && !clouds.iter().any(|cloud| host.ends_with(cloud)) {
-            let reason =
-                "must have a host that ends in eventgrid.azure.net, eventgrid.azure.us or eventgrid.azure.cn";
-            return Err(field.fail(reason));
-        }
+        hosts.check_host(&url).map_err(|reason| field.fail(reason))?;
         // A masked key stays with the server it was given for.
         let previous = match self.previous_destination() {
             Some(Destination::EventGrid {
@@ -822,6 +809,21 @@ impl DestinationBody {
     }
 }
 
+impl DestinationBody {
+    /// Both limits of a batch as they are in force, where the destination has batches.
+    pub fn with_batch_limits(mut self, destination: &Destination, limits: BatchLimits) -> DestinationBody {
+        if Type::of(destination).has_batches(Road::Config) {
+            let pairs = [
+                ("maxEventsPerBatch", limits.events_max),
+                ("preferredBatchSizeInKilobytes", limits.kilobytes),
+            ];
+            let members = pairs.map(|(member, limit)| (member.to_owned(), Value::from(limit)));
+            self.properties.extend(members);
+        }
+        self
+    }
+}
+
 fn attribute_body(attribute: &DeliveryAttribute) -> Value {
     show_attribute(attribute, false)
 }
@@ -841,7 +843,7 @@ pub(crate) fn show_attribute(attribute: &DeliveryAttribute, clear: bool) -> Valu
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::resources::{Limits, TopicContext, parse_subscription};
+    use crate::resources::{EventGridHosts, Limits, PlainHttp, TopicContext, parse_subscription};
     use postrider_core::event::Schema;
     use postrider_core::ids::{SubscriptionId, TopicId};
     use postrider_core::json::Raw;
@@ -870,6 +872,7 @@ mod tests {
             now,
             previous,
             api_version: "",
+            shown: None,
         };
         let spec = parse_subscription(Raw::parse(&body).unwrap(), &context)?;
         Ok(spec.into_subscription(SubscriptionId(1), TopicId(1), None, now))
@@ -1135,12 +1138,16 @@ mod tests {
         ] {
             bad(
                 &with(&url.replace("t.westus2-1.eventgrid.azure.net", host), key),
-                "@.endpointUrl must have a host that ends in eventgrid.azure.net, eventgrid.azure.us or eventgrid.azure.cn",
+                "@.endpointUrl must have a host that ends in eventgrid.azure.net, eventgrid.azure.us or eventgrid.azure.cn, \
+                 or one that the server's configuration lists in edge.event_grid_hosts",
             );
         }
         let limits = Limits {
-            event_grid_any_host: true,
-            event_grid_https_only: false,
+            event_grid_hosts: EventGridHosts {
+                private: true,
+                http: PlainHttp::OwnHosts,
+                ..EventGridHosts::default()
+            },
             ..Limits::default()
         };
         let local = with("http://localhost:7000/api/events?api-version=2018-01-01", key);

@@ -7,7 +7,7 @@
 use super::filter::FilterBody;
 use super::{DestinationBody, schema_name};
 use postrider_core::json::Raw;
-use postrider_core::subscription::{Subscription, Topic};
+use postrider_core::subscription::{BatchDefaults, Subscription, Topic};
 use serde::Serialize;
 use serde_json::value::RawValue;
 use serde_json::{Value, json};
@@ -92,7 +92,18 @@ pub fn edge_topic(topic: &Topic, base_url: &str, module_path: &str) -> EdgeTopic
     }
 }
 
-pub fn edge_subscription(subscription: &Subscription, topic: &Topic, module_path: &str) -> EdgeSubscription {
+pub fn edge_subscription(
+    subscription: &Subscription,
+    topic: &Topic,
+    module_path: &str,
+    batch_defaults: &BatchDefaults,
+) -> EdgeSubscription {
+    let batching = subscription.destination.batching();
+    let mut destination = DestinationBody::of(&subscription.destination);
+    if batching.is_set() {
+        let limits = batching.in_force(batch_defaults.of(subscription.origin));
+        destination = destination.with_batch_limits(&subscription.destination, limits);
+    }
     let retry = subscription.retry;
     let retry_policy = EdgeRetryPolicy {
         event_expiry_in_minutes: retry.time_to_live_minutes,
@@ -121,13 +132,27 @@ pub fn edge_subscription(subscription: &Subscription, topic: &Topic, module_path
             retry_policy: (retry != Default::default()).then_some(retry_policy),
             persistence_policy: extra("persistencePolicy")
                 .and_then(|raw| RawValue::from_string(raw.text().to_owned()).ok()),
-            destination: DestinationBody::of(&subscription.destination),
+            destination,
             filter: filter_body(subscription, extra("filter")),
             labels: subscription.labels.clone(),
             expiration_time_utc: subscription.expires.map(|expires| expires.to_string()),
             dead_letter_destination: dead_letter,
             postrider: profile_body(subscription.profile.as_deref()),
         },
+    }
+}
+
+impl EdgeSubscription {
+    /// The same for a caller who may not see secrets: a webhook's URL without its query, where keys are kept.
+    pub fn without_secrets(mut self) -> EdgeSubscription {
+        let destination = &mut self.properties.destination;
+        if destination.endpoint_type == "WebHook"
+            && let Some(Value::String(url)) = destination.properties.get_mut("endpointUrl")
+            && let Some(base) = url.find('?')
+        {
+            url.truncate(base);
+        }
+        self
     }
 }
 
@@ -188,10 +213,11 @@ mod tests {
             now: Timestamp::MIN,
             previous: None,
             api_version: "",
+            shown: None,
         };
         let spec = parse_subscription(Raw::parse(&body).unwrap(), &context).unwrap();
         let subscription = spec.into_subscription(SubscriptionId(1), TopicId(1), None, Timestamp::MIN);
-        let answer = edge_subscription(&subscription, &topic, MODULE);
+        let answer = edge_subscription(&subscription, &topic, MODULE, &BatchDefaults::default());
         assert_eq!(answer.id, format!("{MODULE}/topics/t1/eventSubscriptions/sub"));
         assert_eq!(
             (answer.name.as_str(), answer.kind),
@@ -292,6 +318,7 @@ mod tests {
             now: Timestamp::MIN,
             previous: None,
             api_version: "",
+            shown: None,
         };
         let spec = parse_subscription(
             Raw::parse(&format!("{{\"properties\":{body}}}")).unwrap(),
@@ -299,7 +326,13 @@ mod tests {
         )
         .unwrap();
         let subscription = spec.into_subscription(SubscriptionId(1), TopicId(1), None, Timestamp::MIN);
-        let text = serde_json::to_string(&edge_subscription(&subscription, &topic, MODULE)).unwrap();
+        let text = serde_json::to_string(&edge_subscription(
+            &subscription,
+            &topic,
+            MODULE,
+            &BatchDefaults::default(),
+        ))
+        .unwrap();
         assert!(text.contains("12345678901234567890.12345"), "{text}");
     }
 

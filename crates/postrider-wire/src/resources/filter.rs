@@ -38,7 +38,12 @@ const NUMBER_CHARS_MAX: usize = 512;
 /// The greatest size of a number's exponent.
 const EXPONENT_MAX: u32 = 9999;
 
-pub(super) fn parse_filter(node: &Node<'_>, road: Road, limits: &Limits) -> Result<Filter, FieldError> {
+pub(super) fn parse_filter(
+    node: &Node<'_>,
+    road: Road,
+    origin: Road,
+    limits: &Limits,
+) -> Result<Filter, FieldError> {
     // The articles of 2018 call it `subjectIsCaseSensitive`.
     let case_sensitive = match node.bool("isSubjectCaseSensitive")? {
         None => node.bool("subjectIsCaseSensitive")?,
@@ -51,7 +56,7 @@ pub(super) fn parse_filter(node: &Node<'_>, road: Road, limits: &Limits) -> Resu
         subject_case_sensitive: case_sensitive.unwrap_or(false),
         arrays: node.bool("enableAdvancedFilteringOnArrays")?.unwrap_or(false),
         advanced: parse_advanced(node, road, &limits.of_filters(road))?,
-        keys: key_style(road),
+        keys: key_style(origin),
     })
 }
 
@@ -286,8 +291,13 @@ mod tests {
     fn parse(text: &str, road: Road) -> Result<Filter, String> {
         let body = format!("{{\"filter\":{text}}}");
         let root = Node::root(Raw::parse(&body).unwrap()).unwrap();
-        parse_filter(&root.need_object("filter").unwrap(), road, &Limits::default())
-            .map_err(|error| error.to_string())
+        parse_filter(
+            &root.need_object("filter").unwrap(),
+            road,
+            road,
+            &Limits::default(),
+        )
+        .map_err(|error| error.to_string())
     }
 
     /// Reads one advanced filter and writes it again.
@@ -502,10 +512,13 @@ mod tests {
             ..Limits::default()
         };
         assert_eq!(
-            parse_filter(&node, Road::Config, &limits).unwrap().advanced.len(),
+            parse_filter(&node, Road::Config, Road::Config, &limits)
+                .unwrap()
+                .advanced
+                .len(),
             30
         );
-        assert!(parse_filter(&node, Road::Edge, &limits).is_err());
+        assert!(parse_filter(&node, Road::Edge, Road::Edge, &limits).is_err());
     }
 
     #[test]

@@ -7,27 +7,36 @@
 
 mod destination;
 mod edge;
+mod event_grid;
 mod filter;
+mod members;
 mod read;
 mod subscription;
 mod topic;
 pub mod validate;
 
 pub(crate) use destination::show_attribute;
-pub use destination::{DestinationBody, HIDDEN};
+pub use destination::{CLOUD_BATCH_EVENTS_MAX, CLOUD_BATCH_KILOBYTES_MAX, DestinationBody, HIDDEN};
 pub use edge::{
     EdgeRetryPolicy, EdgeSubscription, EdgeSubscriptionProperties, EdgeTopic, EdgeTopicProperties,
     edge_subscription, edge_topic,
 };
+pub use event_grid::{EventGridHostPattern, EventGridHosts, PlainHttp};
 pub use filter::{AdvancedFilterBody, FilterBody, FilterLimits};
+pub use members::{
+    DECLARED_TOPIC, EDGE_SUBSCRIPTION, EDGE_TOPIC, SUBSCRIPTION_PROPERTIES, Shape, UnknownMember,
+    unknown_members,
+};
 pub use read::{FieldError, read_body};
 pub use subscription::{
-    SubscriptionContext, SubscriptionSpec, TopicContext, parse_subscription, patch_subscription,
+    ShownSettings, SubscriptionContext, SubscriptionSpec, TopicContext, parse_subscription,
+    patch_subscription,
 };
-pub use topic::{TopicSpec, parse_domain, parse_system_topic, parse_topic, patch_topic};
+pub use topic::{TopicSpec, parse_domain, parse_resource_tags, parse_system_topic, parse_topic, patch_topic};
 
 use postrider_core::event::Schema;
 use postrider_core::json::Raw;
+use postrider_core::subscription::BatchDefaults;
 /// Which API a body came through; it is kept as the resource's origin.
 pub use postrider_core::subscription::Origin as Road;
 use read::Node;
@@ -42,12 +51,11 @@ pub struct Limits {
     /// Refuse webhooks over plain HTTP. The cloud always does; the edge module does unless
     /// `outbound__webhook__httpsOnly` is false.
     pub web_hook_https_only: bool,
-    /// `outbound__eventgrid__httpsOnly`
-    pub event_grid_https_only: bool,
-    /// `outbound__eventgrid__allowInvalidHostnames`
-    pub event_grid_any_host: bool,
+    /// Of destinations of type EventGrid.
+    pub event_grid_hosts: EventGridHosts,
     /// Of subscriptions that the configuration declares. The cloud's own hold for all others.
     pub declared_filters: FilterLimits,
+    pub batch_defaults: BatchDefaults,
 }
 
 impl Limits {
@@ -66,9 +74,9 @@ impl Default for Limits {
             edge_batch_events_max: 50,
             edge_batch_kilobytes_max: 1033,
             web_hook_https_only: false,
-            event_grid_https_only: true,
-            event_grid_any_host: false,
+            event_grid_hosts: EventGridHosts::default(),
             declared_filters: FilterLimits::default(),
+            batch_defaults: BatchDefaults::default(),
         }
     }
 }

@@ -119,6 +119,11 @@ impl<'a> Node<'a> {
         Some(self.at(name)).filter(|member| !member.value.is_null())
     }
 
+    /// Whether one of these members is there, if only as null.
+    pub fn has_any(&self, names: &[&str]) -> bool {
+        names.iter().any(|name| self.value.get_any_case(name).is_some())
+    }
+
     pub fn need(&self, name: &str) -> Result<Node<'a>, FieldError> {
         self.get(name).ok_or_else(|| self.at(name).fail("is required"))
     }

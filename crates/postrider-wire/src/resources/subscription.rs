@@ -9,8 +9,10 @@ use postrider_core::event::Schema;
 use postrider_core::filter::Filter;
 use postrider_core::ids::{SubscriptionId, TopicId};
 use postrider_core::json::Raw;
+use postrider_core::profile::Profile;
 use postrider_core::subscription::{
-    Batching, DeadLetterDestination, Destination, Identity, InputMapping, RetryChoice, Subscription,
+    BatchDefaults, BatchLimits, Batching, DeadLetterDestination, Destination, Identity, InputMapping,
+    RetryChoice, Subscription,
 };
 use postrider_core::time::Timestamp;
 
@@ -36,8 +38,7 @@ pub struct SubscriptionSpec {
 }
 
 impl SubscriptionSpec {
-    /// What there is, as if `road` had said it.
-    fn of(subscription: &Subscription, road: Road) -> SubscriptionSpec {
+    fn of(subscription: &Subscription) -> SubscriptionSpec {
         SubscriptionSpec {
             name: subscription.name.clone(),
             destination: subscription.destination.clone(),
@@ -50,7 +51,7 @@ impl SubscriptionSpec {
             dead_letter: subscription.dead_letter.clone(),
             dead_letter_identity: subscription.dead_letter_identity.clone(),
             profile: subscription.profile.clone(),
-            origin: road,
+            origin: subscription.origin,
             extras: subscription.extras.clone(),
         }
     }
@@ -104,6 +105,53 @@ pub struct SubscriptionContext<'a> {
     pub previous: Option<&'a Subscription>,
     /// The version of the cloud's API that was asked for; empty on the other roads.
     pub api_version: &'a str,
+    /// Values that reads of the previous subscription show: they may always be sent back.
+    pub shown: Option<ShownSettings>,
+}
+
+/// Settings of a subscription as reads show them: what it sets itself, and defaults where it sets nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ShownSettings {
+    pub batch: BatchLimits,
+    pub attempts_max: u32,
+    /// None if the time to live in force is no whole number of minutes.
+    pub time_to_live_minutes: Option<u32>,
+}
+
+impl ShownSettings {
+    pub fn of(subscription: &Subscription, profile: &Profile, defaults: &BatchDefaults) -> ShownSettings {
+        let batching = subscription.destination.batching();
+        let retry = subscription.retry;
+        let seconds = retry.time_to_live(profile).as_secs();
+        let minutes = u32::try_from(seconds / 60).unwrap_or(u32::MAX);
+        ShownSettings {
+            batch: batching.in_force(defaults.of(subscription.origin)),
+            attempts_max: retry.attempts_max.unwrap_or(profile.attempts_max),
+            time_to_live_minutes: (seconds > 0 && seconds.is_multiple_of(60)).then_some(minutes),
+        }
+    }
+}
+
+/// A whole number between 1 and a limit, or above the limit the one that is shown: nobody is refused what they read.
+pub(super) fn count_or_shown(
+    node: &Node<'_>,
+    member: &str,
+    limit: u32,
+    shown: Option<u32>,
+) -> Result<Option<u32>, FieldError> {
+    let unchanged = shown.filter(|shown| *shown > limit);
+    match unchanged.map(|shown| node.count(member, shown)) {
+        Some(Ok(given)) if given == unchanged => Ok(given),
+        _ => node.count(member, limit),
+    }
+}
+
+impl SubscriptionContext<'_> {
+    /// The API that made the subscription. It stays when another one changes it: the spelling of its events and of
+    /// its filters' keys, and its defaults, belong to it.
+    fn origin(&self) -> Road {
+        self.previous.map_or(self.road, |previous| previous.origin)
+    }
 }
 
 /// Reads a subscription that is made or replaced as a whole. Destinations of every type are read;
@@ -147,9 +195,10 @@ pub fn parse_subscription(
         .transpose()?;
 
     let mut extras = Extras::default();
+    let origin = context.origin();
     let filter = match properties.object("filter")? {
         Some(node) => {
-            let mut filter = parse_filter(&node, road, context.limits)?;
+            let mut filter = parse_filter(&node, road, origin, context.limits)?;
             extras.keep("filter", sent_defaults(&node, &filter));
             name_event_types(&mut filter, &node, context)?;
             filter
@@ -157,7 +206,7 @@ pub fn parse_subscription(
         None => {
             let included_event_types = default_types(context);
             Filter {
-                keys: key_style(road),
+                keys: key_style(origin),
                 included_event_types,
                 ..Filter::default()
             }
@@ -178,14 +227,28 @@ pub fn parse_subscription(
             .unwrap_or_default(),
         expires: parse_expiry(&properties, context)?,
         delivery_schema: parse_delivery_schema(&properties, &place, context)?,
-        retry: parse_retry(&properties, road)?,
+        retry: parse_retry(&properties, context)?,
         dead_letter,
         dead_letter_identity,
         profile: parse_profile(&properties)?,
-        origin: road,
+        origin,
         extras: extras.into_text(),
     })
 }
+
+/// Members of a PATCH. Others that answers have may be sent back with them.
+const CHANGEABLE: [&str; 10] = [
+    "destination",
+    "deliveryWithResourceIdentity",
+    "filter",
+    "labels",
+    "expirationTimeUtc",
+    "eventDeliverySchema",
+    "retryPolicy",
+    "deadLetterDestination",
+    "deadLetterWithResourceIdentity",
+    "postrider",
+];
 
 /// Reads a change of the subscription that `context` names as the previous one. What a change does not
 /// mention, or mentions as null, stays as it is; filters and lists are replaced whole. The properties stand in
@@ -201,9 +264,12 @@ pub fn patch_subscription(
         Some(wrapped) => wrapped,
         None => root,
     };
+    if !properties.has_any(&CHANGEABLE) {
+        return Err(properties.fail("must name something to change, such as labels"));
+    }
     let mut extras = Extras::default();
     let kept_extras = previous.extras.as_deref().and_then(|text| Raw::parse(text).ok());
-    let mut spec = SubscriptionSpec::of(previous, road);
+    let mut spec = SubscriptionSpec::of(previous);
 
     let (place, identity) = one_of_two(&properties, "destination", "deliveryWithResourceIdentity", road)?;
     if let Some(place) = &place {
@@ -228,7 +294,7 @@ pub fn patch_subscription(
     }
     match properties.object("filter")? {
         Some(node) => {
-            spec.filter = parse_filter(&node, road, context.limits)?;
+            spec.filter = parse_filter(&node, road, previous.origin, context.limits)?;
             extras.keep("filter", sent_defaults(&node, &spec.filter));
             name_event_types(&mut spec.filter, &node, context)?;
         }
@@ -243,7 +309,7 @@ pub fn patch_subscription(
         // Its place is here alone; nothing is looked for beside the URL.
         spec.delivery_schema = parse_delivery_schema(&properties, &properties, context)?;
     }
-    let retry = parse_retry(&properties, road)?;
+    let retry = parse_retry(&properties, context)?;
     spec.retry = RetryChoice {
         attempts_max: retry.attempts_max.or(previous.retry.attempts_max),
         time_to_live_minutes: retry.time_to_live_minutes.or(previous.retry.time_to_live_minutes),
@@ -460,6 +526,10 @@ fn parse_delivery_schema(
     let input = context.topic.input_schema;
     let unmapped = input == Schema::Custom && context.topic.mapping.is_none();
     let Some(given) = place.word(member, &SCHEMAS)? else {
+        // The one thing that a PUT in the cloud keeps without being told.
+        if let (Road::Azure, Some(previous)) = (context.road, context.previous) {
+            return Ok(previous.delivery_schema);
+        }
         return Ok(match (context.road, input) {
             (Road::Edge, input) => input,
             (_, Schema::CloudEvent) => Schema::CloudEvent,
@@ -467,7 +537,11 @@ fn parse_delivery_schema(
             _ => Schema::EventGrid,
         });
     };
+    let unchanged = context
+        .previous
+        .is_some_and(|previous| previous.delivery_schema == given);
     let possible = match (context.road, input) {
+        _ if unchanged => true,
         (Road::Edge, input) => given == input,
         (_, Schema::EventGrid) => given != Schema::Custom,
         (_, Schema::CloudEvent) => given == Schema::CloudEvent,
@@ -486,32 +560,31 @@ fn parse_delivery_schema(
     Err(place.at(member).fail(reason))
 }
 
-/// The cloud has `eventTimeToLiveInMinutes` and narrow limits, the edge `eventExpiryInMinutes` and
-/// none; the configuration takes either name and leaves the limits to its author.
-fn parse_retry(properties: &Node<'_>, road: Road) -> Result<RetryChoice, FieldError> {
+/// The cloud has `eventTimeToLiveInMinutes` and narrow limits, the edge `eventExpiryInMinutes` and none. Every API
+/// takes either name: ignoring one silently would change how long events live.
+fn parse_retry(properties: &Node<'_>, context: &SubscriptionContext<'_>) -> Result<RetryChoice, FieldError> {
     let Some(policy) = properties.object("retryPolicy")? else {
         return Ok(RetryChoice::default());
     };
-    let (attempts_most, minutes_most) = match road {
+    let (attempts_most, minutes_most) = match context.road {
         Road::Azure => (30, 1440),
         Road::Edge | Road::Config => (u32::MAX, u32::MAX),
     };
-    let (cloud, edge) = ("eventTimeToLiveInMinutes", "eventExpiryInMinutes");
-    let time_to_live_minutes = match road {
-        Road::Azure => policy.count(cloud, minutes_most)?,
-        Road::Edge => policy.count(edge, minutes_most)?,
-        Road::Config => match (
-            policy.count(cloud, minutes_most)?,
-            policy.count(edge, minutes_most)?,
-        ) {
-            (Some(a), Some(b)) if a != b => {
-                return Err(policy.at(edge).fail(format!("must be left out beside {cloud}")));
-            }
-            (a, b) => a.or(b),
-        },
+    let shown = context.shown;
+    let minutes = |member| {
+        let shown = shown.and_then(|shown| shown.time_to_live_minutes);
+        count_or_shown(&policy, member, minutes_most, shown)
     };
+    let (cloud, edge) = ("eventTimeToLiveInMinutes", "eventExpiryInMinutes");
+    let time_to_live_minutes = match (minutes(cloud)?, minutes(edge)?) {
+        (Some(a), Some(b)) if a != b => {
+            return Err(policy.at(edge).fail(format!("must be left out beside {cloud}")));
+        }
+        (a, b) => a.or(b),
+    };
+    let attempts = shown.map(|shown| shown.attempts_max);
     Ok(RetryChoice {
-        attempts_max: policy.count("maxDeliveryAttempts", attempts_most)?,
+        attempts_max: count_or_shown(&policy, "maxDeliveryAttempts", attempts_most, attempts)?,
         time_to_live_minutes,
     })
 }
@@ -547,6 +620,7 @@ mod tests {
             now: NOW,
             previous,
             api_version: "2022-06-15",
+            shown: None,
         };
         parse_subscription(Raw::parse(body).unwrap(), &context)
     }
@@ -664,6 +738,7 @@ mod tests {
                 now: NOW,
                 previous: None,
                 api_version: "",
+                shown: None,
             };
             assert_eq!(
                 parse_subscription(Raw::parse(&body).unwrap(), &context).is_ok(),
@@ -806,8 +881,10 @@ mod tests {
         check(
             Road::Azure,
             &format!(r#"{{"{cloud}":1440,"{edge}":7}}"#),
-            Ok((None, Some(1440))),
+            Err(".eventExpiryInMinutes must be left out beside eventTimeToLiveInMinutes"),
         );
+        check(Road::Azure, &format!(r#"{{"{edge}":7}}"#), Ok((None, Some(7))));
+        check(Road::Edge, &format!(r#"{{"{cloud}":7}}"#), Ok((None, Some(7))));
         check(Road::Azure, "[]", Err(" must be an object, was a list"));
         check(
             Road::Azure,
@@ -821,7 +898,7 @@ mod tests {
         );
         check(
             Road::Edge,
-            &format!(r#"{{"{edge}":100000,"maxDeliveryAttempts":50,"{cloud}":7}}"#),
+            &format!(r#"{{"{edge}":100000,"maxDeliveryAttempts":50,"{cloud}":100000}}"#),
             Ok((Some(50), Some(100_000))),
         );
         check(

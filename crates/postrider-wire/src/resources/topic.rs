@@ -28,9 +28,29 @@ pub struct TopicSpec {
     pub inbound_ip_rules: Vec<String>,
     pub profile: Option<String>,
     pub extras: Option<String>,
+    /// Whether the edge API reaches the topic; see [`Topic::edge`].
+    pub edge: Option<bool>,
 }
 
 impl TopicSpec {
+    /// What a topic would be again if nothing were said about it.
+    fn of(topic: &Topic) -> TopicSpec {
+        TopicSpec {
+            name: topic.name.clone(),
+            kind: topic.kind.clone(),
+            location: topic.location.clone(),
+            tags: topic.tags.clone(),
+            input_schema: topic.input_schema,
+            mapping: topic.mapping.clone(),
+            local_auth_disabled: topic.local_auth_disabled,
+            public_network: topic.public_network,
+            inbound_ip_rules: topic.inbound_ip_rules.clone(),
+            profile: topic.profile.clone(),
+            extras: topic.extras.clone(),
+            edge: topic.edge,
+        }
+    }
+
     pub fn into_topic(
         self,
         id: TopicId,
@@ -54,16 +74,33 @@ impl TopicSpec {
             profile: self.profile,
             created,
             extras: self.extras,
+            edge: self.edge,
         }
     }
 }
 
-/// Members that are only kept to be echoed, beside the properties and inside them.
+/// Members that are kept to be echoed, beside the properties and inside them. The last one is also read: whether it was
+/// sent decides whether answers have it.
 const BESIDE: [&str; 4] = ["sku", "identity", "kind", "extendedLocation"];
-const INSIDE: [&str; 3] = [
+const INSIDE: [&str; 4] = [
     "dataResidencyBoundary",
     "minimumTlsVersionAllowed",
     "eventTypeInfo",
+    "disableLocalAuth",
+];
+
+/// Further members of a PATCH, beside the properties and inside them. Fixed values may be repeated.
+const CHANGED_BESIDE: [&str; 3] = ["tags", "name", "location"];
+const CHANGED_INSIDE: [&str; 9] = [
+    "publicNetworkAccess",
+    "inboundIpRules",
+    "postrider",
+    "autoCreateTopicWithFirstSubscription",
+    "autoDeleteTopicWithLastSubscription",
+    "inputSchema",
+    "inputSchemaMapping",
+    "source",
+    "topicType",
 ];
 
 /// Reads a custom topic. With a previous state the input schema must stay as it was; a body that
@@ -173,7 +210,29 @@ fn parse(
     if road == Road::Azure {
         check_extras(&root, &properties)?;
     }
+    let edge = match (&kind, road) {
+        (TopicKind::Custom, Road::Edge) => Some(true),
+        (TopicKind::Custom, _) => {
+            let kept = previous
+                .filter(|_| road == Road::Azure)
+                .and_then(|topic| topic.edge);
+            Some(parse_edge(&properties, road, &kind)?.or(kept).unwrap_or(false))
+        }
+        _ => {
+            parse_edge(&properties, road, &kind)?;
+            None
+        }
+    };
+    if let Some(previous) = previous.filter(|_| road == Road::Edge) {
+        return Ok(TopicSpec {
+            input_schema,
+            mapping: parse_mapping(&properties, road, input_schema, Some(previous))?,
+            profile: parse_profile(&properties)?.or_else(|| previous.profile.clone()),
+            ..TopicSpec::of(previous)
+        });
+    }
     Ok(TopicSpec {
+        edge,
         name: name.to_owned(),
         kind,
         location,
@@ -198,22 +257,17 @@ pub fn patch_topic(body: Raw<'_>, previous: &Topic) -> Result<TopicSpec, FieldEr
             value: Raw::trusted("{}"),
         },
     };
+    if !root.has_any(&BESIDE)
+        && !root.has_any(&CHANGED_BESIDE)
+        && !properties.has_any(&INSIDE)
+        && !properties.has_any(&CHANGED_INSIDE)
+    {
+        return Err(root.fail("must name something to change, such as tags"));
+    }
     check_same_name(&root, "name", Road::Azure, &previous.name)?;
     check_extras(&root, &properties)?;
     check_unchanged(&root, &properties, previous)?;
-    let mut spec = TopicSpec {
-        name: previous.name.clone(),
-        kind: previous.kind.clone(),
-        location: previous.location.clone(),
-        tags: previous.tags.clone(),
-        input_schema: previous.input_schema,
-        mapping: previous.mapping.clone(),
-        local_auth_disabled: previous.local_auth_disabled,
-        public_network: previous.public_network,
-        inbound_ip_rules: previous.inbound_ip_rules.clone(),
-        profile: previous.profile.clone(),
-        extras: None,
-    };
+    let mut spec = TopicSpec::of(previous);
     if root.get("tags").is_some() {
         spec.tags = parse_tags(&root)?;
     }
@@ -238,6 +292,9 @@ pub fn patch_topic(body: Raw<'_>, previous: &Topic) -> Result<TopicSpec, FieldEr
     if let Some(profile) = parse_profile(&properties)? {
         spec.profile = Some(profile);
     }
+    if let Some(edge) = parse_edge(&properties, Road::Azure, &spec.kind)? {
+        spec.edge = Some(edge);
+    }
     let kept = Raw::trusted(previous.extras.as_deref().unwrap_or("{}"));
     let kept = Node {
         path: String::new(),
@@ -258,6 +315,22 @@ pub fn patch_topic(body: Raw<'_>, previous: &Topic) -> Result<TopicSpec, FieldEr
     }
     spec.extras = extras.into_text();
     Ok(spec)
+}
+
+/// `properties.postrider.edge`; in the configuration also `edge` beside the name.
+fn parse_edge(properties: &Node<'_>, road: Road, kind: &TopicKind) -> Result<Option<bool>, FieldError> {
+    let beside = match road {
+        Road::Config => properties.bool("edge")?.map(|edge| (edge, properties.at("edge"))),
+        _ => None,
+    };
+    let inside = match properties.object("postrider")? {
+        Some(ours) => ours.bool("edge")?.map(|edge| (edge, ours.at("edge"))),
+        None => None,
+    };
+    match inside.or(beside) {
+        Some((true, at)) if *kind != TopicKind::Custom => Err(at.fail("is for custom topics only")),
+        given => Ok(given.map(|(edge, _)| edge)),
+    }
 }
 
 /// What is fixed at creation.
@@ -442,6 +515,11 @@ const TAGS_MAX: usize = 50;
 const TAG_NAME_CHARS_MAX: usize = 512;
 const TAG_VALUE_CHARS_MAX: usize = 256;
 
+/// Reads the tags of a resource that has nothing else to be read here, such as a resource group.
+pub fn parse_resource_tags(body: Raw<'_>) -> Result<BTreeMap<String, String>, FieldError> {
+    parse_tags(&Node::root(body)?)
+}
+
 fn parse_tags(node: &Node<'_>) -> Result<BTreeMap<String, String>, FieldError> {
     let Some(tags) = node.object("tags")? else {
         return Ok(BTreeMap::new());
@@ -506,6 +584,7 @@ mod tests {
             public_network: true,
             inbound_ip_rules: Vec::new(),
             profile: None,
+            edge: Some(false),
             extras: None,
         }
     }
@@ -515,6 +594,7 @@ mod tests {
         let check = |body: &str, expected: Result<Schema, &str>| {
             let expected = expected.map(|input_schema| TopicSpec {
                 input_schema,
+                edge: Some(true),
                 ..spec()
             });
             assert_eq!(parse_as(Road::Edge, body), expected.map_err(Into::into), "{body}");
@@ -580,7 +660,7 @@ mod tests {
                 inbound_ip_rules: vec!["10.0.0.0/8".into()],
                 profile: Some("cloud-2019".into()),
                 extras: Some(
-                    r#"{"sku":{"name":"Basic"},"identity":{"type":"None"},"kind":"Azure","dataResidencyBoundary":"WithinRegion"}"#
+                    r#"{"sku":{"name":"Basic"},"identity":{"type":"None"},"kind":"Azure","dataResidencyBoundary":"WithinRegion","disableLocalAuth":true}"#
                         .into(),
                 ),
                 ..spec()
@@ -781,7 +861,16 @@ mod tests {
             let got = patch_topic(Raw::parse(body).unwrap(), &topic).map_err(|e| e.to_string());
             assert_eq!(got, expected.map_err(Into::into), "{body}");
         };
-        check("{}", Ok(spec.clone()));
+        for nothing in [
+            "{}",
+            r#"{"properties":{}}"#,
+            r#"{"properties":null,"colour":"red"}"#,
+        ] {
+            check(
+                nothing,
+                Err("the body must name something to change, such as tags"),
+            );
+        }
         check(
             r#"{"tags":null,"properties":{"inboundIpRules":null}}"#,
             Ok(spec.clone()),
@@ -804,7 +893,7 @@ mod tests {
                 public_network: false,
                 profile: Some("cloud-2019".into()),
                 extras: Some(
-                    r#"{"sku":{"name":"Basic"},"identity":{"type":"SystemAssigned"},"kind":"Azure","dataResidencyBoundary":"WithinRegion","minimumTlsVersionAllowed":"1.2"}"#
+                    r#"{"sku":{"name":"Basic"},"identity":{"type":"SystemAssigned"},"kind":"Azure","dataResidencyBoundary":"WithinRegion","minimumTlsVersionAllowed":"1.2","disableLocalAuth":true}"#
                         .into(),
                 ),
                 ..spec.clone()
@@ -861,6 +950,10 @@ mod tests {
         let system = parse_system_topic(Raw::trusted(body), Road::Azure, "orders", None).unwrap();
         let system = system.into_topic(TopicId(1), "g".into(), Default::default(), Timestamp::MIN);
         let error = |body| patch_topic(Raw::trusted(body), &system).unwrap_err().to_string();
+        assert_eq!(
+            error("{}"),
+            "the body must name something to change, such as tags"
+        );
         assert_eq!(
             error(r#"{"properties":{"source":"/a/c"}}"#),
             "properties.source cannot be changed from \"/a/b\" to \"/a/c\""

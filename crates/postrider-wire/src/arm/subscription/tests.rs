@@ -5,6 +5,8 @@ use crate::resources::{
 };
 use postrider_core::event::Schema;
 use postrider_core::ids::{SubscriptionId, TopicId};
+use postrider_core::profile::CLOUD_2021;
+use postrider_core::subscription::BatchDefaults;
 use postrider_core::time::Timestamp;
 
 const NOW: Timestamp = Timestamp::from_secs(1_900_000_000); // 2030-03-17
@@ -36,6 +38,7 @@ fn read(
         now: NOW,
         previous,
         api_version: version,
+        shown: None,
     };
     let text = body.to_string();
     let raw = Raw::parse(&text).unwrap();
@@ -87,7 +90,7 @@ fn view<'a>(
         scope_id,
         nested,
         api_version: &VERSION,
-        retry: (30, 1440),
+        shown: ShownSettings::of(subscription, &CLOUD_2021, &BatchDefaults::default()),
     }
 }
 
@@ -167,13 +170,22 @@ fn the_recorded_subscription_of_the_cloud() {
 }
 
 #[test]
-fn the_first_answer_has_what_was_sent_and_no_defaults() {
+fn the_first_answer_has_what_was_sent_and_no_defaults_but_those_of_the_retry_policy() {
     let subscription = made(json!({"destination": hook("https://a/x")}));
     let scope = Scope::Topic(grid());
     let view = view(&subscription, &scope, TOPIC, false);
     let first = &view.first_answer(Sent::default())["properties"];
     let names: Vec<&String> = first.as_object().unwrap().keys().collect();
-    assert_eq!(names, ["destination", "labels", "provisioningState", "topic"]);
+    let expected = [
+        "destination",
+        "labels",
+        "provisioningState",
+        "retryPolicy",
+        "topic",
+    ];
+    assert_eq!(names, expected);
+    let retry = json!({"maxDeliveryAttempts": 30, "eventTimeToLiveInMinutes": 1440});
+    assert_eq!(first["retryPolicy"], retry);
     let sent = Sent {
         delivery_schema: true,
         filter: true,
@@ -188,10 +200,7 @@ fn the_first_answer_has_what_was_sent_and_no_defaults() {
         whole["properties"]["filter"],
         json!({"subjectBeginsWith": "", "subjectEndsWith": ""})
     );
-    assert_eq!(
-        whole["properties"]["retryPolicy"],
-        json!({"maxDeliveryAttempts": 30, "eventTimeToLiveInMinutes": 1440})
-    );
+    assert_eq!(whole["properties"]["retryPolicy"], retry);
 
     let check = |body: Value, expected: (bool, bool)| {
         let text = body.to_string();
@@ -249,8 +258,11 @@ fn ids_and_types_follow_the_spelling() {
     ] {
         check(scope.clone(), &at(path), false, extension);
         let topic = check(scope, &at(path), true, nested(kind));
-        let lowered = path.replace("systemTopics", "systemtopics");
-        assert_eq!(topic, format!("{group}/providers/microsoft.eventgrid/{lowered}"));
+        let provider = match path.starts_with("systemTopics") {
+            true => "Microsoft.EventGrid",
+            false => "microsoft.eventgrid",
+        };
+        assert_eq!(topic, format!("{group}/providers/{provider}/{path}"));
     }
     assert_eq!(check(Scope::Group("G".into()), group, false, extension), group);
     assert_eq!(
@@ -315,7 +327,7 @@ fn everything_a_subscription_can_have_is_shown() {
             }},
         },
         "deadLetterWithResourceIdentity": {
-            "identity": {"type": "SystemAssigned", "userAssignedIdentity": null},
+            "identity": {"type": "SystemAssigned"},
             "deadLetterDestination": dead,
         },
         "filter": {
@@ -486,7 +498,17 @@ fn a_change_keeps_what_it_does_not_mention() {
     };
     let hook =
         |properties: Value| json!({"destination": {"endpointType": "WebHook", "properties": properties}});
-    check(json!({}), &|_| {});
+    for nothing in [
+        json!({}),
+        json!({"properties": {}}),
+        json!({"provisioningState": "Succeeded"}),
+    ] {
+        let error = read(&nothing, "2021-10-15-preview", &[], Some(&before), true).unwrap_err();
+        assert_eq!(
+            (error.code, error.reason.as_str()),
+            ("InvalidRequest", "must name something to change, such as labels")
+        );
+    }
     check(
         json!({"destination": null, "filter": null, "labels": null, "retryPolicy": null, "deadLetterDestination": null,
                "expirationTimeUtc": null, "eventDeliverySchema": null, "deliveryWithResourceIdentity": null}),

@@ -1,0 +1,25 @@
+//! The audit log: JSON lines in files under `audit/` of the data directory. Each line holds the SHA-256 of the line
+//! before it, so that a line that is edited, removed or moved later breaks the chain. No HTTP, no catalogue: the
+//! caller decides what is recorded and masks secrets first.
+
+mod line;
+mod segment;
+mod writer;
+mod log;
+mod read;
+mod verify;
+
+pub use line::{Actor, Entry, Header, Outcome, Request, Verdict};
+pub use log::{AuditLog, Config, Status, Unwritable};
+pub use read::{Order, Page, Position, Query, Row};
+pub use verify::{Broken, Verification, verify};
+
+use std::path::PathBuf;
+
+/// The audit log could not be opened.
+#[derive(Debug, thiserror::Error)]
+#[error("{}: {source}", path.display())]
+pub struct Error {
+    pub path: PathBuf,
+    pub source: std::io::Error,
+}

@@ -1,0 +1,229 @@
+//! The log as callers know it.
+
+use crate::Error;
+use crate::line::{Entry, Head};
+use crate::read::{self, Page, Query};
+use crate::segment::Segment;
+use crate::verify::{Verification, verify_segments};
+use crate::writer::{self, Command, Disk, RealDisk, Writer, Written};
+use postrider_core::time::{Clock, Timestamp};
+use std::io;
+use std::path::PathBuf;
+use std::sync::mpsc::{SyncSender, TrySendError, sync_channel};
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+use std::time::Duration;
+use tokio::sync::oneshot;
+
+/// Entries that wait for the writer.
+const QUEUE_MAX: usize = 4096;
+
+#[derive(Clone, Debug)]
+pub struct Config {
+    pub directory: PathBuf,
+    /// Older lines are dropped.
+    pub keep: Duration,
+    /// The oldest lines are dropped when all take more.
+    pub bytes_max: u64,
+    /// The name of this node; empty if there are no others.
+    pub node: String,
+}
+
+/// Why nothing can be recorded now.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the audit log cannot be written: {0}")]
+pub struct Unwritable(pub String);
+
+/// How the log is doing.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Status {
+    /// When and why the last write failed, if it did.
+    pub trouble: Option<(Timestamp, String)>,
+    pub last_seq: u64,
+    pub bytes: u64,
+}
+
+#[derive(Default)]
+struct State {
+    segments: Vec<Segment>,
+    head: Head,
+    trouble: Option<(Timestamp, String)>,
+}
+
+/// What the writer and the readers share.
+pub(crate) struct Shared {
+    pub config: Config,
+    state: Mutex<State>,
+}
+
+impl Shared {
+    pub fn segments(&self) -> Vec<Segment> {
+        self.state.lock().expect("no panic holds it").segments.clone()
+    }
+
+    pub fn publish(&self, segments: Vec<Segment>, head: Head) {
+        let mut state = self.state.lock().expect("no panic holds it");
+        state.segments = segments;
+        state.head = head;
+    }
+
+    pub fn set_trouble(&self, trouble: Option<(Timestamp, String)>) {
+        let mut state = self.state.lock().expect("no panic holds it");
+        match (&state.trouble, &trouble) {
+            (None, Some((_, why))) => {
+                tracing::error!(directory = %self.config.directory.display(), why, "the audit log cannot be written: changes are refused until it can")
+            }
+            (Some(_), None) => tracing::info!("the audit log can be written again"),
+            _ => {}
+        }
+        // The first failure is the one to tell of.
+        if trouble.is_none() || state.trouble.is_none() {
+            state.trouble = trouble;
+        }
+    }
+}
+
+/// The log of one server. Appending returns once the line is durable.
+pub struct AuditLog {
+    shared: Arc<Shared>,
+    commands: SyncSender<Command>,
+    thread: Mutex<Option<JoinHandle<()>>>,
+}
+
+impl AuditLog {
+    /// Takes up the chain where an earlier life left it. A line that a crash left unfinished is cut off, which the next
+    /// line records.
+    pub fn open(config: Config, clock: Arc<dyn Clock>) -> Result<Arc<AuditLog>, Error> {
+        AuditLog::open_on(config, clock, Box::new(RealDisk))
+    }
+
+    pub(crate) fn open_on(
+        config: Config,
+        clock: Arc<dyn Clock>,
+        disk: Box<dyn Disk>,
+    ) -> Result<Arc<AuditLog>, Error> {
+        let path = config.directory.clone();
+        let start = || -> io::Result<Arc<AuditLog>> {
+            let opened = writer::open(&config.directory)?;
+            let shared = Arc::new(Shared {
+                config,
+                state: Mutex::new(State {
+                    segments: opened.segments.clone(),
+                    head: opened.head.clone(),
+                    trouble: None,
+                }),
+            });
+            let (commands, todo) = sync_channel(QUEUE_MAX);
+            let writer = Writer::new(shared.clone(), clock, disk, opened);
+            let thread = std::thread::Builder::new()
+                .name("audit".into())
+                .spawn(move || writer.run(&todo))?;
+            Ok(Arc::new(AuditLog {
+                shared,
+                commands,
+                thread: Mutex::new(Some(thread)),
+            }))
+        };
+        start().map_err(|source| Error { path, source })
+    }
+
+    /// Whether a change may begin: there is room to record it. A disk that has failed is tried again.
+    pub async fn admit(&self) -> Result<(), Unwritable> {
+        let troubled = self
+            .shared
+            .state
+            .lock()
+            .expect("no panic holds it")
+            .trouble
+            .is_some();
+        if !troubled {
+            return Ok(());
+        }
+        let (waiter, told) = oneshot::channel();
+        self.send(Command::Retry(waiter))?;
+        wait(told).await.map(drop)
+    }
+
+    /// Records something. Returns its number once it is durable.
+    pub async fn append(&self, entry: Entry) -> Result<u64, Unwritable> {
+        let (waiter, told) = oneshot::channel();
+        self.send(Command::Append(Box::new(entry), Some(waiter)))?;
+        wait(told).await
+    }
+
+    /// Records something soon, without waiting for it.
+    pub fn note(&self, entry: Entry) {
+        if let Err(why) = self.send(Command::Append(Box::new(entry), None)) {
+            tracing::error!(%why, "a line of the audit log is lost");
+        }
+    }
+
+    fn send(&self, command: Command) -> Result<(), Unwritable> {
+        self.commands.try_send(command).map_err(|e| match e {
+            TrySendError::Full(_) => Unwritable("too many lines wait to be written".into()),
+            TrySendError::Disconnected(_) => closed(),
+        })
+    }
+
+    pub fn status(&self) -> Status {
+        let state = self.shared.state.lock().expect("no panic holds it");
+        Status {
+            trouble: state.trouble.clone(),
+            last_seq: state.head.seq,
+            bytes: state.segments.iter().map(|segment| segment.bytes).sum(),
+        }
+    }
+
+    /// A page of lines. Reads files: not for a thread that others wait for.
+    pub fn read(&self, query: &Query) -> io::Result<Page> {
+        read::read(&self.shared.segments(), &self.shared.config.node, query)
+    }
+
+    /// Verifies the whole chain as far as it is durable. Reads all files. A file that is dropped meanwhile makes it begin
+    /// anew.
+    pub fn verify(&self) -> io::Result<Verification> {
+        const TRIES: u32 = 3;
+        let mut tries = 1;
+        loop {
+            let segments = self.shared.segments();
+            match verify_segments(&segments) {
+                Err(e)
+                    if e.kind() == io::ErrorKind::NotFound
+                        && tries < TRIES
+                        && segments != self.shared.segments() =>
+                {
+                    tries += 1;
+                }
+                other => return other,
+            }
+        }
+    }
+
+    /// Writes what waits and ends the thread. Nothing is recorded afterwards.
+    pub fn close(&self) {
+        let thread = self.thread.lock().expect("no panic holds it").take();
+        let Some(thread) = thread else { return };
+        // The writer takes from the queue until it is told.
+        let _ = self.commands.send(Command::Close);
+        if thread.join().is_err() {
+            tracing::error!("the thread of the audit log has panicked");
+        }
+    }
+}
+
+impl Drop for AuditLog {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
+fn closed() -> Unwritable {
+    Unwritable("the server is stopping".into())
+}
+
+async fn wait(told: oneshot::Receiver<Written>) -> Result<u64, Unwritable> {
+    told.await.unwrap_or_else(|_| Err(closed()))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,175 @@
+//! Looking for lines.
+
+use crate::line::{Header, parse};
+use crate::segment::Segment;
+use postrider_core::time::Timestamp;
+use std::cmp::Ordering;
+use std::io;
+
+/// Bytes of the log that one page may look at; the next page goes on from there.
+const SCAN_BYTES_MAX: u64 = 64 << 20;
+pub const LIMIT_MAX: usize = 1000;
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Order {
+    #[default]
+    NewestFirst,
+    OldestFirst,
+}
+
+/// A place in the lines of all nodes.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Position {
+    pub time: Timestamp,
+    pub node: String,
+    pub seq: u64,
+}
+
+/// Which lines are wanted. Texts compare without case.
+#[derive(Clone, Debug, Default)]
+pub struct Query {
+    pub since: Option<Timestamp>,
+    pub until: Option<Timestamp>,
+    /// The whole id of the client.
+    pub actor: Option<String>,
+    /// The whole action, or the part before a dot: `topic` finds `topic.write`.
+    pub action: Option<String>,
+    /// A part of the resource.
+    pub resource: Option<String>,
+    pub order: Order,
+    /// Only lines behind this one, in the order that is asked for.
+    pub after: Option<Position>,
+    pub limit: usize,
+}
+
+impl Query {
+    fn takes(&self, header: &Header, time: Timestamp) -> bool {
+        let contains = |text: &str, part: &str| text.to_lowercase().contains(&part.to_lowercase());
+        let action = |wanted: &str| {
+            let found = header.action.to_lowercase();
+            let wanted = wanted.to_lowercase();
+            found
+                .strip_prefix(&wanted)
+                .is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
+        };
+        self.since.is_none_or(|since| time >= since)
+            && self.until.is_none_or(|until| time < until)
+            && self
+                .actor
+                .as_ref()
+                .is_none_or(|actor| header.actor.id.eq_ignore_ascii_case(actor))
+            && self.action.as_deref().is_none_or(action)
+            && self
+                .resource
+                .as_ref()
+                .is_none_or(|part| contains(&header.resource, part))
+    }
+
+    fn is_behind(&self, node: &str, time: Timestamp, seq: u64) -> bool {
+        let Some(after) = &self.after else { return true };
+        let here = (time, node, seq).cmp(&(after.time, after.node.as_str(), after.seq));
+        match self.order {
+            Order::NewestFirst => here == Ordering::Less,
+            Order::OldestFirst => here == Ordering::Greater,
+        }
+    }
+}
+
+/// A line that was found.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Row {
+    pub seq: u64,
+    pub time: Timestamp,
+    /// As it is in the file, without its newline.
+    pub text: String,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Page {
+    pub rows: Vec<Row>,
+    /// Where to go on; none: there is no more.
+    pub next: Option<Position>,
+}
+
+/// A page of lines. Lines that cannot be read are left out: verifying names them.
+pub(crate) fn read(segments: &[Segment], node: &str, query: &Query) -> io::Result<Page> {
+    let mut page = Page::default();
+    let limit = query.limit.clamp(1, LIMIT_MAX);
+    let mut scanned = 0;
+    let ends = |index: usize| segments.get(index + 1).and_then(|next| next.begins);
+    let mut indices: Vec<usize> = (0..segments.len()).collect();
+    if query.order == Order::NewestFirst {
+        indices.reverse();
+    }
+    for index in indices {
+        let segment = &segments[index];
+        let (begins, ends) = (segment.begins, ends(index));
+        let from = match query.order {
+            Order::OldestFirst => latest(query.since, query.after.as_ref().map(|after| after.time)),
+            Order::NewestFirst => query.since,
+        };
+        let to = match query.order {
+            Order::NewestFirst => earliest(query.until, query.after.as_ref().map(|after| after.time)),
+            Order::OldestFirst => query.until,
+        };
+        let too_old = from.zip(ends).is_some_and(|(from, ends)| ends < from);
+        let too_new = to.zip(begins).is_some_and(|(to, begins)| begins > to);
+        if too_old || too_new {
+            continue;
+        }
+        let mut content = match std::fs::read(&segment.path) {
+            Ok(content) => content,
+            // Dropped a moment ago.
+            Err(e) if e.kind() == io::ErrorKind::NotFound => continue,
+            Err(e) => return Err(e),
+        };
+        content.truncate(segment.bytes as usize);
+        scanned += segment.bytes;
+        let mut lines: Vec<&[u8]> = content.split(|byte| *byte == b'\n').collect();
+        if query.order == Order::NewestFirst {
+            lines.reverse();
+        }
+        let mut last = None;
+        for line in lines {
+            let Some(parsed) = parse(line) else { continue };
+            let (seq, time) = (parsed.header.seq, parsed.time);
+            if !query.is_behind(node, time, seq) {
+                continue;
+            }
+            let here = || Position {
+                time,
+                node: node.to_owned(),
+                seq,
+            };
+            last = Some(here());
+            if !query.takes(&parsed.header, time) {
+                continue;
+            }
+            page.rows.push(Row {
+                seq,
+                time,
+                text: String::from_utf8_lossy(line).into_owned(),
+            });
+            if page.rows.len() == limit {
+                page.next = last;
+                return Ok(page);
+            }
+        }
+        if scanned >= SCAN_BYTES_MAX && last.is_some() {
+            page.next = last;
+            return Ok(page);
+        }
+    }
+    Ok(page)
+}
+
+fn latest(one: Option<Timestamp>, other: Option<Timestamp>) -> Option<Timestamp> {
+    one.max(other)
+}
+
+fn earliest(one: Option<Timestamp>, other: Option<Timestamp>) -> Option<Timestamp> {
+    match (one, other) {
+        (Some(one), Some(other)) => Some(one.min(other)),
+        (one, other) => one.or(other),
+    }
+}

@@ -1,0 +1,167 @@
+//! Walking the chain: the first line that is not as it was written is named.
+
+use crate::line::{GENESIS, parse};
+use crate::segment::{self, Segment};
+use serde::Serialize;
+use std::io;
+use std::path::Path;
+
+/// What the chain is like.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Verification {
+    pub intact: bool,
+    /// Lines that were found in order, up to the first broken one.
+    pub lines: u64,
+    /// The first line that is kept; 0 if there is none.
+    pub first_seq: u64,
+    pub last_seq: u64,
+    /// The hash before the first line that is kept.
+    pub anchor: String,
+    /// The hash of the last line. Written down elsewhere, it shows later whether the end was cut off or all was rewritten.
+    pub head: String,
+    /// Bytes of an unfinished line at the end, which a crash left and the next start removes.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub unfinished_bytes: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub broken: Option<Broken>,
+}
+
+fn is_zero(number: &u64) -> bool {
+    *number == 0
+}
+
+/// The first place where the chain does not hold.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Broken {
+    pub file: String,
+    /// The line in the file, from 1.
+    pub line: u64,
+    /// The number that a line at this place has.
+    pub seq: u64,
+    pub reason: String,
+}
+
+/// Verifies a directory whose server does not run.
+pub fn verify(directory: &Path) -> io::Result<Verification> {
+    verify_segments(&segment::find(directory)?)
+}
+
+/// Verifies segments up to where they are durable.
+pub(crate) fn verify_segments(segments: &[Segment]) -> io::Result<Verification> {
+    let mut walk = Walk::new();
+    for (index, segment) in segments.iter().enumerate() {
+        let mut content = std::fs::read(&segment.path)?;
+        content.truncate(segment.bytes as usize);
+        let is_last = index + 1 == segments.len();
+        if let Err(broken) = walk.segment(segment, &content, is_last) {
+            walk.found.broken = Some(broken);
+            return Ok(walk.found);
+        }
+    }
+    walk.end(segments);
+    Ok(walk.found)
+}
+
+struct Walk {
+    found: Verification,
+    /// The number that the next line must have; none before the first.
+    expected: Option<u64>,
+    /// The last line that was dropped for its age or for room, as recorded by a later line.
+    dropped_through: u64,
+}
+
+impl Walk {
+    fn new() -> Walk {
+        Walk {
+            found: Verification {
+                anchor: GENESIS.to_owned(),
+                head: GENESIS.to_owned(),
+                ..Verification::default()
+            },
+            expected: None,
+            dropped_through: 0,
+        }
+    }
+
+    fn segment(&mut self, segment: &Segment, content: &[u8], is_last: bool) -> Result<(), Broken> {
+        let file = segment.name();
+        for (number, piece) in (1..).zip(content.split_inclusive(|byte| *byte == b'\n')) {
+            let seq = self.expected.unwrap_or(segment.first);
+            let broken = |reason: String| {
+                Err(Broken {
+                    file: file.clone(),
+                    line: number,
+                    seq,
+                    reason,
+                })
+            };
+            let Some(text) = piece.strip_suffix(b"\n") else {
+                if is_last {
+                    self.found.unfinished_bytes = piece.len() as u64;
+                    return Ok(());
+                }
+                return broken("the line is cut short".into());
+            };
+            let Some(line) = parse(text) else {
+                return broken("this is not a line of the audit log".into());
+            };
+            if !line.intact {
+                return broken("the line was edited: its hash is not that of its content".into());
+            }
+            let found = line.header.seq;
+            if found > seq {
+                let missing = match found - seq {
+                    1 => format!("line {seq} is missing"),
+                    _ => format!("lines {seq} to {} are missing", found - 1),
+                };
+                return broken(format!("{missing}: line {found} is here"));
+            }
+            if found < seq {
+                return broken(format!("out of order: line {found} is here, where {seq} must be"));
+            }
+            match self.expected {
+                None if seq == 1 && line.prev != GENESIS => {
+                    return broken("the first line of all continues another".into());
+                }
+                None => {
+                    self.found.first_seq = seq;
+                    self.found.anchor = line.prev.to_owned();
+                }
+                Some(_) if line.prev != self.found.head => {
+                    return broken(format!(
+                        "the chain is broken: line {} is not the one that line {seq} continues",
+                        seq - 1
+                    ));
+                }
+                Some(_) => {}
+            }
+            if line.header.action == crate::writer::PRUNE {
+                let through = line.header.details.get("throughSeq").and_then(|n| n.as_u64());
+                self.dropped_through = self.dropped_through.max(through.unwrap_or(0));
+            }
+            self.found.lines += 1;
+            self.found.last_seq = seq;
+            self.found.head = line.hash.to_owned();
+            self.expected = Some(seq + 1);
+        }
+        Ok(())
+    }
+
+    /// Lines that the log itself dropped are recorded as dropped: others were taken away.
+    fn end(&mut self, segments: &[Segment]) {
+        let before = self.found.first_seq.saturating_sub(1);
+        if before > self.dropped_through {
+            self.found.broken = Some(Broken {
+                file: segments.first().map(Segment::name).unwrap_or_default(),
+                line: 1,
+                seq: self.dropped_through + 1,
+                reason: format!(
+                    "lines {} to {before} are missing, and no later line records that they were dropped",
+                    self.dropped_through + 1
+                ),
+            });
+        }
+        self.found.intact = self.found.broken.is_none();
+    }
+}

@@ -1,0 +1,460 @@
+//! The thread that appends: whatever waits becomes one write and one fdatasync.
+
+use crate::Config;
+use crate::line::{Entry, Head, Outcome, Verdict, hash_of, parse};
+use crate::log::{Shared, Unwritable};
+use crate::segment::{self, Segment, open_to_write, path_of};
+use postrider_core::time::{Clock, Timestamp};
+use serde_json::{Map, Value, json};
+use std::cell::LazyCell;
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::{DirBuilderExt, FileExt};
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, RecvTimeoutError};
+use std::time::Duration;
+use tokio::sync::oneshot;
+
+/// Records that the oldest lines were dropped.
+pub const PRUNE: &str = "audit.prune";
+/// The least that a disk writes at once.
+const SECTOR: usize = 512;
+/// Records that the end of the log, which a crash left unfinished, was cut off.
+const REPAIR: &str = "audit.repair";
+/// Records how many lines could not be kept while the disk was failing.
+const LOST: &str = "audit.lost";
+/// How often the age of the oldest lines is looked at, and a failing disk is tried again.
+const TICK: Duration = Duration::from_secs(30);
+/// Entries that share a write.
+const BATCH_MAX: usize = 256;
+/// Lines that wait in memory for a failing disk, in bytes.
+const PENDING_BYTES_MAX: usize = 4 << 20;
+/// Room that is reserved on disk ahead of the lines, so that a change is not begun that could not be recorded.
+const RESERVE_BYTES: u64 = 1 << 20;
+/// The log is dropped in pieces of this share of its bounds …
+const PIECES: u32 = 8;
+/// … within these limits.
+const SEGMENT_BYTES: [u64; 2] = [64 << 10, 16 << 20];
+const SEGMENT_AGE_MAX: Duration = Duration::from_secs(24 * 3600);
+
+pub type Written = Result<u64, Unwritable>;
+
+pub enum Command {
+    Append(Box<Entry>, Option<oneshot::Sender<Written>>),
+    /// Tries a disk again that has failed.
+    Retry(oneshot::Sender<Written>),
+    Close,
+}
+
+/// What the writer asks of the disk.
+pub trait Disk: Send {
+    fn write_at(&mut self, file: &File, bytes: &[u8], at: u64) -> io::Result<()>;
+    fn sync(&mut self, file: &File) -> io::Result<()>;
+    /// Reserves room without making the file longer.
+    fn reserve(&mut self, file: &File, at: u64, bytes: u64) -> io::Result<()>;
+}
+
+pub struct RealDisk;
+
+impl Disk for RealDisk {
+    fn write_at(&mut self, file: &File, bytes: &[u8], at: u64) -> io::Result<()> {
+        file.write_all_at(bytes, at)
+    }
+
+    fn sync(&mut self, file: &File) -> io::Result<()> {
+        file.sync_data()
+    }
+
+    fn reserve(&mut self, file: &File, at: u64, bytes: u64) -> io::Result<()> {
+        use rustix::fs::{FallocateFlags, fallocate};
+        match fallocate(file, FallocateFlags::KEEP_SIZE, at, bytes) {
+            // The file system cannot reserve.
+            Err(rustix::io::Errno::OPNOTSUPP) => Ok(()),
+            result => Ok(result?),
+        }
+    }
+}
+
+/// Leftovers of an earlier life.
+pub struct Opened {
+    pub segments: Vec<Segment>,
+    pub head: Head,
+    /// Tells of a repair, if there was one.
+    pub repaired: Option<Entry>,
+}
+
+/// Finds the end of the log, and cuts off what a crash left unfinished there.
+pub fn open(directory: &Path) -> io::Result<Opened> {
+    let mut builder = std::fs::DirBuilder::new();
+    builder.recursive(true).mode(0o700).create(directory)?;
+    let mut segments = segment::find(directory)?;
+    let mut repaired = None;
+    while let Some(last) = segments.last_mut() {
+        let content = std::fs::read(&last.path)?;
+        let tail = Tail::of(&content, last.first);
+        let cut = content.len() as u64 - tail.bytes;
+        if cut > 0 {
+            let file = open_to_write(&last.path)?;
+            file.set_len(tail.bytes)?;
+            file.sync_all()?;
+            last.bytes = tail.bytes;
+            tracing::warn!(file = %last.path.display(), bytes = cut, "the audit log ended in an unfinished line: cut off");
+            repaired = Some(server_entry(
+                REPAIR,
+                &last.path,
+                json!({"file": last.name(), "bytesRemoved": cut}),
+            ));
+        }
+        if let Some(head) = tail.head {
+            return Ok(Opened {
+                segments,
+                head,
+                repaired,
+            });
+        }
+        // Made by a life that ended before its first line was durable.
+        std::fs::remove_file(&last.path)?;
+        segments.pop();
+    }
+    Ok(Opened {
+        segments,
+        head: Head::default(),
+        repaired,
+    })
+}
+
+/// The end of the last segment.
+struct Tail {
+    /// Up to here there are whole lines.
+    bytes: u64,
+    head: Option<Head>,
+}
+
+impl Tail {
+    fn of(content: &[u8], first: u64) -> Tail {
+        let mut tail = Tail { bytes: 0, head: None };
+        let mut seq = first;
+        let last_intact = LazyCell::new(|| end_of_last_intact_line(content));
+        for piece in content.split_inclusive(|byte| *byte == b'\n') {
+            let at = tail.bytes as usize;
+            // Without power some pages of the last write reach the disk and others stay zeros. A zero within a sector is
+            // damage, and no reason to drop the lines after it.
+            let is_cut_short = |line: &&[u8]| {
+                line.contains(&0) && (has_empty_sector(content, at, line.len()) || *last_intact <= at)
+            };
+            let line = piece.strip_suffix(b"\n");
+            let Some(line) = line.filter(|line| !is_cut_short(line)) else {
+                return tail;
+            };
+            // A line that was edited stays, to be named when the log is verified.
+            let before = tail.head.take();
+            tail.head = Some(match parse(line) {
+                Some(parsed) => Head {
+                    seq: parsed.header.seq,
+                    hash: parsed.hash.to_owned(),
+                    time: parsed.time,
+                },
+                None => Head {
+                    seq,
+                    hash: hash_of(line),
+                    time: before.map_or(Timestamp::MIN, |head| head.time),
+                },
+            });
+            seq = tail.head.as_ref().map_or(seq, |head| head.seq) + 1;
+            tail.bytes += piece.len() as u64;
+        }
+        tail
+    }
+}
+
+/// The byte after the last line whose hash is that of its content; 0 if there is none.
+fn end_of_last_intact_line(content: &[u8]) -> usize {
+    let mut end = content.len();
+    while end > 0 {
+        let begin = content[..end - 1]
+            .iter()
+            .rposition(|byte| *byte == b'\n')
+            .map_or(0, |newline| newline + 1);
+        let line = content[begin..end].strip_suffix(b"\n");
+        if line.and_then(parse).is_some_and(|line| line.intact) {
+            return end;
+        }
+        end = begin;
+    }
+    0
+}
+
+/// Whether a whole sector of the file within these bytes is zero.
+fn has_empty_sector(content: &[u8], at: usize, len: usize) -> bool {
+    let sectors = at.div_ceil(SECTOR)..(at + len) / SECTOR;
+    sectors
+        .map(|sector| &content[sector * SECTOR..(sector + 1) * SECTOR])
+        .any(|sector| sector.iter().all(|byte| *byte == 0))
+}
+
+fn server_entry(action: &str, path: &Path, details: Value) -> Entry {
+    let details = match details {
+        Value::Object(details) => details,
+        _ => Map::new(),
+    };
+    Entry {
+        actor: crate::Actor {
+            id: "server".into(),
+            roles: Vec::new(),
+            via: "server".into(),
+        },
+        action: action.to_owned(),
+        resource: path.display().to_string(),
+        outcome: Outcome {
+            result: Verdict::Done,
+            ..Outcome::default()
+        },
+        details,
+        ..Entry::default()
+    }
+}
+
+/// How many of the closed segments, the oldest first, go. The last segment is the one that is written.
+fn to_drop(segments: &[Segment], config: &Config, now: Timestamp) -> (usize, &'static str) {
+    let closed = segments.len().saturating_sub(1);
+    let too_old = |index: usize| {
+        let newest = segments.get(index + 1).and_then(|next| next.begins);
+        newest.is_some_and(|newest| newest + config.keep <= now)
+    };
+    let old = (0..closed).take_while(|index| too_old(*index)).count();
+    let mut left: u64 = segments.iter().map(|segment| segment.bytes).sum();
+    let mut many = 0;
+    while left > config.bytes_max && many < closed {
+        left -= segments[many].bytes;
+        many += 1;
+    }
+    match old >= many {
+        true => (old, "age"),
+        false => (many, "bytes"),
+    }
+}
+
+pub struct Writer {
+    pub shared: Arc<Shared>,
+    pub clock: Arc<dyn Clock>,
+    pub disk: Box<dyn Disk>,
+    /// With the lines that wait in `pending`.
+    head: Head,
+    /// The last segment, open; none until there is something to write.
+    file: Option<File>,
+    reserved: u64,
+    /// Lines that are not durable yet.
+    pending: String,
+    pending_first: u64,
+    /// Lines that were refused since memory for them ran out.
+    lost: u64,
+    /// Through this line it is recorded, or about to be, that lines were dropped.
+    dropped_through: u64,
+    /// The current file takes no more: what an fdatasync that failed has left of it is not known.
+    renew: bool,
+}
+
+impl Writer {
+    pub fn new(shared: Arc<Shared>, clock: Arc<dyn Clock>, disk: Box<dyn Disk>, opened: Opened) -> Writer {
+        let mut writer = Writer {
+            shared,
+            clock,
+            disk,
+            head: opened.head,
+            file: None,
+            reserved: 0,
+            pending: String::new(),
+            pending_first: 0,
+            lost: 0,
+            dropped_through: 0,
+            renew: false,
+        };
+        if let Some(repaired) = opened.repaired {
+            writer.add(&repaired);
+        }
+        writer
+    }
+
+    /// Runs until the log is closed.
+    pub fn run(mut self, commands: &Receiver<Command>) {
+        // Room is reserved before the first change, and what was repaired is recorded.
+        let _ = self.flush();
+        loop {
+            let mut waiting = Vec::new();
+            let mut closing = false;
+            let mut next = match commands.recv_timeout(TICK) {
+                Ok(command) => Some(command),
+                Err(RecvTimeoutError::Timeout) => None,
+                Err(RecvTimeoutError::Disconnected) => return,
+            };
+            while let Some(command) = next.take() {
+                match command {
+                    Command::Append(entry, waiter) => {
+                        let seq = self.add(&entry);
+                        waiting.extend(waiter.map(|waiter| (waiter, seq)));
+                    }
+                    Command::Retry(waiter) => waiting.push((waiter, Some(self.head.seq))),
+                    Command::Close => closing = true,
+                }
+                if waiting.len() < BATCH_MAX && !closing {
+                    next = commands.try_recv().ok();
+                }
+            }
+            let result = self.flush();
+            for (waiter, seq) in waiting {
+                let told = match (&result, seq) {
+                    (Err(why), _) => Err(why.clone()),
+                    (Ok(()), None) => Err(Unwritable("the queue of the audit log is full".into())),
+                    (Ok(()), Some(seq)) => Ok(seq),
+                };
+                // The caller may have gone away.
+                let _ = waiter.send(told);
+            }
+            if closing {
+                self.release();
+                return;
+            }
+        }
+    }
+
+    /// The number of the new line; none if too many wait already.
+    fn add(&mut self, entry: &Entry) -> Option<u64> {
+        if self.pending.len() > PENDING_BYTES_MAX {
+            self.lost += 1;
+            return None;
+        }
+        let now = self.clock.now();
+        if self.pending.is_empty() {
+            self.pending_first = self.head.seq + 1;
+        }
+        let line = self.head.append(entry, &self.shared.config.node, now);
+        self.pending.push_str(&line);
+        Some(self.head.seq)
+    }
+
+    /// Makes everything that waits durable, and keeps room for what comes.
+    fn flush(&mut self) -> Result<(), Unwritable> {
+        let result = self.try_flush().map_err(|e| Unwritable(reason(&e)));
+        let trouble = result.as_ref().err().map(|why| (self.clock.now(), why.0.clone()));
+        self.shared.set_trouble(trouble);
+        result
+    }
+
+    fn try_flush(&mut self) -> io::Result<()> {
+        let now = self.clock.now();
+        if self.lost > 0 && self.pending.len() <= PENDING_BYTES_MAX {
+            let lost = std::mem::take(&mut self.lost);
+            let entry = server_entry(LOST, &self.shared.config.directory, json!({"lines": lost}));
+            self.add(&entry);
+        }
+        let mut segments = self.shared.segments();
+        if self.must_rotate(&segments, now) {
+            self.release();
+            self.file = None;
+            segments.push(self.begin_segment(now)?);
+        }
+        if self.file.is_none()
+            && let Some(last) = segments.last()
+        {
+            self.file = Some(open_to_write(&last.path)?);
+            self.reserved = 0;
+        }
+        let (dropped, why) = to_drop(&segments, &self.shared.config, now);
+        if dropped > 0 {
+            let through = segments[dropped].first - 1;
+            let details = json!({
+                "fromSeq": segments[0].first,
+                "throughSeq": through,
+                "files": dropped,
+                "reason": why,
+            });
+            if through > self.dropped_through {
+                self.dropped_through = through;
+                self.add(&server_entry(PRUNE, &self.shared.config.directory, details));
+            }
+        }
+        let (Some(file), Some(last)) = (&self.file, segments.last_mut()) else {
+            return Ok(());
+        };
+        if !self.pending.is_empty() {
+            if let Err(e) = self.disk.write_at(file, self.pending.as_bytes(), last.bytes) {
+                // Half a line is no line.
+                let _ = file.set_len(last.bytes);
+                self.reserved = 0;
+                return Err(e);
+            }
+            if let Err(e) = self.disk.sync(file) {
+                let _ = file.set_len(last.bytes);
+                self.renew = true;
+                return Err(e);
+            }
+            last.bytes += self.pending.len() as u64;
+            last.begins = last.begins.or(Some(now));
+            self.pending.clear();
+        }
+        // Recorded first: a crash between the two leaves files that are dropped by the next life.
+        for segment in segments.drain(..dropped) {
+            if let Err(e) = std::fs::remove_file(&segment.path) {
+                tracing::warn!(file = %segment.path.display(), error = %e, "an old file of the audit log cannot be removed");
+            }
+        }
+        let end = segments.last().map_or(0, |last| last.bytes);
+        self.shared.publish(segments, self.head.clone());
+        if end + RESERVE_BYTES / 2 > self.reserved {
+            self.disk.reserve(file, end, RESERVE_BYTES)?;
+            self.reserved = end + RESERVE_BYTES;
+        }
+        Ok(())
+    }
+
+    fn must_rotate(&self, segments: &[Segment], now: Timestamp) -> bool {
+        let config = &self.shared.config;
+        let Some(last) = segments.last() else {
+            return !self.pending.is_empty();
+        };
+        let bytes = config.bytes_max / u64::from(PIECES);
+        let full = last.bytes >= bytes.clamp(SEGMENT_BYTES[0], SEGMENT_BYTES[1]);
+        let age = (config.keep / PIECES).min(SEGMENT_AGE_MAX);
+        let old = last.begins.is_some_and(|begins| begins + age <= now);
+        let expired = last.bytes > 0 && self.head.time + config.keep <= now;
+        (!self.pending.is_empty() && (full || old || self.renew)) || (self.pending.is_empty() && expired)
+    }
+
+    fn begin_segment(&mut self, now: Timestamp) -> io::Result<Segment> {
+        let directory = &self.shared.config.directory;
+        let first = match self.pending.is_empty() {
+            true => self.head.seq + 1,
+            false => self.pending_first,
+        };
+        let path = path_of(directory, first);
+        let file = open_to_write(&path)?;
+        file.set_len(0)?;
+        File::open(directory)?.sync_all()?;
+        self.file = Some(file);
+        self.reserved = 0;
+        self.renew = false;
+        Ok(Segment {
+            path,
+            first,
+            bytes: 0,
+            begins: Some(now),
+        })
+    }
+
+    /// Gives back the room that was reserved and not used.
+    fn release(&mut self) {
+        if let (Some(file), Some(last)) = (&self.file, self.shared.segments().last()) {
+            let _ = file.set_len(last.bytes);
+        }
+    }
+}
+
+fn reason(error: &io::Error) -> String {
+    match error.kind() {
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
+            format!("the disk is full: {error}")
+        }
+        _ => error.to_string(),
+    }
+}

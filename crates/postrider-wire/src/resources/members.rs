@@ -1,0 +1,346 @@
+//! Members that bodies of resources may have, at every depth, in the spelling of the APIs.
+//!
+//! The parsers read members that they know and pass over others, as the cloud does. Where a person writes the body,
+//! an unknown member is a mistake: [`unknown_members`] finds it.
+
+use serde_json::Value;
+
+/// The shape of one place of a body.
+#[derive(Debug)]
+pub enum Shape {
+    /// Anything: a plain value, or an object whose members the user names.
+    Any,
+    Object(&'static [Members]),
+    List(&'static Shape),
+}
+
+/// Members of an object: names and the shape that each of them has.
+pub type Members = (&'static [&'static str], &'static Shape);
+
+/// A member that no API knows in its place.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct UnknownMember {
+    /// The place in the body, such as `properties.filter.subjectStartsWith`.
+    pub path: String,
+    /// The last part of the path.
+    pub name: String,
+    /// The members that are known in its place.
+    pub known: Vec<&'static str>,
+}
+
+/// The most unknown members that are told of at once.
+const UNKNOWN_MAX: usize = 20;
+/// The most letters of a name that are repeated.
+const NAME_CHARS_MAX: usize = 64;
+
+/// The members of `body` that `shape` does not know, at most [`UNKNOWN_MAX`] of them. Names compare without case, as
+/// the parsers compare them. A value of another kind than its shape has is the parsers' to refuse.
+pub fn unknown_members(body: &Value, shape: &Shape) -> Vec<UnknownMember> {
+    let mut found = Vec::new();
+    collect("", body, shape, &mut found);
+    found
+}
+
+fn collect(path: &str, value: &Value, shape: &Shape, found: &mut Vec<UnknownMember>) {
+    match (shape, value) {
+        (Shape::Object(groups), Value::Object(members)) => {
+            let all = || {
+                groups
+                    .iter()
+                    .flat_map(|(names, shape)| names.iter().map(move |name| (*name, *shape)))
+            };
+            for (name, value) in members {
+                if found.len() == UNKNOWN_MAX {
+                    return;
+                }
+                let shown: String = name.chars().take(NAME_CHARS_MAX).collect();
+                let path = match path {
+                    "" => shown.clone(),
+                    _ => format!("{path}.{shown}"),
+                };
+                match all().find(|(known, _)| known.eq_ignore_ascii_case(name)) {
+                    Some((_, shape)) => collect(&path, value, shape, found),
+                    None => found.push(UnknownMember {
+                        path,
+                        name: shown,
+                        known: all().map(|(name, _)| name).collect(),
+                    }),
+                }
+            }
+        }
+        (Shape::List(each), Value::Array(items)) => {
+            for (index, item) in items.iter().enumerate() {
+                collect(&format!("{path}[{index}]"), item, each, found);
+            }
+        }
+        _ => {}
+    }
+}
+
+const ANY: Shape = Shape::Any;
+
+/// An event subscription's `properties`, with what only answers have, which clients send back.
+pub static SUBSCRIPTION_PROPERTIES: Shape = Shape::Object(&[
+    (&["destination"], &DESTINATION),
+    (
+        &["deliveryWithResourceIdentity"],
+        &Shape::Object(&[(&["identity"], &IDENTITY), (&["destination"], &DESTINATION)]),
+    ),
+    (&["filter"], &FILTER),
+    (
+        &["retryPolicy"],
+        &Shape::Object(&[(
+            &[
+                "maxDeliveryAttempts",
+                "eventTimeToLiveInMinutes",
+                "eventExpiryInMinutes",
+            ],
+            &ANY,
+        )]),
+    ),
+    (&["deadLetterDestination"], &DEAD_LETTER_DESTINATION),
+    (
+        &["deadLetterWithResourceIdentity"],
+        &Shape::Object(&[
+            (&["identity"], &IDENTITY),
+            (&["deadLetterDestination"], &DEAD_LETTER_DESTINATION),
+        ]),
+    ),
+    (
+        &["persistencePolicy"],
+        &Shape::Object(&[(&["isPersisted"], &ANY)]),
+    ),
+    (
+        &["deliveryPolicy"],
+        &Shape::Object(&[(&["approxBatchSizeInBytes", "maxEventsPerBatch"], &ANY)]),
+    ),
+    (&["postrider"], &Shape::Object(&[(&["profile"], &ANY)])),
+    (
+        &[
+            "labels",
+            "expirationTimeUtc",
+            "eventDeliverySchema",
+            "topic",
+            "topicName",
+            "provisioningState",
+        ],
+        &ANY,
+    ),
+]);
+
+static DESTINATION: Shape = Shape::Object(&[
+    (&["endpointType"], &ANY),
+    (
+        &["properties"],
+        &Shape::Object(&[
+            (
+                &[
+                    "endpointUrl",
+                    "endpointBaseUrl",
+                    "resourceId",
+                    "connectionString",
+                    "queueName",
+                    "queueMessageTimeToLiveInSeconds",
+                    "sasKey",
+                    "topicName",
+                    "outputName",
+                    "maxEventsPerBatch",
+                    "preferredBatchSizeInKilobytes",
+                    "azureActiveDirectoryTenantId",
+                    "azureActiveDirectoryApplicationIdOrUri",
+                    "minimumTlsVersionAllowed",
+                    "eventDeliverySchema",
+                ],
+                &ANY,
+            ),
+            (&["deliveryAttributeMappings"], &Shape::List(&DELIVERY_ATTRIBUTE)),
+        ]),
+    ),
+]);
+
+static DELIVERY_ATTRIBUTE: Shape = Shape::Object(&[
+    (&["name", "type"], &ANY),
+    (
+        &["properties"],
+        &Shape::Object(&[(&["value", "isSecret", "sourceField"], &ANY)]),
+    ),
+]);
+
+static IDENTITY: Shape = Shape::Object(&[(&["type", "userAssignedIdentity"], &ANY)]);
+
+static DEAD_LETTER_DESTINATION: Shape = Shape::Object(&[
+    (&["endpointType"], &ANY),
+    (
+        &["properties"],
+        &Shape::Object(&[(&["resourceId", "blobContainerName"], &ANY)]),
+    ),
+]);
+
+static FILTER: Shape = Shape::Object(&[
+    (
+        &[
+            "includedEventTypes",
+            "subjectBeginsWith",
+            "subjectEndsWith",
+            "isSubjectCaseSensitive",
+            "subjectIsCaseSensitive",
+            "enableAdvancedFilteringOnArrays",
+        ],
+        &ANY,
+    ),
+    (
+        &["advancedFilters"],
+        &Shape::List(&Shape::Object(&[(
+            &["operatorType", "operator", "key", "value", "values"],
+            &ANY,
+        )])),
+    ),
+]);
+
+/// A topic's or domain's `properties`, with what only answers have.
+pub static TOPIC_PROPERTIES: Shape = Shape::Object(&[
+    TOPIC_MEMBERS,
+    MAPPING_MEMBER,
+    RULES_MEMBER,
+    TYPES_MEMBER,
+    OWN_MEMBER,
+]);
+
+/// A topic or domain as files declare it: properties and what stands beside them in one object.
+pub static DECLARED_TOPIC: Shape = Shape::Object(&[
+    TOPIC_MEMBERS,
+    MAPPING_MEMBER,
+    RULES_MEMBER,
+    TYPES_MEMBER,
+    OWN_MEMBER,
+    (
+        &["edge", "location", "tags", "kind", "group", "resourceGroup"],
+        &ANY,
+    ),
+    (&["sku"], &Shape::Object(&[(&["name"], &ANY)])),
+    (
+        &["extendedLocation"],
+        &Shape::Object(&[(&["name", "type"], &ANY)]),
+    ),
+    (
+        &["identity"],
+        &Shape::Object(&[(
+            &["type", "principalId", "tenantId", "userAssignedIdentities"],
+            &ANY,
+        )]),
+    ),
+]);
+
+const TOPIC_MEMBERS: Members = (
+    &[
+        "inputSchema",
+        "publicNetworkAccess",
+        "disableLocalAuth",
+        "dataResidencyBoundary",
+        "minimumTlsVersionAllowed",
+        "autoCreateTopicWithFirstSubscription",
+        "autoDeleteTopicWithLastSubscription",
+        "endpoint",
+        "metricResourceId",
+        "provisioningState",
+        "privateEndpointConnections",
+        "systemData",
+    ],
+    &ANY,
+);
+
+const MAPPING_MEMBER: Members = (
+    &["inputSchemaMapping"],
+    &Shape::Object(&[
+        (&["inputSchemaMappingType"], &ANY),
+        (
+            &["properties"],
+            &Shape::Object(&[(
+                &["id", "topic", "eventTime", "eventType", "subject", "dataVersion"],
+                &Shape::Object(&[(&["sourceField", "defaultValue"], &ANY)]),
+            )]),
+        ),
+    ]),
+);
+
+const RULES_MEMBER: Members = (
+    &["inboundIpRules"],
+    &Shape::List(&Shape::Object(&[(&["ipMask", "action"], &ANY)])),
+);
+
+/// The types themselves are the user's.
+const TYPES_MEMBER: Members = (
+    &["eventTypeInfo"],
+    &Shape::Object(&[(&["kind", "inlineEventTypes"], &ANY)]),
+);
+
+const OWN_MEMBER: Members = (&["postrider"], &Shape::Object(&[(&["profile", "edge"], &ANY)]));
+
+/// The body of a topic in the edge API.
+pub static EDGE_TOPIC: Shape = Shape::Object(&[
+    (&["id", "name", "type"], &ANY),
+    (&["properties"], &TOPIC_PROPERTIES),
+]);
+
+/// The body of a subscription in the edge API.
+pub static EDGE_SUBSCRIPTION: Shape = Shape::Object(&[
+    (&["id", "name", "type"], &ANY),
+    (&["properties"], &SUBSCRIPTION_PROPERTIES),
+]);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn check(body: Value, shape: &Shape, unknown: &[&str]) {
+        let found = unknown_members(&body, shape);
+        let paths: Vec<&str> = found.iter().map(|one| one.path.as_str()).collect();
+        assert_eq!(paths, unknown, "{body}");
+    }
+
+    #[test]
+    fn members_are_looked_for_at_every_depth() {
+        check(
+            json!({"destination": {"endpointType": "WebHook", "properties": {
+                "endpointURL": "https://a", "max_events": 3,
+                "deliveryAttributeMappings": [
+                    {"name": "a", "type": "Static", "properties": {"value": "b", "secret": true}}]}},
+                "filter": {"subjectStartsWith": "/", "advancedFilters": [{"key": "a", "operators": "x"}]},
+                "retry": {}}),
+            &SUBSCRIPTION_PROPERTIES,
+            &[
+                "destination.properties.deliveryAttributeMappings[0].properties.secret",
+                "destination.properties.max_events",
+                "filter.advancedFilters[0].operators",
+                "filter.subjectStartsWith",
+                "retry",
+            ],
+        );
+        check(
+            json!({"tags": {"anything": "goes"}, "input_schema": "x", "eventTypeInfo": {"inlineEventTypes": {"T": {}}},
+                "inputSchemaMapping": {"properties": {"subject": {"sourceFeild": "a"}}}}),
+            &DECLARED_TOPIC,
+            &[
+                "inputSchemaMapping.properties.subject.sourceFeild",
+                "input_schema",
+            ],
+        );
+        // Values of the wrong kind are for the parsers to refuse.
+        check(
+            json!({"filter": 3, "labels": {"a": 1}}),
+            &SUBSCRIPTION_PROPERTIES,
+            &[],
+        );
+    }
+
+    #[test]
+    fn few_of_many_are_told() {
+        let many: serde_json::Map<String, Value> = (0..1000)
+            .map(|n| (format!("{n}{}", "x".repeat(1000)), Value::Null))
+            .collect();
+        let found = unknown_members(&Value::Object(many), &DECLARED_TOPIC);
+        assert_eq!(found.len(), UNKNOWN_MAX);
+        assert!(found.iter().all(|one| one.path.len() == NAME_CHARS_MAX));
+    }
+}
