@@ -6,9 +6,9 @@ use bytes::Bytes;
 use postrider_core::time::Clock;
 use postrider_engine::blobs::{BlobError, Stored};
 use std::collections::BTreeSet;
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, ErrorKind, Read, Write};
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -95,16 +95,22 @@ impl Directory {
     pub async fn get(self: &Arc<Self>, container: &str, path: &str) -> Result<Bytes, BlobError> {
         let (container, path) = (container.to_owned(), path.to_owned());
         self.blocking(move |this| {
+            // A root that is not there is a volume that is not mounted: its blobs are not known to be gone.
+            fs::metadata(&this.root).map_err(|e| this.error(&this.root, e))?;
             let target = this.existing(&container)?.join(&path);
             let read = File::open(&target).and_then(|file| {
                 let mut body = Vec::new();
                 file.take(BLOB_BYTES_MAX as u64 + 1).read_to_end(&mut body)?;
-                if body.len() > BLOB_BYTES_MAX {
-                    return Err(io::Error::other(format!("larger than {BLOB_BYTES_MAX} bytes")));
-                }
                 Ok(Bytes::from(body))
             });
-            read.map_err(|e| this.missing_or(path, &target, e))
+            let body = read.map_err(|e| this.missing_or(path.clone(), &target, e))?;
+            match body.len() > BLOB_BYTES_MAX {
+                true => Err(BlobError::TooLarge {
+                    path,
+                    max: BLOB_BYTES_MAX,
+                }),
+                false => Ok(body),
+            }
         })
         .await
     }
@@ -184,7 +190,7 @@ impl Directory {
             .take_while(|a| *a != base && !durable.contains(*a))
             .collect();
         for directory in doubtful.into_iter().rev() {
-            match fs::create_dir(directory) {
+            match DirBuilder::new().mode(0o700).create(directory) {
                 Err(e) if e.kind() != ErrorKind::AlreadyExists => return Err(e),
                 _ => flush(directory.parent().expect("it lies below the base"))?,
             }
@@ -251,7 +257,7 @@ fn make_root(root: &Path) -> io::Result<()> {
     }
     if let Some(parent) = root.parent() {
         make_root(parent)?;
-        match fs::create_dir(root) {
+        match DirBuilder::new().mode(0o700).create(root) {
             Err(e) if e.kind() != ErrorKind::AlreadyExists => return Err(e),
             _ => flush(parent)?,
         }

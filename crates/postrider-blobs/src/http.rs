@@ -1,31 +1,31 @@
-//! The HTTP client that requests to stores go out with, object_store's and our own: HTTP/1.1 over TCP or TLS
-//! with the machine's trust anchors. It follows no redirects and knows no proxies.
+//! The HTTP client that requests to stores go out with, object_store's and our own: HTTP/1.1 over connections
+//! that the server's connector opens. It follows no redirects.
 
 use crate::BLOB_BYTES_MAX;
 use crate::answer::{Failure, scrub};
 use ::http::header::{AUTHORIZATION, USER_AGENT};
-use ::http::{HeaderMap, HeaderValue};
+use ::http::{HeaderMap, HeaderValue, Uri};
 use async_trait::async_trait;
 use http_body_util::{BodyExt, Limited};
-use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder};
 use hyper_util::client::legacy::Client;
-use hyper_util::client::legacy::connect::HttpConnector;
-use hyper_util::rt::TokioTimer;
+use hyper_util::client::legacy::connect::{Connected, Connection};
+use hyper_util::rt::{TokioIo, TokioTimer};
 use object_store::ClientOptions;
 use object_store::client::{
     HttpClient, HttpConnector as Connector, HttpError, HttpErrorKind, HttpRequest, HttpRequestBody,
     HttpResponse, HttpService,
 };
-use rustls::{ClientConfig, RootCertStore};
 use std::error::Error;
 use std::fmt;
 use std::future::Future;
+use std::io;
+use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Poll};
 use std::time::Duration;
-use tokio::sync::OnceCell;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::task::JoinSet;
 
-const CONNECT_MAX: Duration = Duration::from_secs(5);
 /// From the first byte sent to the last received, connecting included.
 const EXCHANGE_MAX: Duration = Duration::from_secs(30);
 const IDLE_MAX: Duration = Duration::from_secs(30);
@@ -33,14 +33,79 @@ const IDLE_PER_HOST_MAX: usize = 8;
 
 const AGENT: HeaderValue = HeaderValue::from_static(concat!("postrider/", env!("CARGO_PKG_VERSION")));
 
-/// A client whose connections are shared by its clones and end with the last of them.
-#[derive(Clone, Default)]
-pub(crate) struct Http(Arc<Shared>);
+/// A byte stream to a store.
+pub trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
+impl<S: AsyncRead + AsyncWrite + Send + Unpin> Stream for S {}
 
-#[derive(Default)]
-struct Shared {
-    /// The machine's roots take time to read, so they wait until they are needed.
-    client: OnceCell<Client<HttpsConnector<HttpConnector>, HttpRequestBody>>,
+/// Opens connections to stores, by the egress policy and through the proxy.
+#[async_trait]
+pub trait Connect: Send + Sync {
+    /// A connection to the URL's origin, over TLS if that is https. The error names the reason.
+    async fn connect(&self, url: &Uri) -> Result<Box<dyn Stream>, String>;
+}
+
+/// A client whose connections are shared by its clones and end with the last of them.
+#[derive(Clone)]
+pub(crate) struct Http(Client<Dial, HttpRequestBody>);
+
+/// The connector as hyper calls it.
+#[derive(Clone)]
+struct Dial(Arc<dyn Connect>);
+
+impl tower_service::Service<Uri> for Dial {
+    type Response = TokioIo<Dialled>;
+    type Error = Unconnected;
+    type Future = Pin<Box<dyn Future<Output = Result<Self::Response, Unconnected>> + Send>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Unconnected>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, url: Uri) -> Self::Future {
+        let connect = self.0.clone();
+        Box::pin(async move {
+            let connected = connect.connect(&url).await;
+            connected
+                .map(|stream| TokioIo::new(Dialled(stream)))
+                .map_err(Unconnected)
+        })
+    }
+}
+
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+struct Unconnected(String);
+
+struct Dialled(Box<dyn Stream>);
+
+impl Connection for Dialled {
+    fn connected(&self) -> Connected {
+        Connected::new()
+    }
+}
+
+impl AsyncRead for Dialled {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.0).poll_read(cx, buf)
+    }
+}
+
+impl AsyncWrite for Dialled {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.0).poll_write(cx, buf)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.0).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.0).poll_shutdown(cx)
+    }
 }
 
 impl fmt::Debug for Http {
@@ -66,6 +131,15 @@ impl HttpService for Http {
 }
 
 impl Http {
+    pub fn new(connect: Arc<dyn Connect>) -> Http {
+        let client = Client::builder(Connections::default())
+            .pool_idle_timeout(IDLE_MAX)
+            .pool_max_idle_per_host(IDLE_PER_HOST_MAX)
+            .pool_timer(TokioTimer::new())
+            .build(Dial(connect));
+        Http(client)
+    }
+
     /// Sends a request and reads the whole answer, which must be a success.
     pub async fn exchange(&self, mut request: HttpRequest) -> Result<HttpResponse, Failure> {
         let host = request
@@ -80,7 +154,7 @@ impl Http {
         let signature = signature(request.headers()).unwrap_or_default();
         request.headers_mut().insert(USER_AGENT, AGENT);
         let whole = async {
-            let response = self.client().await.request(request).await?;
+            let response = self.0.request(request).await?;
             let (head, body) = response.into_parts();
             let body = Limited::new(body, BLOB_BYTES_MAX).collect().await?;
             Ok((head, body.to_bytes()))
@@ -97,29 +171,6 @@ impl Http {
         let text = scrub(&String::from_utf8_lossy(&body), [signature.as_str()]);
         Err(Failure::read(host, head.status, &head.headers, &text))
     }
-
-    async fn client(&self) -> &Client<HttpsConnector<HttpConnector>, HttpRequestBody> {
-        self.0
-            .client
-            .get_or_init(|| async {
-                let roots = tokio::task::spawn_blocking(native_roots).await;
-                let mut tcp = HttpConnector::new();
-                tcp.enforce_http(false);
-                tcp.set_nodelay(true);
-                tcp.set_connect_timeout(Some(CONNECT_MAX));
-                let connector = HttpsConnectorBuilder::new()
-                    .with_tls_config(tls(roots.unwrap_or_else(|_| RootCertStore::empty())))
-                    .https_or_http()
-                    .enable_http1()
-                    .wrap_connector(tcp);
-                Client::builder(Connections::default())
-                    .pool_idle_timeout(IDLE_MAX)
-                    .pool_max_idle_per_host(IDLE_PER_HOST_MAX)
-                    .pool_timer(TokioTimer::new())
-                    .build(connector)
-            })
-            .await
-    }
 }
 
 /// Holds the tasks of open connections, so that they end when the client is dropped.
@@ -132,24 +183,6 @@ impl<F: Future<Output = ()> + Send + 'static> hyper::rt::Executor<F> for Connect
         while tasks.try_join_next().is_some() {}
         tasks.spawn(connection);
     }
-}
-
-fn tls(roots: RootCertStore) -> ClientConfig {
-    ClientConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
-        .with_safe_default_protocol_versions()
-        .expect("ring speaks TLS 1.2 and 1.3")
-        .with_root_certificates(roots)
-        .with_no_client_auth()
-}
-
-fn native_roots() -> RootCertStore {
-    let native = rustls_native_certs::load_native_certs();
-    for error in &native.errors {
-        tracing::warn!(%error, "part of the machine's root certificates could not be read");
-    }
-    let mut roots = RootCertStore::empty();
-    roots.add_parsable_certificates(native.certs);
-    roots
 }
 
 /// What proves a request to be ours: the last part of its authorization, whichever scheme it follows.

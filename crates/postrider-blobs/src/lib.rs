@@ -10,6 +10,7 @@ mod answer;
 use async_trait::async_trait;
 use bytes::Bytes;
 use directory::Directory;
+pub use http::{Connect, Stream};
 use postrider_core::ids::Secret;
 use postrider_core::time::{Clock, Timestamp};
 use postrider_engine::blobs::{BlobError, Blobs, Stored};
@@ -85,8 +86,12 @@ enum Kept {
 impl ObjectStores {
     /// Checks the accounts without touching any of them. `wall` names the versions of blobs whose store does
     /// not; requests are signed with the machine's time, which the stores compare with theirs.
-    pub fn new(accounts: Vec<Account>, wall: Arc<dyn Clock>) -> Result<ObjectStores, Error> {
-        let http = http::Http::default();
+    pub fn new(
+        accounts: Vec<Account>,
+        wall: Arc<dyn Clock>,
+        connect: Arc<dyn Connect>,
+    ) -> Result<ObjectStores, Error> {
+        let http = http::Http::new(connect);
         let mut kept = BTreeMap::new();
         for account in accounts {
             let name = account.name.clone();

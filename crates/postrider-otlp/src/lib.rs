@@ -274,6 +274,7 @@ impl Form {
             headers: self.headers.clone(),
             more: Vec::new(),
             body: body.into(),
+            guard: None,
         }
     }
 }

@@ -162,6 +162,7 @@ fn accepted(first: Option<u64>, schema: Schema, trace: Option<&str>, events: &[&
             publisher: "key1".into(),
             trace: trace.map(Into::into),
             replay: 0,
+            hops: 0,
             body: body.into(),
             events: refs,
             matched: vec![Box::from([SubscriptionId(3)])],

@@ -208,6 +208,7 @@ pub fn put_decision(out: &mut Vec<u8>, decision: Decision, start: i64) {
                     out.span(asked);
                 }
                 Why::EndOfLife => out.push(6),
+                Why::Halved => out.push(7),
             }
             out.time(at, start);
         }
@@ -226,6 +227,7 @@ pub fn take_decision(from: &mut Take<'_>) -> Option<Decision> {
         4 => Why::Floor { wait: from.span()? },
         5 => Why::RetryAfter { asked: from.span()? },
         6 => Why::EndOfLife,
+        7 => Why::Halved,
         _ => return None,
     };
     Some(Decision::Retry {
@@ -297,6 +299,13 @@ impl Digest {
 
     pub fn has_outcome(self, outcome: Outcome) -> bool {
         self.0 >> 3 & 31 == u32::from(outcome.code())
+    }
+
+    /// None for what is not an attempt, and for an outcome that this version does not know.
+    pub fn outcome(self) -> Option<Outcome> {
+        Outcome::ALL
+            .into_iter()
+            .find(|outcome| self.has_outcome(*outcome))
     }
 
     pub fn follows(self, follows: Follows) -> bool {

@@ -6,9 +6,9 @@
 use crate::frame::{Digest, Sort};
 use postrider_engine::recorder::Work;
 use rustc_hash::{FxHashMap, FxHashSet};
-use std::fs::File;
+use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
 
 const MAGIC: [u8; 8] = *b"PRFLIDX1";
@@ -320,7 +320,12 @@ impl MemIndex {
 /// a power failure has damaged is known by its checksum.
 pub fn write(path: &Path, encoded: &[u8]) -> io::Result<FileIndex> {
     let temporary = path.with_extension("idx-new");
-    let mut file = File::create(&temporary)?;
+    let mut file = OpenOptions::new()
+        .write(true)
+        .create(true)
+        .truncate(true)
+        .mode(0o600)
+        .open(&temporary)?;
     file.write_all(encoded)?;
     std::fs::rename(&temporary, path)?;
     FileIndex::open(path)

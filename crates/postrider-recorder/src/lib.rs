@@ -17,6 +17,8 @@ mod live;
 
 pub use query::{BUDGET, cost};
 
+pub use segment::damaged_files;
+
 use facts::Facts;
 use frame::SEGMENT_HEAD;
 use index::Index;
@@ -32,6 +34,7 @@ use queue::Queue;
 use record::Frame;
 use segment::{Reader, Segment};
 use std::io;
+use std::os::unix::fs::DirBuilderExt;
 use std::path::PathBuf;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, RwLock, mpsc};
@@ -118,7 +121,8 @@ impl FlightRecorder {
     }
 
     fn start(config: Config, clock: Arc<dyn Clock>) -> io::Result<Arc<FlightRecorder>> {
-        std::fs::create_dir_all(&config.directory)?;
+        let mut directory = std::fs::DirBuilder::new();
+        directory.recursive(true).mode(0o700).create(&config.directory)?;
         let found = find_segments(&config)?;
         let shared = Arc::new(Shared {
             queue: Queue::default(),

@@ -7,6 +7,7 @@ use crate::record::{AcceptedFrame, EventFrame, Frame};
 use crate::segment::{Reader, Segment};
 use crate::writer::{ID_MAX, TEXT_MAX};
 use postrider_core::ids::{SubscriptionId, TopicId};
+use postrider_core::outcome::Outcome;
 use postrider_core::time::Timestamp;
 use postrider_engine::recorder::{
     AttemptStory, BlobPlace, Cursor, Decision, DeliveryLine, DeliveryState, DeliveryStory, Disposition, End,
@@ -135,6 +136,7 @@ impl<'a> Session<'a> {
     pub fn search(&mut self, query: &Query, budget: u64) -> Page {
         let mut search = Search {
             query,
+            attempts: 0,
             limit: query.limit.clamp(1, LIMIT_MAX),
             budget,
             page: Page::default(),
@@ -215,7 +217,8 @@ impl<'a> Session<'a> {
         if let Some(cursor) = cursor {
             number = self.cards_up_to(at, number, cursor.record);
         }
-        let looks_on = search.query.state.is_some() || search.query.outcome.is_some();
+        let query = search.query;
+        let looks_on = query.state.is_some() || query.outcome.is_some() || query.attempts.is_some();
         while number > 0 {
             number -= 1;
             let card = {
@@ -307,8 +310,8 @@ impl<'a> Session<'a> {
                     record: offset,
                     event: within as u32,
                 };
-                search.page.events.push(line(story, behind));
-                if search.page.events.len() >= search.limit || !search.has_room(&session.work) {
+                search.take(line(story, behind, search.query));
+                if search.is_full() || !search.has_room(&session.work) {
                     search.stop(start, offset, within as u32);
                     go_on = false;
                     return;
@@ -690,6 +693,8 @@ struct Search<'q> {
     limit: usize,
     budget: u64,
     page: Page,
+    /// Attempts in the lines of the page, where they are listed.
+    attempts: usize,
 }
 
 /// Keeps the range of times that were looked at.
@@ -711,6 +716,20 @@ impl Search<'_> {
     fn has_room(&self, work: &Work) -> bool {
         // Something is looked at in any case: otherwise a search might never come to its end.
         cost(work) < self.budget || self.page.searched.is_none()
+    }
+
+    fn take(&mut self, line: EventLine) {
+        self.attempts += line
+            .subscriptions
+            .iter()
+            .map(|one| one.attempts.len())
+            .sum::<usize>();
+        self.page.events.push(line);
+    }
+
+    /// A page of attempts may exceed the limit by the attempts of its last event.
+    fn is_full(&self) -> bool {
+        self.page.events.len() >= self.limit || self.attempts >= self.limit
     }
 
     fn stop(&mut self, segment: i64, record: u32, event: u32) {
@@ -749,6 +768,10 @@ impl Search<'_> {
         let mut candidates = u32::MAX;
         if let Some(outcome) = query.outcome {
             candidates &= with(&|entry| entry.digest.has_outcome(outcome));
+        }
+        if let Some(wanted) = query.attempts {
+            let takes = |outcome: Option<Outcome>| outcome.is_none_or(|outcome| wanted.takes(outcome));
+            candidates &= with(&|entry| entry.digest.is(Sort::Attempted) && takes(entry.digest.outcome()));
         }
         let follows = |follows| with(&|entry| entry.digest.follows(follows));
         let ended: u32 = entries
@@ -807,11 +830,21 @@ impl Search<'_> {
         let outcome = query.outcome.is_none_or(|wanted| {
             deliveries().any(|delivery| delivery.attempts.iter().any(|attempt| attempt.outcome == wanted))
         });
-        state && outcome && (query.subscription.is_none() || deliveries().next().is_some())
+        let attempts = query.attempts.is_none_or(|wanted| {
+            deliveries().any(|delivery| delivery.attempts.iter().any(|one| wanted.takes(one.outcome)))
+        });
+        state && outcome && attempts && (query.subscription.is_none() || deliveries().next().is_some())
     }
 }
 
-fn line(story: EventStory, behind: Cursor) -> EventLine {
+fn line(story: EventStory, behind: Cursor, query: &Query) -> EventLine {
+    let listed = |of: SubscriptionId, attempts: Vec<AttemptStory>| match query.attempts {
+        Some(wanted) if query.subscription.is_none_or(|id| id == of) => {
+            let wanted = attempts.into_iter().filter(|one| wanted.takes(one.outcome));
+            wanted.collect()
+        }
+        _ => Vec::new(),
+    };
     let mut attempts = 0;
     let subscriptions = story
         .subscriptions
@@ -824,6 +857,7 @@ fn line(story: EventStory, behind: Cursor) -> EventLine {
                     name: one.name,
                     state: delivery.state,
                     last_outcome: delivery.attempts.last().map(|attempt| attempt.outcome),
+                    attempts: listed(one.id, delivery.attempts),
                 })
             }
             Fate::Refused(_) => None,

@@ -8,40 +8,51 @@ pub const SNIPPET_MAX: usize = 1024;
 pub const SNIPPET_OF_SUCCESS_MAX: usize = 256;
 const MASK: &str = "***";
 
-/// A member or header whose name contains one of these, in any case, is a secret.
-const WORDS: [&str; 14] = [
+/// A member or header whose name ends in one of these words, in any case, is a secret: `clientSecret`, `api_key`,
+/// `x-auth-token`; not `secretary`, `session-service.invalid` or `token_type`.
+const WORDS: [&str; 24] = [
     "authorization",
     "password",
     "passwd",
     "pwd",
     "secret",
+    "secrets",
     "token",
+    "tokens",
     "apikey",
-    "api_key",
-    "api-key",
     "credential",
+    "credentials",
     "cookie",
+    "cookies",
     "signature",
     "session",
-    "private",
+    "sessionid",
+    "sid",
+    "key",
+    "keys",
+    "code",
+    "sig",
+    "sas",
+    "pin",
+    "passphrase",
 ];
-/// These only as a whole name or its last word: `key`, `sasKey`, `aeg-sas-key`, `code`; not `keyboard`, `decoded`.
-const LAST_WORDS: [&str; 5] = ["key", "code", "sig", "sas", "pin"];
 
 /// Whether the value that goes by this name is not to be shown.
 pub fn is_secret(name: &str) -> bool {
-    let lower = name.to_ascii_lowercase();
-    if WORDS.iter().any(|word| lower.contains(word)) {
-        return true;
-    }
-    LAST_WORDS.iter().any(|word| {
-        let Some(before) = lower.strip_suffix(word) else {
-            return false;
-        };
-        let at = before.len();
-        let begins = name.as_bytes()[at].is_ascii_uppercase();
-        before.chars().last().is_none_or(|c| !c.is_ascii_alphabetic()) || begins
-    })
+    let last = last_word(name);
+    WORDS.iter().any(|word| last.eq_ignore_ascii_case(word))
+}
+
+/// `Key` of `sasKey`, `key` of `api_key`, all of `APIKEY`.
+fn last_word(name: &str) -> &str {
+    let name = name.trim_end_matches(['-', '_', '.']);
+    let bytes = name.as_bytes();
+    let begins = |at: &usize| {
+        let (before, here) = (bytes[at - 1], bytes[*at]);
+        matches!(before, b'-' | b'_' | b'.') || (here.is_ascii_uppercase() && !before.is_ascii_uppercase())
+    };
+    let start = (1..bytes.len()).rev().find(begins);
+    start.and_then(|at| name.get(at..)).unwrap_or(name)
 }
 
 /// The beginning of a body as text, and whether there was more. Bytes that are not text show as such.

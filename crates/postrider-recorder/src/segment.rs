@@ -8,7 +8,7 @@ use postrider_engine::recorder::Work;
 use rustc_hash::FxHashMap;
 use std::fs::{File, OpenOptions};
 use std::io;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::RwLock;
 use std::sync::atomic::{AtomicU64, Ordering::Acquire, Ordering::Release};
@@ -17,6 +17,9 @@ use std::sync::atomic::{AtomicU64, Ordering::Acquire, Ordering::Release};
 const READ_MIN: usize = 512;
 /// … and many with one, while they are asked for one after the other.
 const READ_MAX: usize = 64 << 10;
+
+/// Longer frames are not found behind a damaged part whose length is unknown.
+const RESYNC_MAX: usize = 64 << 10;
 
 pub struct Segment {
     /// When it was begun, in nanoseconds; also its name.
@@ -36,6 +39,7 @@ impl Segment {
             .read(true)
             .write(true)
             .create_new(true)
+            .mode(0o600)
             .open(&path)?;
         let mut head = [0; SEGMENT_HEAD];
         head[..8].copy_from_slice(&SEGMENT_MAGIC);
@@ -115,21 +119,27 @@ impl Segment {
         Ok(())
     }
 
-    /// Makes the index anew from the frames, up to the first that is not whole.
+    /// Makes the index anew from the frames that are whole. Damaged ones are left out and warned of; behind the last
+    /// whole one there is what a crash cut short.
     pub fn rebuild(&self) -> io::Result<()> {
         let bytes = std::fs::read(&self.path)?;
         let mut index = MemIndex::default();
         let (mut notes, mut sets) = (Notes::default(), FxHashMap::default());
-        let mut at = SEGMENT_HEAD;
-        while let Some(content) = frame_at(&bytes, at) {
-            let Some(frame) = Frame::read(content, self.start) else {
-                break;
-            };
+        let (mut end, mut damaged) = (SEGMENT_HEAD, 0);
+        while let Some((at, content, frame)) = next_frame(&bytes, end, self.start) {
+            damaged += at - end;
             notes_of(&frame, at as u32, &mut sets, &mut notes);
-            at += FRAME_HEAD + content.len();
+            end = at + FRAME_HEAD + content.len();
             index.add(&mut notes);
         }
-        self.len.store(at as u64, Release);
+        if damaged > 0 {
+            tracing::warn!(
+                segment = %self.path.display(),
+                bytes = damaged,
+                "damaged records in a file of the flight recorder; what was between the whole ones is not shown"
+            );
+        }
+        self.len.store(end as u64, Release);
         *self.index.write().expect("no panic holds it") = Index::Memory(index);
         self.seal()
     }
@@ -204,9 +214,62 @@ impl Reader {
     }
 }
 
+/// Files of the flight recorder with damage before their last whole frame, or with a damaged index.
+pub fn damaged_files(directory: &Path) -> io::Result<Vec<String>> {
+    let mut damaged = Vec::new();
+    for entry in std::fs::read_dir(directory)? {
+        let path = entry?.path();
+        if path.extension().is_none_or(|extension| extension != "rec") {
+            continue;
+        }
+        let bytes = std::fs::read(&path)?;
+        let Some(segment) = Segment::open(&path)? else {
+            damaged.push(path.display().to_string());
+            continue;
+        };
+        let (mut end, mut is_damaged) = (SEGMENT_HEAD, false);
+        while let Some((at, content, _)) = next_frame(&bytes, end, segment.start) {
+            is_damaged |= at > end;
+            end = at + FRAME_HEAD + content.len();
+        }
+        let index = path.with_extension("idx");
+        is_damaged |= match &*segment.index.read().expect("no panic holds it") {
+            Index::File(index) => !index.is_whole(),
+            Index::Memory(_) => false,
+            Index::Missing => index.exists(),
+        };
+        if is_damaged {
+            damaged.push(path.display().to_string());
+        }
+    }
+    damaged.sort();
+    Ok(damaged)
+}
+
 fn frame_len(bytes: &[u8]) -> Option<usize> {
     let len = u32::from_le_bytes(bytes.get(..4)?.try_into().expect("four bytes")) as usize;
     (1..=FRAME_MAX).contains(&len).then_some(len)
+}
+
+/// The first whole frame at or after `from`. Past damage only frames up to [`RESYNC_MAX`] are looked for: a length that is
+/// found by chance must not cost a checksum over megabytes.
+fn next_frame(bytes: &[u8], from: usize, start: i64) -> Option<(usize, &[u8], Frame<'_>)> {
+    let whole = |at: usize| {
+        let content = frame_at(bytes, at)?;
+        Some((at, content, Frame::read(content, start)?))
+    };
+    let is_short = |at: &usize| {
+        let len = bytes.get(*at..).and_then(frame_len);
+        len.is_some_and(|len| len <= RESYNC_MAX)
+    };
+    let after_damaged = || {
+        // Most often the length of the damaged frame holds.
+        let next = from + FRAME_HEAD + bytes.get(from..).and_then(frame_len)?;
+        whole(next)
+    };
+    whole(from)
+        .or_else(after_damaged)
+        .or_else(|| (from + 1..bytes.len()).filter(is_short).find_map(whole))
 }
 
 /// The content of the frame that begins at `at`, if it is whole.
@@ -216,4 +279,50 @@ fn frame_at(bytes: &[u8], at: usize) -> Option<&[u8]> {
     let crc = u32::from_le_bytes(bytes.get(4..8)?.try_into().expect("four bytes"));
     let content = bytes.get(FRAME_HEAD..FRAME_HEAD + len)?;
     (crc32fast::hash(content) == crc).then_some(content)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::frame::kind;
+
+    fn frame(name: &str) -> Vec<u8> {
+        let mut content = vec![kind::TOPIC];
+        for text in [name, "/id"] {
+            content.push(text.len() as u8);
+            content.extend_from_slice(text.as_bytes());
+        }
+        let mut frame = (content.len() as u32).to_le_bytes().to_vec();
+        frame.extend_from_slice(&crc32fast::hash(&content).to_le_bytes());
+        frame.extend_from_slice(&content);
+        frame
+    }
+
+    #[test]
+    fn frames_behind_a_damaged_one_are_found() {
+        let names: Vec<String> = (0..9).map(|n| format!("topic {n}")).collect();
+        let frames: Vec<Vec<u8>> = names.iter().map(|name| frame(name)).collect();
+        let whole = frames.concat();
+        let len = frames[0].len();
+        // A byte of the content, of the checksum, of the length; the length as large as can be.
+        for (at, with) in [(12, 1u8), (4, 1), (0, 1), (3, 0xff)] {
+            let mut bytes = whole.clone();
+            bytes[3 * len + at] ^= with;
+            // And a frame that a crash cut short.
+            bytes.extend_from_slice(&frames[0][..len - 2]);
+            let mut found = Vec::new();
+            let mut end = 0;
+            while let Some((at, content, frame)) = next_frame(&bytes, end, 0) {
+                end = at + FRAME_HEAD + content.len();
+                match frame {
+                    Frame::Topic(topic) => found.push(topic.name.to_owned()),
+                    _ => panic!("not a topic at {at}"),
+                }
+            }
+            let mut expected = names.clone();
+            expected.remove(3);
+            assert_eq!(found, expected, "byte {at}");
+            assert_eq!(end, whole.len());
+        }
+    }
 }

@@ -7,8 +7,8 @@ use postrider_core::outcome::Outcome;
 use postrider_core::retry::Reason;
 use postrider_core::time::{Clock, Timestamp};
 use postrider_engine::recorder::{
-    Accepted, Audience, BlobPlace, BlobWritten, Decision, DeliveryState, Disposition, Ended, EventState,
-    EventStory, Fate, Place, Query, Recorder, Recordings, Retired, Verdict, Verdicts,
+    Accepted, AttemptFilter, Audience, BlobPlace, BlobWritten, Decision, DeliveryState, Disposition, Ended,
+    EventState, EventStory, Fate, Place, Query, Recorder, Recordings, Retired, Verdict, Verdicts,
 };
 use postrider_recorder::{Config, FlightRecorder};
 use proptest::prelude::*;
@@ -500,7 +500,18 @@ impl World {
             let deliveries: Vec<_> = told
                 .deliveries
                 .iter()
-                .map(|d| (d.subscription, d.state, d.attempts.last().map(|a| a.1)))
+                .map(|d| {
+                    let listed = query
+                        .attempts
+                        .filter(|_| query.subscription.is_none_or(|id| id.0 == d.subscription));
+                    let listed: Vec<u32> = d
+                        .attempts
+                        .iter()
+                        .filter(|a| listed.is_some_and(|wanted| wanted.takes(a.1)))
+                        .map(|a| a.0)
+                        .collect();
+                    (d.subscription, d.state, d.attempts.last().map(|a| a.1), listed)
+                })
                 .collect();
             let attempts: usize = told.deliveries.iter().map(|d| d.attempts.len()).sum();
             format!(
@@ -515,7 +526,10 @@ impl World {
                 let deliveries: Vec<_> = event
                     .subscriptions
                     .iter()
-                    .map(|d| (d.id.0, d.state, d.last_outcome))
+                    .map(|d| {
+                        let listed: Vec<u32> = d.attempts.iter().map(|a| a.number).collect();
+                        (d.id.0, d.state, d.last_outcome, listed)
+                    })
                     .collect();
                 format!(
                     "{} {} {:?} {} {deliveries:?}",
@@ -630,6 +644,9 @@ impl Told {
             && query
                 .outcome
                 .is_none_or(|outcome| of.iter().any(|d| d.attempts.iter().any(|a| a.1 == outcome)))
+            && query
+                .attempts
+                .is_none_or(|wanted| of.iter().any(|d| d.attempts.iter().any(|a| wanted.takes(a.1))))
     }
 }
 
@@ -643,13 +660,24 @@ fn query() -> impl Strategy<Value = (Query, u64)> {
             rarely(0..3),
             rarely(0..4),
         ),
-        (rarely(0..8), rarely(0..4), rarely(0..600), rarely(0..600)),
+        (
+            rarely(0..8),
+            rarely(0..4),
+            rarely(0..3),
+            rarely(0..600),
+            rarely(0..600),
+        ),
         1..20usize,
         prop_oneof![Just(1u64), 1_000..100_000u64, Just(postrider_recorder::BUDGET)],
     )
         .prop_map(
             |((id, topic, subscription, event_type, subject), rest, limit, budget)| {
-                let (state, outcome, since, until) = rest;
+                let (state, outcome, attempts, since, until) = rest;
+                let filters = [
+                    AttemptFilter::All,
+                    AttemptFilter::Failed,
+                    AttemptFilter::Outcome(Outcome::Busy),
+                ];
                 let outcomes = [
                     Outcome::Success,
                     Outcome::Busy,
@@ -665,6 +693,7 @@ fn query() -> impl Strategy<Value = (Query, u64)> {
                     subject: subject.map(|s| if s == 3 { "s".to_owned() } else { format!("s{s}/") }),
                     state: state.map(|s| EventState::ALL[s as usize]),
                     outcome: outcome.map(|o| outcomes[o as usize]),
+                    attempts: attempts.map(|a| filters[a as usize]),
                     since: since.map(at),
                     until: until.map(at),
                     cursor: None,

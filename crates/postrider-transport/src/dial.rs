@@ -1,10 +1,11 @@
-//! From an origin to a connection: resolve, check every address, connect, TLS.
+//! From an origin to a connection: resolve, check every address, connect or have a proxy connect, TLS.
 
-use crate::egress::{EgressPolicy, Refusal, Scheme};
+use crate::egress::{self, EgressPolicy, Refusal, Scheme};
+use crate::proxy::{Proxy, open_tunnel};
 use crate::resolve::Resolve;
 use crate::target::Target;
 use crate::tls::Tls;
-use crate::wire::{Socket, Wire};
+use crate::wire::Socket;
 use postrider_core::time::{Clock, Timestamp};
 use postrider_engine::deliver::{Failure, FailureKind};
 use std::fmt;
@@ -19,8 +20,12 @@ const ADDRESSES_MAX: usize = 8;
 /// The least time one address gets while there are others to try.
 const ADDRESS_TIME_MIN: Duration = Duration::from_secs(2);
 
+/// Before a proxy is asked, the target's name is looked up for this part of the time to connect.
+const PROXY_RESOLVE_SHARE: u32 = 4;
+
 pub(crate) struct Dialler {
     pub egress: EgressPolicy,
+    pub proxy: Option<Proxy>,
     pub resolver: Arc<dyn Resolve>,
     pub tls: Tls,
     /// For resolving, connecting and TLS together.
@@ -29,23 +34,114 @@ pub(crate) struct Dialler {
 }
 
 impl Dialler {
-    /// Opens a connection to the first permitted address that accepts one.
-    pub async fn dial(&self, target: &Target<'_>) -> Result<Wire, Failure> {
+    /// Opens a connection to the first permitted address that accepts one, or through the proxy.
+    pub async fn dial(&self, target: &Target<'_>) -> Result<Socket, Failure> {
         let deadline = self.clock.now() + self.timeout;
-        let addresses = self.addresses(target, deadline).await?;
-        let tcp = self.connect(target, &addresses, deadline).await?;
         let failed = |reason: &dyn fmt::Display| target.failed(FailureKind::Socket, reason);
-        let socket = match target.scheme {
-            Scheme::Http => Socket::Plain(tcp),
+        let proxy = self.proxy.as_ref();
+        let tcp = match proxy.filter(|proxy| proxy.serves(target.host, target.port)) {
+            Some(proxy) => self.tunnel(proxy, target, deadline).await?,
+            None => {
+                let addresses = self.addresses(target, deadline).await?;
+                self.connect(&addresses, target.port, deadline)
+                    .await
+                    .map_err(|error| failed(&format_args!("could not connect: {error}")))?
+            }
+        };
+        match target.scheme {
+            Scheme::Http => Ok(Socket::Plain(tcp)),
             Scheme::Https => {
                 let stream = within(&*self.clock, deadline, self.tls.handshake(target.host, tcp))
                     .await
                     .unwrap_or_else(|| Err(io::ErrorKind::TimedOut.into()))
                     .map_err(|error| failed(&format_args!("tls: {error}")))?;
-                Socket::Tls(Box::new(stream))
+                Ok(Socket::Tls(Box::new(stream)))
             }
+        }
+    }
+
+    /// Has the proxy connect to the target.
+    async fn tunnel(
+        &self,
+        proxy: &Proxy,
+        target: &Target<'_>,
+        deadline: Timestamp,
+    ) -> Result<TcpStream, Failure> {
+        self.check_behind_proxy(target)
+            .await
+            .map_err(|refusal| target.failed(FailureKind::Forbidden, refusal))?;
+        let opening = async {
+            let tcp = self.connect_to(proxy, deadline).await?;
+            open_tunnel(tcp, &proxy.connect_request(target.host, target.port)).await
         };
-        Ok(Wire::new(socket))
+        let opened = within(&*self.clock, deadline, opening).await;
+        match opened.unwrap_or_else(|| Err("did not answer in time".to_owned())) {
+            Ok(tcp) => {
+                if proxy.health.works() {
+                    tracing::info!(proxy = %proxy.health.address, "the proxy works again");
+                }
+                Ok(tcp)
+            }
+            Err(reason) => {
+                if proxy.health.failed(&reason, self.clock.now()) {
+                    let proxy = &proxy.health.address;
+                    tracing::warn!(%proxy, %reason, "the proxy fails: look at it and at egress.proxy");
+                }
+                let reason = format_args!("the proxy {} {reason}", proxy.health.address);
+                Err(target.failed(FailureKind::Proxy, reason))
+            }
+        }
+    }
+
+    async fn connect_to(&self, proxy: &Proxy, deadline: Timestamp) -> Result<TcpStream, String> {
+        let addresses = self.proxy_addresses(proxy, deadline).await?;
+        let tcp = self.connect(&addresses, proxy.port, deadline).await;
+        tcp.map_err(|error| format!("could not be reached: {error}"))
+    }
+
+    pub async fn reach_proxy(&self) -> Result<(), String> {
+        match &self.proxy {
+            Some(proxy) => self
+                .connect_to(proxy, self.clock.now() + self.timeout)
+                .await
+                .map(drop),
+            None => Ok(()),
+        }
+    }
+
+    /// Judges a target that the proxy will connect to. The proxy chooses among all addresses of a name, so
+    /// each must be permitted; a name that is not resolved here is judged as such.
+    async fn check_behind_proxy(&self, target: &Target<'_>) -> Result<(), Refusal> {
+        self.egress.check_scheme(target.scheme)?;
+        if let Ok(literal) = target.host.parse() {
+            return self.egress.check(target.scheme, literal);
+        }
+        // Behind a proxy names often have no addresses here, and the answer to that may be slow.
+        let deadline = self.clock.now() + self.timeout / PROXY_RESOLVE_SHARE;
+        let resolved = within(&*self.clock, deadline, self.resolver.addresses(target.host)).await;
+        match resolved {
+            Some(Ok(addresses)) if !addresses.is_empty() => addresses
+                .into_iter()
+                .try_for_each(|address| self.egress.check(target.scheme, address)),
+            _ => self.egress.check_name(target.host),
+        }
+    }
+
+    /// The operator has named the proxy, so it may be anywhere but at an address that is never dialled.
+    async fn proxy_addresses(&self, proxy: &Proxy, deadline: Timestamp) -> Result<Vec<IpAddr>, String> {
+        let found = match proxy.host.parse() {
+            Ok(literal) => vec![literal],
+            Err(_) => within(&*self.clock, deadline, self.resolver.addresses(&proxy.host))
+                .await
+                .ok_or("could not be resolved: timed out")?
+                .map_err(|error| format!("could not be resolved: {error}"))?,
+        };
+        let usable = found.into_iter().filter(|ip| egress::never(*ip).is_none());
+        let usable: Vec<IpAddr> = usable.take(ADDRESSES_MAX).collect();
+        match usable.is_empty() {
+            true => Err("has no address that may be dialled".to_owned()),
+            false => Ok(usable),
+        }
     }
 
     /// The addresses the policy lets us dial; at least one.
@@ -70,16 +166,11 @@ impl Dialler {
         })
     }
 
-    async fn connect(
-        &self,
-        target: &Target<'_>,
-        addresses: &[IpAddr],
-        deadline: Timestamp,
-    ) -> Result<TcpStream, Failure> {
+    async fn connect(&self, addresses: &[IpAddr], port: u16, deadline: Timestamp) -> io::Result<TcpStream> {
         let mut last = io::Error::from(io::ErrorKind::TimedOut);
         for (position, &ip) in addresses.iter().enumerate() {
             let until = share(self.clock.now(), deadline, addresses.len() - position);
-            let connecting = TcpStream::connect(SocketAddr::new(ip, target.port));
+            let connecting = TcpStream::connect(SocketAddr::new(ip, port));
             match within(&*self.clock, until, connecting).await {
                 Some(Ok(stream)) => {
                     // Every message is written whole, so there is nothing to wait for and collect.
@@ -92,7 +183,7 @@ impl Dialler {
                 None => last = io::ErrorKind::TimedOut.into(),
             }
         }
-        Err(target.failed(FailureKind::Socket, format_args!("could not connect: {last}")))
+        Err(last)
     }
 }
 

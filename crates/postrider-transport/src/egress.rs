@@ -1,4 +1,4 @@
-//! Which addresses a delivery may be sent to.
+//! Addresses that outgoing requests may be sent to.
 //!
 //! Pure: an address goes in, a verdict comes out. The dialler asks about the very address it is about
 //! to dial, so a name that resolves to something else the second time gains nothing.
@@ -33,29 +33,43 @@ pub enum EgressPolicy {
     #[default]
     Private,
     /// Exactly the listed networks, over either scheme. `deny` wins; what is not allowed is refused.
+    /// A metadata service must be allowed by its very address, not by a network around it.
     Custom { allow: Vec<IpNet>, deny: Vec<IpNet> },
 }
 
 /// Why the egress policy refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
-    #[error("the egress policy forbids {scheme}: only https is allowed")]
+    #[error("egress.policy forbids {scheme}: only https is allowed")]
     Scheme { scheme: Scheme },
-    #[error("the egress policy forbids {address} ({why})")]
+    #[error("egress.policy forbids {address} ({why})")]
     Address { address: IpAddr, why: &'static str },
+    #[error("egress.policy forbids {host} (name of a cloud metadata service)")]
+    Name { host: String },
+    #[error("egress.policy \"custom\" judges addresses, and {host} cannot be resolved here")]
+    Unresolved { host: String },
 }
 
 impl EgressPolicy {
     /// Judges one address about to be dialled, and the scheme spoken to it.
     ///
-    /// An IPv6 address that stands for an IPv4 one (mapped, NAT64, 6to4 and the like) is judged by
-    /// that one: it is where the packets end up.
+    /// An IPv6 address that stands for an IPv4 one (mapped, NAT64, Teredo and the like) is judged by
+    /// that one, too: it is where the packets end up.
     pub fn check(&self, scheme: Scheme, address: IpAddr) -> Result<(), Refusal> {
         self.check_scheme(scheme)?;
-        let judged = embedded_ipv4(address).map_or(address, IpAddr::V4);
-        match self.objection(address, judged) {
+        match self.objection(address) {
             Some(why) => Err(Refusal::Address { address, why }),
             None => Ok(()),
+        }
+    }
+
+    /// Judges a name that a proxy will resolve, out of sight of this policy.
+    pub fn check_name(&self, host: &str) -> Result<(), Refusal> {
+        let host = host.trim_end_matches('.').to_ascii_lowercase();
+        match self {
+            EgressPolicy::Custom { .. } => Err(Refusal::Unresolved { host }),
+            _ if METADATA_NAMES.contains(&host.as_str()) => Err(Refusal::Name { host }),
+            _ => Ok(()),
         }
     }
 
@@ -67,22 +81,177 @@ impl EgressPolicy {
         }
     }
 
-    fn objection(&self, address: IpAddr, judged: IpAddr) -> Option<&'static str> {
+    fn objection(&self, address: IpAddr) -> Option<&'static str> {
+        let destinations = destinations(address);
+        let any = |object: &dyn Fn(IpAddr) -> Option<&'static str>| {
+            destinations.iter().find_map(|destination| object(*destination))
+        };
         match self {
-            EgressPolicy::Internet => find(NEVER, judged).or_else(|| not_public(judged)),
-            EgressPolicy::Private => find(NEVER, judged),
+            EgressPolicy::Internet => any(&|ip| never(ip).or_else(|| not_public(ip))),
+            EgressPolicy::Private => any(&never),
             EgressPolicy::Custom { allow, deny } => {
                 let listed = |nets: &[IpNet], ip: IpAddr| nets.iter().any(|net| net.contains(&ip));
-                if listed(deny, address) || listed(deny, judged) {
-                    Some("denied by configuration")
-                } else if listed(allow, judged) {
+                let exactly = |ip: IpAddr| allow.iter().any(|net| *net == IpNet::from(ip));
+                let metadata = |ip| {
+                    let named = exactly(ip) || exactly(address);
+                    metadata_service(ip).filter(|_| !named)
+                };
+                if listed(deny, address) || destinations.iter().any(|ip| listed(deny, *ip)) {
+                    Some("denied by egress.deny")
+                } else if any(&metadata).is_some() {
+                    Some("a cloud metadata service, which egress.allow must list by its very address")
+                } else if listed(allow, destinations[0]) {
                     None
                 } else {
-                    Some("not allowed by configuration")
+                    Some("not allowed by egress.allow")
                 }
             }
         }
     }
+}
+
+/// Metadata services hand out credentials to every process that asks. A row: the address or network,
+/// its cloud, and where that is documented.
+///
+/// Addresses inside `169.254.0.0/16` and `fe80::/10` are forbidden as link-local anyway; they are listed
+/// because `custom` may allow those networks.
+const METADATA_SERVICES: &[(IpNet, &str, &str)] = &[
+    metadata_v4(
+        [169, 254, 169, 254],
+        "most clouds: EC2, Azure, GCP, OCI, OpenStack, DigitalOcean, Hetzner and more",
+        "docs.aws.amazon.com/AWSEC2/latest/UserGuide/instancedata-data-retrieval.html",
+    ),
+    metadata_v4(
+        [169, 254, 169, 253],
+        "EC2: resolver",
+        "docs.aws.amazon.com/vpc/latest/userguide/AmazonDNS-concepts.html",
+    ),
+    metadata_v4(
+        [169, 254, 170, 2],
+        "ECS: task credentials",
+        "docs.aws.amazon.com/AmazonECS/latest/developerguide/task-iam-roles.html",
+    ),
+    metadata_v4(
+        [169, 254, 170, 23],
+        "EKS: Pod Identity",
+        "docs.aws.amazon.com/eks/latest/userguide/pod-id-agent-setup.html",
+    ),
+    metadata_v4(
+        [169, 254, 42, 42],
+        "Scaleway",
+        "github.com/canonical/cloud-init: sources/DataSourceScaleway.py",
+    ),
+    metadata_v4(
+        [169, 254, 0, 23],
+        "Tencent Cloud: metadata.tencentyun.com",
+        "www.tencentcloud.com/document/product/213/4934",
+    ),
+    metadata_v4(
+        [168, 63, 129, 16],
+        "Azure: WireServer",
+        "learn.microsoft.com/azure/virtual-network/what-is-ip-address-168-63-129-16",
+    ),
+    metadata_v4(
+        [100, 100, 100, 200],
+        "Alibaba Cloud",
+        "www.alibabacloud.com/help/en/ecs/user-guide/view-instance-metadata",
+    ),
+    metadata_v4(
+        [100, 96, 0, 96],
+        "Volcano Engine",
+        "github.com/volcengine/cello: pkg/provider/credential",
+    ),
+    metadata_v4(
+        [192, 0, 0, 192],
+        "Oracle Cloud Infrastructure Classic",
+        "docs.oracle.com/en/cloud/iaas/compute-iaas-cloud/stcsg/retrieving-instance-metadata.html",
+    ),
+    // EC2's whole service network: 254 metadata, 23 Pod Identity, 253 resolver, 123 time.
+    metadata_v6(
+        [0xfd00, 0xec2, 0, 0, 0, 0, 0, 0],
+        32,
+        "EC2 and EKS",
+        "docs.aws.amazon.com/AWSEC2/latest/UserGuide/instancedata-data-retrieval.html",
+    ),
+    metadata_v6(
+        [0xfd20, 0xce, 0, 0, 0, 0, 0, 0x254],
+        128,
+        "Google Cloud",
+        "cloud.google.com/compute/docs/metadata/querying-metadata",
+    ),
+    metadata_v6(
+        [0xfd00, 0xc1, 0, 0, 0, 0, 0xa9fe, 0xa9fe],
+        128,
+        "Oracle Cloud Infrastructure",
+        "docs.oracle.com/en-us/iaas/Content/Compute/Tasks/gettingmetadata.htm",
+    ),
+    metadata_v6(
+        [0xfd00, 0x42, 0, 0, 0, 0, 0, 0x42],
+        128,
+        "Scaleway",
+        "github.com/canonical/cloud-init: sources/DataSourceScaleway.py",
+    ),
+    metadata_v6(
+        [0xfd00, 0xa9fe, 0xa9fe, 0, 0, 0, 0, 1],
+        128,
+        "Akamai (Linode)",
+        "docs.cloud-init.io: datasources/akamai",
+    ),
+    metadata_v6(
+        [0xfd00, 0x100, 0, 0, 0, 0, 0x100, 0x200],
+        128,
+        "Alibaba Cloud",
+        "www.alibabacloud.com/help/en/ecs/user-guide/view-instance-metadata",
+    ),
+    metadata_v6(
+        [0xfe80, 0, 0, 0, 0, 0, 0xa9fe, 0xa9fe],
+        128,
+        "OpenStack",
+        "docs.openstack.org/nova/latest/user/metadata.html",
+    ),
+];
+
+/// Names of metadata services. Only what a proxy resolves is judged by name: elsewhere the address is.
+const METADATA_NAMES: &[&str] = &[
+    "metadata",
+    "metadata.google.internal",
+    "metadata.goog",
+    "metadata.azure.internal",
+    "metadata.tencentyun.com",
+    "metadata.platformequinix.com",
+    "metadata.packet.net",
+    "api.metadata.cloud.ibm.com",
+    "instance-data",
+    "instance-data.ec2.internal",
+];
+
+const fn metadata_v4(
+    ip: [u8; 4],
+    cloud: &'static str,
+    source: &'static str,
+) -> (IpNet, &'static str, &'static str) {
+    let ip = Ipv4Addr::new(ip[0], ip[1], ip[2], ip[3]);
+    (IpNet::V4(Ipv4Net::new_assert(ip, 32)), cloud, source)
+}
+
+const fn metadata_v6(
+    s: [u16; 8],
+    prefix: u8,
+    cloud: &'static str,
+    source: &'static str,
+) -> (IpNet, &'static str, &'static str) {
+    let ip = Ipv6Addr::new(s[0], s[1], s[2], s[3], s[4], s[5], s[6], s[7]);
+    (IpNet::V6(Ipv6Net::new_assert(ip, prefix)), cloud, source)
+}
+
+fn metadata_service(ip: IpAddr) -> Option<&'static str> {
+    let found = METADATA_SERVICES.iter().any(|(net, ..)| net.contains(&ip));
+    found.then_some("cloud metadata")
+}
+
+/// The objection of both built-in policies.
+pub(crate) fn never(ip: IpAddr) -> Option<&'static str> {
+    metadata_service(ip).or_else(|| find(NEVER, ip))
 }
 
 type Range = (IpNet, &'static str);
@@ -99,20 +268,15 @@ const fn v6(s: [u16; 8], prefix: u8, why: &'static str) -> Range {
     (IpNet::V6(Ipv6Net::new_assert(ip, prefix)), why)
 }
 
-/// What no built-in policy dials. Metadata services hand out credentials to whoever asks.
+/// Networks, besides `METADATA_SERVICES`, that no built-in policy dials.
 const NEVER: &[Range] = &[
     v4(0, 0, 0, 0, 8, "this network"),
     v4(169, 254, 0, 0, 16, "link-local"),
-    v4(100, 100, 100, 200, 32, "cloud metadata"),
-    v4(168, 63, 129, 16, 32, "cloud metadata"),
-    v4(192, 0, 0, 192, 32, "cloud metadata"),
     v4(224, 0, 0, 0, 4, "multicast"),
     v4(255, 255, 255, 255, 32, "broadcast"),
     v6([0, 0, 0, 0, 0, 0, 0, 0], 128, "unspecified"),
     v6([0xfe80, 0, 0, 0, 0, 0, 0, 0], 10, "link-local"),
     v6([0xff00, 0, 0, 0, 0, 0, 0, 0], 8, "multicast"),
-    v6([0xfd00, 0xec2, 0, 0, 0, 0, 0, 0x254], 128, "cloud metadata"),
-    v6([0xfd20, 0xce, 0, 0, 0, 0, 0, 0x254], 128, "cloud metadata"),
     // Where the IPv4 address sits in it is the network's own affair, so it cannot be judged.
     v6([0x64, 0xff9b, 1, 0, 0, 0, 0, 0], 48, "local NAT64"),
 ];
@@ -153,24 +317,35 @@ fn not_public(ip: IpAddr) -> Option<&'static str> {
         .or_else(|| (ip.is_ipv6() && !PUBLIC_V6.0.contains(&ip)).then_some("not a public address"))
 }
 
-/// The IPv4 address that an IPv6 address stands for, if it stands for one.
-fn embedded_ipv4(address: IpAddr) -> Option<Ipv4Addr> {
-    let IpAddr::V6(ip) = address else { return None };
-    let quad = |high: u16, low: u16| Some(Ipv4Addr::from_bits(u32::from(high) << 16 | u32::from(low)));
+/// Where packets to an address end up: never empty. The first decides whether `custom` allows it; an
+/// objection to any of them counts.
+fn destinations(address: IpAddr) -> Vec<IpAddr> {
+    let IpAddr::V6(ip) = address else {
+        return vec![address];
+    };
+    let quad = |high: u16, low: u16| IpAddr::V4(Ipv4Addr::from_bits(u32::from(high) << 16 | u32::from(low)));
     match ip.segments() {
         // The unspecified and the loopback address look IPv4-compatible but are themselves.
-        [0, 0, 0, 0, 0, 0, 0, 0 | 1] => None,
+        [0, 0, 0, 0, 0, 0, 0, 0 | 1] => vec![address],
         // IPv4-mapped.
-        [0, 0, 0, 0, 0, 0xffff, high, low] => quad(high, low),
+        [0, 0, 0, 0, 0, 0xffff, high, low] => vec![quad(high, low)],
         // IPv4-translated.
-        [0, 0, 0, 0, 0xffff, 0, high, low] => quad(high, low),
+        [0, 0, 0, 0, 0xffff, 0, high, low] => vec![quad(high, low)],
         // IPv4-compatible.
-        [0, 0, 0, 0, 0, 0, high, low] => quad(high, low),
+        [0, 0, 0, 0, 0, 0, high, low] => vec![quad(high, low)],
         // NAT64.
-        [0x64, 0xff9b, 0, 0, 0, 0, high, low] => quad(high, low),
+        [0x64, 0xff9b, 0, 0, 0, 0, high, low] => vec![quad(high, low)],
+        // Local NAT64: where the IPv4 address sits is the network's own affair, usually at the end.
+        [0x64, 0xff9b, 1, .., high, low] => vec![address, quad(high, low)],
         // 6to4.
-        [0x2002, high, low, ..] => quad(high, low),
-        _ => None,
+        [0x2002, high, low, ..] => vec![quad(high, low)],
+        // Teredo: the server, and the client with all bits inverted.
+        [0x2001, 0, high, low, _, _, client_high, client_low] => {
+            vec![address, quad(high, low), quad(!client_high, !client_low)]
+        }
+        // ISATAP, below any prefix.
+        [.., 0 | 0x200, 0x5efe, high, low] => vec![address, quad(high, low)],
+        _ => vec![address],
     }
 }
 
@@ -239,7 +414,13 @@ mod tests {
             "febf::1",
             "ff02::1",
             "fd00:ec2::254",
+            "fd00:ec2::23",
             "fd20:ce::254",
+            "fd00:c1::a9fe:a9fe",
+            "fd00:42::42",
+            "fd00:a9fe:a9fe::1",
+            "fd00:100::100:200",
+            "100.96.0.96",
             "64:ff9b:1::1",
         ] {
             check(never, false, false);
@@ -262,6 +443,11 @@ mod tests {
                 "64:ff9b::8.8.8.8",
             ),
             ("2002:a9fe:a9fe::1", "2002:0a00:0001::1", "2002:0808:0808::1"),
+            (
+                "2a00::5efe:169.254.169.254",
+                "2a00::5efe:10.0.0.1",
+                "2a00::200:5efe:8.8.8.8",
+            ),
         ] {
             check(metadata, false, false);
             check(private, false, true);
@@ -270,10 +456,50 @@ mod tests {
     }
 
     #[test]
+    fn both_ends_of_a_teredo_tunnel_and_the_prefix_of_isatap_count() {
+        // The client's bits are inverted: 169.254.169.254 is 5601:5601.
+        check("2001:0:808:808:0:0:5601:5601", false, false);
+        check("2001:0:a9fe:a9fe:0:0:f7f7:f7f7", false, false);
+        check("2001:0:808:808:0:0:f5ff:fffe", false, true);
+        check("fc00::5efe:8.8.8.8", false, true);
+        check("64:ff9b:1::a9fe:a9fe", false, false);
+    }
+
+    #[test]
+    fn custom_dials_a_metadata_service_only_by_its_very_address() {
+        let everywhere = ["0.0.0.0/0", "::/0"].map(|net| net.parse().unwrap());
+        let allows = |named: &[&str], ip: &str| {
+            let named = named.iter().map(|ip| IpNet::from(ip.parse::<IpAddr>().unwrap()));
+            let policy = EgressPolicy::Custom {
+                allow: everywhere.into_iter().chain(named).collect(),
+                deny: Vec::new(),
+            };
+            verdict(&policy, Scheme::Http, ip).is_ok()
+        };
+        for (net, ..) in METADATA_SERVICES {
+            let ip = net.addr().to_string();
+            assert!(!allows(&[], &ip), "{ip}");
+            assert!(allows(&[&ip], &ip), "{ip}");
+        }
+        assert!(!allows(&[], "::ffff:169.254.169.254"));
+        assert!(allows(&["169.254.169.254"], "::ffff:169.254.169.254"));
+        assert!(!allows(&["169.254.169.254"], "fd00:ec2::254"));
+        assert!(!allows(&[], "64:ff9b:1::a9fe:a9fe"));
+        assert!(allows(&[], "169.254.1.1"));
+    }
+
+    #[test]
+    fn a_proxy_is_not_asked_for_a_metadata_service_by_name() {
+        let policy = EgressPolicy::Private;
+        assert!(policy.check_name("Metadata.Google.Internal.").is_err());
+        assert!(policy.check_name("example.com").is_ok());
+    }
+
+    #[test]
     fn only_the_internet_policy_insists_on_https() {
         assert_eq!(
             verdict(&EgressPolicy::Internet, Scheme::Http, "8.8.8.8"),
-            Err("the egress policy forbids http: only https is allowed".into())
+            Err("egress.policy forbids http: only https is allowed".into())
         );
         assert_eq!(verdict(&EgressPolicy::Private, Scheme::Http, "8.8.8.8"), Ok(()));
     }
@@ -286,24 +512,24 @@ mod tests {
             deny: nets(&["10.1.0.0/16", "64:ff9b::/96"]),
         };
         let check = |ip: &str, expected: Result<(), &str>| {
-            let expected = expected.map_err(|why| format!("the egress policy forbids {ip} ({why})"));
+            let expected = expected.map_err(|why| format!("egress.policy forbids {ip} ({why})"));
             assert_eq!(verdict(&policy, Scheme::Http, ip), expected);
         };
         check("10.0.0.1", Ok(()));
         check("fd00::1", Ok(()));
         check("::ffff:10.0.0.1", Ok(()));
-        check("10.1.0.1", Err("denied by configuration"));
-        check("::ffff:10.1.0.1", Err("denied by configuration"));
-        check("64:ff9b::a00:1", Err("denied by configuration"));
-        check("8.8.8.8", Err("not allowed by configuration"));
-        check("::1", Err("not allowed by configuration"));
+        check("10.1.0.1", Err("denied by egress.deny"));
+        check("::ffff:10.1.0.1", Err("denied by egress.deny"));
+        check("64:ff9b::a00:1", Err("denied by egress.deny"));
+        check("8.8.8.8", Err("not allowed by egress.allow"));
+        check("::1", Err("not allowed by egress.allow"));
     }
 
     #[test]
     fn refusals_say_what_and_why() {
         assert_eq!(
             verdict(&EgressPolicy::Private, Scheme::Http, "169.254.169.254"),
-            Err("the egress policy forbids 169.254.169.254 (link-local)".into())
+            Err("egress.policy forbids 169.254.169.254 (cloud metadata)".into())
         );
     }
 }

@@ -6,6 +6,7 @@
 mod dial;
 pub mod egress;
 mod pool;
+mod proxy;
 pub mod resolve;
 mod target;
 mod tls;
@@ -13,9 +14,10 @@ mod wire;
 
 pub use egress::EgressPolicy;
 pub use pool::{IDLE_PER_ORIGIN_MAX, IDLE_TIME_MAX, ORIGINS_MAX};
+pub use proxy::Proxy;
 pub use resolve::{Resolve, SystemResolver};
 pub use rustls::pki_types::CertificateDer;
-pub use wire::SNIPPET_MAX;
+pub use wire::{SNIPPET_MAX, Socket as Connection};
 
 use async_trait::async_trait;
 use dial::Dialler;
@@ -35,6 +37,8 @@ use wire::{Message, Unanswered, Wire};
 #[derive(Clone, Debug)]
 pub struct Config {
     pub egress: EgressPolicy,
+    /// None: every target is dialled directly.
+    pub proxy: Option<Proxy>,
     /// Trusted besides the machine's own roots.
     pub extra_roots: Vec<CertificateDer<'static>>,
     /// Takes any certificate as proof of any name.
@@ -47,18 +51,22 @@ pub struct Config {
     pub body_time: Duration,
     /// Sent with requests that do not bring their own.
     pub user_agent: Option<String>,
+    /// Idle connections that are kept, those to all origins together.
+    pub idle_max: usize,
 }
 
 impl Default for Config {
     fn default() -> Config {
         Config {
             egress: EgressPolicy::default(),
+            proxy: None,
             extra_roots: Vec::new(),
             accept_invalid_certs: false,
             connect_timeout: Duration::from_secs(10),
             body_cap: 64 * 1024,
             body_time: Duration::from_secs(5),
             user_agent: None,
+            idle_max: usize::MAX,
         }
     }
 }
@@ -72,12 +80,35 @@ pub enum Error {
     Root { position: usize, reason: rustls::Error },
 }
 
+/// Opens connections by the egress policy and through the proxy, for requests that others make.
+#[derive(Clone)]
+pub struct Connector(Arc<Dialler>);
+
+impl Connector {
+    /// A connector that asks the operating system for addresses. Of the configuration it uses what is about
+    /// connecting.
+    pub fn new(config: Config, clock: Arc<dyn Clock>) -> Result<Connector, Error> {
+        HttpTransport::new(config, clock).map(|transport| transport.connector)
+    }
+
+    /// A connection to the URL's origin, over TLS if that is https.
+    pub async fn connect(&self, url: &http::Uri) -> Result<Connection, Failure> {
+        self.0.dial(&Target::of(url)?).await
+    }
+
+    /// Whether a connection to the proxy can be made, if there is one. The error completes a sentence that
+    /// begins with the proxy.
+    pub async fn reach_proxy(&self) -> Result<(), String> {
+        self.0.reach_proxy().await
+    }
+}
+
 /// [`Transport`] over HTTP/1.1.
 ///
 /// Keeps up to [`IDLE_PER_ORIGIN_MAX`] idle connections for each of up to [`ORIGINS_MAX`] origins,
 /// for up to [`IDLE_TIME_MAX`]. Dropping the future that `send` returned closes its connection.
 pub struct HttpTransport {
-    dialler: Dialler,
+    connector: Connector,
     pool: Pool<Box<Wire>>,
     clock: Arc<dyn Clock>,
     user_agent: Option<HeaderValue>,
@@ -88,7 +119,7 @@ pub struct HttpTransport {
 impl HttpTransport {
     /// A transport that asks the operating system for addresses.
     pub fn new(config: Config, clock: Arc<dyn Clock>) -> Result<HttpTransport, Error> {
-        HttpTransport::with_resolver(config, clock, Arc::new(SystemResolver))
+        HttpTransport::with_resolver(config, clock, Arc::new(SystemResolver::new()))
     }
 
     pub fn with_resolver(
@@ -102,14 +133,15 @@ impl HttpTransport {
             .transpose()?;
         let dialler = Dialler {
             egress: config.egress,
+            proxy: config.proxy,
             resolver,
             tls: Tls::new(config.extra_roots, config.accept_invalid_certs)?,
             timeout: config.connect_timeout,
             clock: clock.clone(),
         };
         Ok(HttpTransport {
-            dialler,
-            pool: Pool::new(),
+            connector: Connector(Arc::new(dialler)),
+            pool: Pool::new(config.idle_max),
             clock,
             user_agent,
             body_cap: config.body_cap,
@@ -119,7 +151,7 @@ impl HttpTransport {
 
     /// Whether a connection can be made, by the rules that deliveries obey. Nothing is sent over it.
     pub async fn reach(&self, url: &http::Uri) -> Result<(), Failure> {
-        self.dialler.dial(&Target::of(url)?).await.map(drop)
+        self.connector.connect(url).await.map(drop)
     }
 
     /// Closes connections that have been idle for too long. Traffic does so too, in passing; call
@@ -154,8 +186,12 @@ impl HttpTransport {
             }
         }
         // Boxed, because it is large and most requests never come here.
-        let wire = Box::pin(self.dialler.dial(&target)).await?;
+        let wire = Wire::new(Box::pin(self.connector.0.dial(&target)).await?);
         let connected = Instant::now();
+        if request.guard.is_some_and(|guard| !guard.may_send()) {
+            let reason = "the request was withdrawn while the connection was made";
+            return Err(target.failed(FailureKind::Withdrawn, reason));
+        }
         let exchange = self.exchange(Box::new(wire), &target, &message, &mut body, started, connected);
         match exchange.await {
             Err(Unanswered::NeverSent(error) | Unanswered::Broken(error)) => {

@@ -20,12 +20,15 @@ const SWEEP_EVERY: Duration = Duration::from_secs(5);
 ///
 /// An origin is a scheme and an authority as written in the URL: `host` and `host:80` do not share.
 pub(crate) struct Pool<C> {
+    idle_max: usize,
     shelves: Mutex<Shelves<C>>,
 }
 
 struct Shelves<C> {
     by_authority: HashMap<Box<str>, Shelf<C>>,
     swept: Timestamp,
+    /// Idle connections on all shelves.
+    idle: usize,
 }
 
 /// The idle connections to one authority, oldest first.
@@ -47,11 +50,14 @@ impl<C> Idle<C> {
 }
 
 impl<C> Pool<C> {
-    pub fn new() -> Pool<C> {
+    /// `idle_max`: connections that are kept, those to all origins together.
+    pub fn new(idle_max: usize) -> Pool<C> {
         Pool {
+            idle_max,
             shelves: Mutex::new(Shelves {
                 by_authority: HashMap::new(),
                 swept: Timestamp::MIN,
+                idle: 0,
             }),
         }
     }
@@ -59,48 +65,63 @@ impl<C> Pool<C> {
     /// Takes out the youngest idle connection to the origin.
     pub fn take(&self, scheme: Scheme, authority: &str, now: Timestamp) -> Option<C> {
         let mut shelves = self.lock();
-        let shelf = shelves.by_authority.get_mut(authority)?;
+        let Shelves {
+            by_authority, idle, ..
+        } = &mut *shelves;
+        let shelf = by_authority.get_mut(authority)?;
         shelf.used = now;
         let row = shelf.row(scheme);
         let youngest = row.pop_back()?;
+        *idle -= 1;
         if !youngest.is_stale(now) {
             return Some(youngest.connection);
         }
         // The others are older still. Closing takes system calls, so let go of the lock first.
         let stale = mem::take(row);
+        *idle -= stale.len();
         drop(shelves);
         drop(stale);
         None
     }
 
-    /// Puts an idle connection in, at the cost of the oldest one if there is no room.
+    /// Puts an idle connection in, at the cost of the origin's oldest one if it has too many. Without room for
+    /// any more it is closed.
     pub fn put(&self, scheme: Scheme, authority: &str, connection: C, now: Timestamp) {
-        let mut shelves = self.lock();
+        let mut locked = self.lock();
+        let shelves = &mut *locked;
         let swept = shelves.sweep_if_due(now);
         let mut evicted = None;
+        if !shelves.by_authority.contains_key(authority) {
+            evicted = shelves.make_room();
+        }
         let shelf = match shelves.by_authority.get_mut(authority) {
             Some(shelf) => shelf,
-            None => {
-                evicted = shelves.make_room();
-                shelves.by_authority.entry(authority.into()).or_insert(Shelf {
-                    http: VecDeque::new(),
-                    https: VecDeque::new(),
-                    used: now,
-                })
-            }
+            None => shelves.by_authority.entry(authority.into()).or_insert(Shelf {
+                http: VecDeque::new(),
+                https: VecDeque::new(),
+                used: now,
+            }),
         };
         shelf.used = now;
         let row = shelf.row(scheme);
-        let surplus = if row.len() < IDLE_PER_ORIGIN_MAX {
+        let mut surplus = if row.len() < IDLE_PER_ORIGIN_MAX {
             None
         } else {
             row.pop_front()
         };
-        row.push_back(Idle {
+        let idle = Idle {
             since: now,
             connection,
-        });
-        drop(shelves);
+        };
+        if surplus.is_some() {
+            row.push_back(idle);
+        } else if shelves.idle < self.idle_max {
+            row.push_back(idle);
+            shelves.idle += 1;
+        } else {
+            surplus = Some(idle);
+        }
+        drop(locked);
         drop((swept, evicted, surplus));
     }
 
@@ -113,6 +134,11 @@ impl<C> Pool<C> {
     /// How many idle connections there are.
     pub fn len(&self) -> usize {
         self.lock().by_authority.values().map(Shelf::len).sum()
+    }
+
+    #[cfg(test)]
+    fn counted(&self) -> usize {
+        self.lock().idle
     }
 
     fn lock(&self) -> MutexGuard<'_, Shelves<C>> {
@@ -143,6 +169,7 @@ impl<C> Shelves<C> {
             }
             shelf.len() > 0
         });
+        self.idle -= stale.len();
         stale
     }
 
@@ -156,7 +183,9 @@ impl<C> Shelves<C> {
             .iter()
             .min_by_key(|(_, shelf)| (shelf.len() > 0, shelf.used));
         let authority = least.map(|(authority, _)| authority.clone())?;
-        self.by_authority.remove(&authority)
+        let evicted = self.by_authority.remove(&authority)?;
+        self.idle -= evicted.len();
+        Some(evicted)
     }
 }
 
@@ -184,7 +213,7 @@ mod tests {
 
     #[test]
     fn the_last_to_come_back_is_the_first_to_leave() {
-        let pool = Pool::new();
+        let pool = Pool::new(usize::MAX);
         for connection in 0..3 {
             pool.put(Http, "a", connection, at(0));
         }
@@ -199,7 +228,7 @@ mod tests {
 
     #[test]
     fn an_origin_keeps_the_youngest_up_to_its_bound() {
-        let pool = Pool::new();
+        let pool = Pool::new(usize::MAX);
         for connection in 0..IDLE_PER_ORIGIN_MAX + 2 {
             pool.put(Http, "a", connection, at(0));
         }
@@ -208,9 +237,29 @@ mod tests {
         assert_eq!(taken.last(), Some(&2));
     }
 
+    // Idle connections to many origins took the file descriptors that others need.
+    #[test]
+    fn all_origins_together_keep_no_more_than_their_bound() {
+        let pool = Pool::new(5);
+        for origin in ["a", "b", "c"] {
+            for connection in 0..3 {
+                pool.put(Http, origin, connection, at(0));
+            }
+        }
+        assert_eq!((pool.len(), pool.counted()), (5, 5));
+        assert_eq!(pool.take(Http, "c", at(1)), None);
+        assert_eq!(pool.take(Http, "b", at(1)), Some(1));
+        pool.put(Http, "c", 7, at(1));
+        assert_eq!((pool.len(), pool.counted()), (5, 5));
+        assert_eq!(pool.take(Http, "a", at(30)), None);
+        assert_eq!((pool.len(), pool.counted()), (2, 2));
+        pool.sweep(at(60));
+        assert_eq!((pool.len(), pool.counted()), (0, 0));
+    }
+
     #[test]
     fn old_connections_are_not_handed_out() {
-        let pool = Pool::new();
+        let pool = Pool::new(usize::MAX);
         pool.put(Http, "a", 1, at(0));
         pool.put(Http, "a", 2, at(1));
         assert_eq!(pool.take(Http, "a", at(20)), Some(2));
@@ -220,7 +269,7 @@ mod tests {
 
     #[test]
     fn sweeping_drops_the_old_and_forgets_the_empty() {
-        let pool = Pool::new();
+        let pool = Pool::new(usize::MAX);
         pool.put(Http, "a", 1, at(0));
         pool.put(Http, "b", 2, at(10));
         pool.sweep(at(25));
@@ -233,7 +282,7 @@ mod tests {
 
     #[test]
     fn the_origin_used_least_recently_makes_room() {
-        let pool = Pool::new();
+        let pool = Pool::new(usize::MAX);
         for n in 0..ORIGINS_MAX {
             pool.put(Http, &n.to_string(), n, at(0) + Duration::from_millis(n as u64));
         }

@@ -43,10 +43,7 @@ impl<'a> Target<'a> {
                 "the url's port is not a port",
             ));
         };
-        let host = bracketed
-            .strip_prefix('[')
-            .and_then(|host| host.strip_suffix(']'))
-            .unwrap_or(bracketed);
+        let host = bare(bracketed);
         if host.is_empty() {
             return Err(refused(
                 FailureKind::Resolution,
@@ -66,6 +63,12 @@ impl<'a> Target<'a> {
     pub fn failed(&self, kind: FailureKind, reason: impl fmt::Display) -> Failure {
         refused(kind, self.authority, reason)
     }
+}
+
+/// A host without the brackets of an IPv6 literal.
+pub(crate) fn bare(host: &str) -> &str {
+    let inside = host.strip_prefix('[').and_then(|host| host.strip_suffix(']'));
+    inside.unwrap_or(host)
 }
 
 fn refused(kind: FailureKind, authority: &str, reason: impl fmt::Display) -> Failure {

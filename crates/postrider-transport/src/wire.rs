@@ -21,14 +21,20 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio_rustls::client::TlsStream;
 
-/// What a peer can make one connection buffer: a response head beyond this is refused.
+/// What a peer can make one connection buffer: a response head beyond this is refused. Interim
+/// responses (1xx) that precede the head count too.
 const BUFFER_MAX: usize = 64 * 1024;
+/// More interim responses to one request are refused.
+const INTERIM_MAX: usize = 32;
 /// Most answers have few headers; room for many is made only for those that do not.
 const HEADERS_FEW: usize = 24;
 /// A response with more headers is refused.
 const HEADERS_MAX: usize = 100;
 /// The line with a chunk's size, and each trailer, is no longer than this.
 const LINE_MAX: usize = 4 * 1024;
+/// Chunk-size lines, with their extensions, and trailers of one body together. They are no part of the
+/// body, so that the cap on bodies does not bound them.
+const FRAMING_MAX: usize = 64 * 1024;
 /// How much is asked for at once. Getting less than that tells that nothing more is there.
 const READ_BYTES: usize = 8 * 1024;
 
@@ -85,6 +91,16 @@ pub(crate) struct BodyRead {
     pub reusable: bool,
 }
 
+/// How far the head of one response has been read.
+#[derive(Default)]
+struct HeadProgress {
+    /// Interim responses skipped so far, and their bytes.
+    interim: usize,
+    interim_bytes: usize,
+    /// Bytes of the input that are known not to hold a whole head.
+    parsed: usize,
+}
+
 pub(crate) struct Wire {
     socket: Socket,
     /// What has been read and not been used.
@@ -119,6 +135,7 @@ impl Wire {
         message.write_head(body.bytes.len(), &mut self.output);
         let total = self.output.len() + body.bytes.len();
         let mut sent = 0;
+        let mut progress = HeadProgress::default();
         poll_fn(|cx| {
             loop {
                 match self.poll_send(cx, &body.bytes, &mut sent) {
@@ -127,14 +144,14 @@ impl Wire {
                     Poll::Ready(Err(error)) if sent == 0 => {
                         return Poll::Ready(Err(Unanswered::NeverSent(error)));
                     }
-                    Poll::Ready(Err(error)) => match self.early_answer(cx) {
+                    Poll::Ready(Err(error)) => match self.early_answer(cx, &mut progress) {
                         Some(head) => return Poll::Ready(Ok(head)),
                         None => return Poll::Ready(Err(Unanswered::Broken(error))),
                     },
                     Poll::Pending => {}
                 }
                 let all_sent = sent == total;
-                match self.take_head(message.method) {
+                match self.take_head(message.method, &mut progress) {
                     Err(error) => return Poll::Ready(Err(Unanswered::Broken(error))),
                     Ok(Some(mut head)) => {
                         head.keep &= all_sent;
@@ -174,9 +191,11 @@ impl Wire {
     }
 
     /// The answer of a peer that stopped listening, if one has come.
-    fn early_answer(&mut self, cx: &mut Context<'_>) -> Option<Head> {
-        while let Poll::Ready(Ok(1..)) = self.poll_fill(cx) {}
-        let mut head = self.take_head(&Method::POST).ok()??;
+    fn early_answer(&mut self, cx: &mut Context<'_>, progress: &mut HeadProgress) -> Option<Head> {
+        while self.input.len() <= BUFFER_MAX
+            && let Poll::Ready(Ok(1..)) = self.poll_fill(cx)
+        {}
+        let mut head = self.take_head(&Method::POST, progress).ok()??;
         head.keep = false;
         Some(head)
     }
@@ -193,20 +212,34 @@ impl Wire {
     }
 
     /// Takes a response head that has arrived whole; skips interim ones.
-    fn take_head(&mut self, method: &Method) -> io::Result<Option<Head>> {
+    fn take_head(&mut self, method: &Method, progress: &mut HeadProgress) -> io::Result<Option<Head>> {
         loop {
-            if self.input.is_empty() {
+            let fresh = &self.input[progress.parsed..];
+            if fresh.is_empty() {
                 return Ok(None);
             }
-            let Some((used, head)) = parse_head(&self.input, method)? else {
-                if self.input.len() > BUFFER_MAX {
+            // A head ends with a line: parsing it anew for every byte that trickles in would be quadratic.
+            let is_worth_parsing = progress.parsed == 0 || fresh.contains(&b'\n');
+            progress.parsed = self.input.len();
+            let parsed = match is_worth_parsing {
+                true => parse_head(&self.input, method)?,
+                false => None,
+            };
+            let Some((used, head)) = parsed else {
+                if progress.interim_bytes + self.input.len() > BUFFER_MAX {
                     return Err(invalid("response head too large"));
                 }
                 return Ok(None);
             };
             self.input.advance(used);
+            progress.parsed = 0;
             // 101 is the last word of a peer that wants to speak something else.
             if (100..200).contains(&head.status) && head.status != 101 {
+                progress.interim += 1;
+                progress.interim_bytes += used;
+                if progress.interim > INTERIM_MAX || progress.interim_bytes > BUFFER_MAX {
+                    return Err(invalid("too many interim responses (1xx) before the answer"));
+                }
                 continue;
             }
             return Ok(Some(head));
@@ -420,6 +453,9 @@ impl Body {
 /// Where in a body we are.
 struct Decoder {
     state: State,
+    /// Bytes of chunk-size lines and trailers so far.
+    framing: usize,
+    trailers: usize,
 }
 
 enum State {
@@ -447,7 +483,17 @@ impl Decoder {
             Framing::Chunked => State::ChunkSize,
             Framing::UntilClosed => State::UntilClosed,
         };
-        Decoder { state }
+        Decoder {
+            state,
+            framing: 0,
+            trailers: 0,
+        }
+    }
+
+    /// Counts a line of framing. False when the peer has sent too much of it.
+    fn charge(&mut self, line: &[u8]) -> bool {
+        self.framing += line.len() + 2;
+        self.framing <= FRAMING_MAX
     }
 
     /// Takes what has arrived.
@@ -475,7 +521,7 @@ impl Decoder {
                 State::ChunkSize => match take_line(input) {
                     Line::Partial => return Taken::More,
                     Line::TooLong => return Taken::Bad,
-                    Line::Whole(line) => match chunk_size(&line) {
+                    Line::Whole(line) => match chunk_size(&line).filter(|_| self.charge(&line)) {
                         None => return Taken::Bad,
                         Some(0) => self.state = State::Trailers,
                         Some(left) => self.state = State::Data { left, chunked: true },
@@ -491,9 +537,8 @@ impl Decoder {
                     Line::TooLong => return Taken::Bad,
                     Line::Whole(line) if line.is_empty() => return Taken::End,
                     Line::Whole(line) => {
-                        // They count, or a peer could send them for ever.
-                        body.read += line.len() + 2;
-                        if body.read > body.cap {
+                        self.trailers += 1;
+                        if self.trailers > HEADERS_MAX || !self.charge(&line) {
                             return Taken::Bad;
                         }
                     }
@@ -533,7 +578,7 @@ fn chunk_size(line: &[u8]) -> Option<u64> {
 }
 
 /// A TCP connection, private or not.
-pub(crate) enum Socket {
+pub enum Socket {
     Plain(TcpStream),
     Tls(Box<TlsStream<TcpStream>>),
 }

@@ -7,9 +7,9 @@ use bytes::Bytes;
 use http::{HeaderName, HeaderValue, Method};
 use postrider_core::body::{BodyBuilder, RenderOutput, SHARED_PIECE_MIN};
 use postrider_core::time::{Clock, Sleep, Timestamp};
-use postrider_engine::deliver::{Answer, Failure, FailureKind, Reply, Request, Transport};
+use postrider_engine::deliver::{Answer, Failure, FailureKind, Reply, Request, SendGuard, Transport};
 use postrider_engine::in_flight::InFlightCharge;
-use postrider_transport::{Config, EgressPolicy, HttpTransport, Resolve, SNIPPET_MAX};
+use postrider_transport::{Config, EgressPolicy, HttpTransport, Proxy, Resolve, SNIPPET_MAX};
 use std::future::poll_fn;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -231,6 +231,7 @@ fn post(url: &str, body: impl Into<Bytes>) -> Request {
         headers: Arc::default(),
         more: Vec::new(),
         body: body.into().into(),
+        guard: None,
     }
 }
 
@@ -278,6 +279,29 @@ async fn a_body_of_many_shared_pieces_arrives_whole_and_is_dropped_when_it_is_se
         tokio::task::yield_now().await;
     }
     stream.write_all(OK.as_bytes()).await.unwrap();
+    assert!(matches!(tasks.join_next().await, Some(Ok(Reply::Answered(_)))));
+}
+
+#[tokio::test]
+async fn a_request_that_is_withdrawn_while_it_connects_is_not_sent() {
+    let (listener, url) = listener().await;
+    let transport = transport(Config::default());
+    let guarded = |url: &str, may_send: bool| Request {
+        guard: Some(SendGuard::new(move || may_send)),
+        ..post(url, "[]")
+    };
+    match transport.clone().send(guarded(&url, false)).await {
+        Reply::Failed(failure) => assert_eq!(failure.kind, FailureKind::Withdrawn),
+        Reply::Answered(answer) => panic!("{answer:?}"),
+    }
+    let (mut stream, _) = listener.accept().await.unwrap();
+    let mut sent = Vec::new();
+    stream.read_to_end(&mut sent).await.unwrap();
+    assert!(sent.is_empty(), "{}", String::from_utf8_lossy(&sent));
+
+    let mut tasks = JoinSet::new();
+    tasks.spawn(async move { transport.send(guarded(&url, true)).await });
+    let _stream = answer_one(&listener, OK).await;
     assert!(matches!(tasks.join_next().await, Some(Ok(Reply::Answered(_)))));
 }
 
@@ -632,6 +656,65 @@ async fn what_is_not_an_answer_is_a_socket_failure() {
     }
 }
 
+/// Answers a request with `start`, then with `endless` until the client hangs up.
+async fn answer_endlessly(listener: &TcpListener, start: &str, endless: &str) {
+    let mut stream = answer_one(listener, start).await;
+    let piece = endless.repeat(1 + 16 * 1024 / endless.len());
+    while stream.write_all(piece.as_bytes()).await.is_ok() {}
+}
+
+// Time stands still: only a bound on what is read ends these.
+#[tokio::test]
+async fn interim_answers_are_bounded() {
+    for endless in [
+        "HTTP/1.1 100 Continue\r\n\r\n".to_owned(),
+        format!("HTTP/1.1 103 Early Hints\r\nlink: {}\r\n\r\n", "x".repeat(8000)),
+        "x: y\r\n".to_owned(),
+    ] {
+        let (listener, url) = listener().await;
+        let transport = transport(Config::default());
+        let start = match endless.starts_with("HTTP") {
+            true => "",
+            false => "HTTP/1.1 102 Processing\r\n",
+        };
+        let (failure, ()) = tokio::join!(
+            failed(&transport, &url),
+            answer_endlessly(&listener, start, &endless)
+        );
+        assert_eq!(failure.kind, FailureKind::Socket);
+        assert_eq!(transport.idle(), 0);
+    }
+    // A few are skipped.
+    let (listener, url) = listener().await;
+    let transport = transport(Config::default());
+    let response = format!("{}{OK}", "HTTP/1.1 102 Processing\r\n\r\n".repeat(30));
+    let (answer, _stream) = tokio::join!(answered(&transport, &url), answer_one(&listener, &response));
+    assert_eq!(answer.status, 200);
+}
+
+#[tokio::test]
+async fn the_framing_of_a_body_is_bounded() {
+    let head = "HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n";
+    let extension = format!("1;x={}\r\na\r\n", "y".repeat(4000));
+    for (start, endless) in [
+        (head.to_owned(), extension.as_str()),
+        (format!("{head}0\r\n"), "trailer: x\r\n"),
+        (head.to_owned(), "0"),
+    ] {
+        let (listener, url) = listener().await;
+        let transport = transport(Config {
+            body_cap: usize::MAX,
+            ..Config::default()
+        });
+        let (answer, ()) = tokio::join!(
+            answered(&transport, &url),
+            answer_endlessly(&listener, &start, endless)
+        );
+        assert_eq!(answer.status, 200);
+        assert_eq!(transport.idle(), 0, "{endless}");
+    }
+}
+
 // ---- where it may go ----
 
 #[tokio::test]
@@ -683,7 +766,7 @@ async fn a_forbidden_address_is_not_dialled() {
         let failure = failed(&transport, &format!("http://{host}:{port}/")).await;
         assert_eq!(failure.kind, FailureKind::Forbidden, "{host}");
         assert!(
-            failure.detail.contains("the egress policy forbids"),
+            failure.detail.contains("egress.policy forbids"),
             "{}",
             failure.detail
         );
@@ -1005,4 +1088,135 @@ async fn many_sends_in_one_task_get_their_own_answers() {
         .await;
         assert_eq!(transport.idle(), postrider_transport::IDLE_PER_ORIGIN_MAX);
     }
+}
+
+// ---- a proxy on the way ----
+
+/// A proxy that answers CONNECT as scripted and, if that is 200, joins the two ends.
+async fn proxy(answer: &'static str) -> (SocketAddr, Arc<Mutex<Vec<String>>>, JoinSet<()>) {
+    let (listener, _) = listener().await;
+    let address = listener.local_addr().unwrap();
+    let heads = Arc::new(Mutex::new(Vec::new()));
+    let seen = heads.clone();
+    let mut tasks = JoinSet::new();
+    tasks.spawn(async move {
+        let mut tunnels = JoinSet::new();
+        while let Ok((mut stream, _)) = listener.accept().await {
+            let seen = seen.clone();
+            tunnels.spawn(async move {
+                let mut head = Vec::new();
+                while !head.ends_with(b"\r\n\r\n") {
+                    head.push(stream.read_u8().await.unwrap());
+                }
+                let head = String::from_utf8(head).unwrap();
+                seen.lock().unwrap().push(head.clone());
+                stream.write_all(answer.as_bytes()).await.unwrap();
+                if !answer.contains(" 200 ") {
+                    return;
+                }
+                let target = head.split(' ').nth(1).unwrap();
+                let port = target.rsplit_once(':').unwrap().1;
+                let mut peer = TcpStream::connect(format!("127.0.0.1:{port}")).await.unwrap();
+                // Either end may close first.
+                let _ = tokio::io::copy_bidirectional(&mut stream, &mut peer).await;
+            });
+        }
+    });
+    (address, heads, tasks)
+}
+
+const TUNNEL: &str = "HTTP/1.1 200 Connection established\r\n\r\n";
+
+fn through(address: SocketAddr, no_proxy: &[&str]) -> Config {
+    let no_proxy: Vec<String> = no_proxy.iter().map(ToString::to_string).collect();
+    let proxy = Proxy::parse(&format!("http://me:secret@{address}"), &no_proxy).unwrap();
+    Config {
+        proxy: Some(proxy),
+        ..Config::default()
+    }
+}
+
+#[tokio::test]
+async fn requests_go_through_the_proxy_but_for_exceptions() {
+    let peer = Peer::answering(OK).await;
+    let (address, heads, _tasks) = proxy(TUNNEL).await;
+    let port = peer.address.port();
+    let config = through(address, &["direct.test"]);
+    let health = config.proxy.as_ref().unwrap().health();
+    let answers: &[&[&str]] = &[&["127.0.0.1"], &["127.0.0.1"], &[]];
+    let transport = transport_resolving(config, answers);
+    answered(&transport, &format!("http://hooks.test:{port}/")).await;
+    let head = heads.lock().unwrap()[0].clone();
+    assert!(
+        head.starts_with(&format!("CONNECT hooks.test:{port} HTTP/1.1\r\n")),
+        "{head}"
+    );
+    // "me:secret" in base64.
+    assert!(
+        head.contains("\r\nproxy-authorization: Basic bWU6c2VjcmV0\r\n"),
+        "{head}"
+    );
+    answered(&transport, &format!("http://direct.test:{port}/")).await;
+    assert_eq!(heads.lock().unwrap().len(), 1);
+    // A name that has no address here is the proxy's to find.
+    answered(&transport, &format!("http://unknown.test:{port}/")).await;
+    assert_eq!(heads.lock().unwrap().len(), 2);
+    assert_eq!((peer.accepted(), health.state().faults), (3, 0));
+    // Nothing of the proxy's credentials comes to the receiver.
+    assert!(!peer.requests().concat().contains("proxy-authorization"));
+}
+
+#[tokio::test]
+async fn a_proxy_is_not_asked_for_what_the_policy_forbids() {
+    let (address, heads, _tasks) = proxy(TUNNEL).await;
+    for (answers, host) in [
+        (&["127.0.0.1", "169.254.169.254"][..], "hooks.test"),
+        (&["127.0.0.1"], "169.254.169.254"),
+        (&["127.0.0.1"], "[fd00:ec2::23]"),
+        (&[], "metadata.google.internal"),
+    ] {
+        let transport = transport_resolving(through(address, &[]), &[answers]);
+        let failure = failed(&transport, &format!("http://{host}/")).await;
+        assert_eq!(failure.kind, FailureKind::Forbidden, "{host}: {}", failure.detail);
+    }
+    assert!(heads.lock().unwrap().is_empty());
+}
+
+#[tokio::test]
+async fn faults_of_the_proxy_are_told_from_those_of_the_endpoint() {
+    let peer = Peer::answering(OK).await;
+    for (answer, told) in [
+        ("HTTP/1.1 407 Proxy Authentication Required\r\n\r\n", "407"),
+        ("HTTP/1.1 403 Forbidden\r\n\r\n", "403"),
+        ("HTTP/1.1 502 Bad Gateway\r\ncontent-length: 0\r\n\r\n", "502"),
+        ("nonsense\r\n\r\n", "as an HTTP proxy"),
+        ("", "without an answer"),
+    ] {
+        let (address, _, _tasks) = proxy(answer).await;
+        let config = through(address, &[]);
+        let health = config.proxy.as_ref().unwrap().health();
+        let failure = failed(&transport(config), &peer.url("/")).await;
+        assert_eq!(failure.kind, FailureKind::Proxy, "{}", failure.detail);
+        assert!(failure.detail.contains(told), "{}", failure.detail);
+        assert!(
+            failure.detail.contains(&format!("the proxy {address}")),
+            "{}",
+            failure.detail
+        );
+        assert!(!failure.detail.contains("secret"), "{}", failure.detail);
+        let state = health.state();
+        assert!(state.faults == 1 && state.failing_since.is_some(), "{state:?}");
+    }
+    // The proxy itself is away.
+    let (gone, _) = listener().await;
+    let address = gone.local_addr().unwrap();
+    drop(gone);
+    let failure = failed(&transport(through(address, &[])), &peer.url("/")).await;
+    assert_eq!(failure.kind, FailureKind::Proxy);
+    assert_eq!(peer.accepted(), 0);
+    // Beyond the tunnel it is the endpoint's own.
+    let silent = Peer::answering("nonsense\r\n\r\n").await;
+    let (address, _, _tasks) = proxy(TUNNEL).await;
+    let failure = failed(&transport(through(address, &[])), &silent.url("/")).await;
+    assert_eq!(failure.kind, FailureKind::Socket, "{}", failure.detail);
 }

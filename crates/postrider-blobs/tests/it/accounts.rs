@@ -1,6 +1,6 @@
 //! What is said about accounts before any store is asked.
 
-use crate::account;
+use crate::{Plain, account};
 use bytes::Bytes;
 use postrider_blobs::{Account, BLOB_BYTES_MAX, ObjectStores, Place};
 use postrider_core::ids::Secret;
@@ -14,7 +14,7 @@ fn refused(place: Place) -> String {
         place,
         create_containers: false,
     };
-    match ObjectStores::new(vec![account], Arc::new(SystemClock)) {
+    match ObjectStores::new(vec![account], Arc::new(SystemClock), Arc::new(Plain)) {
         Ok(_) => panic!("was accepted"),
         Err(e) => {
             assert_eq!(e.account, "dead");
@@ -101,7 +101,12 @@ fn accounts_are_told_apart_by_name() {
         place: Place::Directory { root: name.into() },
         create_containers: true,
     };
-    let stores = ObjectStores::new(vec![directory("b"), directory("a")], Arc::new(SystemClock)).unwrap();
+    let stores = ObjectStores::new(
+        vec![directory("b"), directory("a")],
+        Arc::new(SystemClock),
+        Arc::new(Plain),
+    )
+    .unwrap();
     assert_eq!(stores.accounts(), ["a", "b"]);
     assert_eq!(stores.check_name("a", "dead-letters"), Ok(()));
     assert!(stores.check_name("a", "Dead").unwrap_err().contains("lowercase"));
@@ -112,10 +117,14 @@ fn accounts_are_told_apart_by_name() {
             .contains("\"c\" is not configured")
     );
 
-    let twice = ObjectStores::new(vec![directory("a"), directory("a")], Arc::new(SystemClock));
+    let twice = ObjectStores::new(
+        vec![directory("a"), directory("a")],
+        Arc::new(SystemClock),
+        Arc::new(Plain),
+    );
     let told = twice.err().unwrap().to_string();
     assert_eq!(told, "storage account \"a\": is configured twice");
-    assert!(ObjectStores::new(vec![directory("")], Arc::new(SystemClock)).is_err());
+    assert!(ObjectStores::new(vec![directory("")], Arc::new(SystemClock), Arc::new(Plain)).is_err());
 }
 
 #[test]

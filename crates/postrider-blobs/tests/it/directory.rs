@@ -2,7 +2,7 @@
 
 use crate::{account, assert_unreachable, no_container, writes_replaces_reads_and_deletes};
 use bytes::Bytes;
-use postrider_blobs::{ObjectStores, Place};
+use postrider_blobs::{BLOB_BYTES_MAX, ObjectStores, Place};
 use postrider_engine::blobs::{BlobError, Blobs};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -37,11 +37,21 @@ async fn blobs_are_files() {
     // The root and what is above it are made too.
     let root = directory.path().join("not/yet there");
     let stores = at(&root, true);
-    assert_eq!(
-        stores.get("dead", "letters", "a").await,
-        Err(no_container("letters"))
-    );
+    // A root that is not there says nothing about its blobs: its volume may not be mounted.
+    assert_unreachable(stores.get("dead", "letters", "a").await);
     stores.put("dead", "letters", "x", Bytes::new()).await.unwrap();
+    assert_eq!(
+        stores.get("dead", "others", "a").await,
+        Err(no_container("others"))
+    );
+    let large = std::fs::File::create(root.join("letters/large")).unwrap();
+    large.set_len(BLOB_BYTES_MAX as u64 + 1).unwrap();
+    let expected = BlobError::TooLarge {
+        path: "large".into(),
+        max: BLOB_BYTES_MAX,
+    };
+    assert_eq!(stores.get("dead", "letters", "large").await, Err(expected));
+    std::fs::remove_file(root.join("letters/large")).unwrap();
     let mode = std::fs::metadata(root.join("letters/x"))
         .unwrap()
         .permissions()

@@ -104,6 +104,7 @@ pub fn batch(topic: u64, at: Timestamp, events: &[Event], matched: Vec<Box<[Subs
         publisher: "key".into(),
         trace: None,
         replay: 0,
+        hops: 0,
         body: body.into(),
         events: refs,
         matched,
