@@ -2,13 +2,14 @@
 //!
 //! Whatever can be asked for has an index, so that a page costs what is on it and nothing else.
 
-use crate::database::Reopening;
+use crate::database::{Reopening, Salvaged, salvage, walk_table};
+use crate::generations::{FileKind, GENERATIONS, Generations};
 use async_trait::async_trait;
 use postrider_core::ids::SubscriptionId;
 use postrider_core::retry::Reason;
 use postrider_store::record::{Record, decode_marks, encode_marks};
 use postrider_store::{Archive, BlobFilter, BlobId, BlobRecord, Error, Mark, ReplayJob};
-use redb::{ReadableTable, Table, TableDefinition, WriteTransaction};
+use redb::{ReadTransaction, ReadableDatabase, ReadableTable, Table, TableDefinition, WriteTransaction};
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -68,7 +69,8 @@ impl Additions {
             return;
         }
         let written = reopening(database, |database| {
-            database.write(|txn| {
+            let another_waits = || !self.waiting().is_empty();
+            database.write_before(another_waits, |txn| {
                 let mut tables = Tables::of(txn)?;
                 for Addition { blob, .. } in &mut additions {
                     blob.id = BlobId(give_out(txn, "blobs")?);
@@ -97,7 +99,13 @@ fn reopening<T>(database: &Reopening, work: impl FnOnce(&Reopening) -> Result<T,
 
 impl EmbeddedArchive {
     pub fn open(path: &Path) -> Result<EmbeddedArchive, Error> {
-        let database = Reopening::open("archive", path, CACHE_BYTES)?;
+        EmbeddedArchive::open_with(path, Arc::default())
+    }
+
+    /// The same beside other files, each of which records how far the others have come.
+    pub fn open_with(path: &Path, generations: Arc<Generations>) -> Result<EmbeddedArchive, Error> {
+        let kind = FileKind::Archive;
+        let database = Reopening::open("archive", path, CACHE_BYTES, kind, generations, walk)?;
         database.write(|txn| {
             Tables::of(txn)?;
             txn.open_table(JOBS)?;
@@ -108,6 +116,10 @@ impl EmbeddedArchive {
             database: Arc::new(database),
             additions: Arc::default(),
         })
+    }
+
+    pub(crate) fn database(&self) -> Arc<Reopening> {
+        self.database.clone()
     }
 
     /// Does the work off the async threads.
@@ -126,6 +138,65 @@ impl EmbeddedArchive {
     ) -> Result<T, Error> {
         self.with(move |database| database.write(work)).await
     }
+}
+
+/// Damaged parts of the archive.
+fn walk(txn: &ReadTransaction) -> Vec<String> {
+    let mut hit = Vec::new();
+    walk_table(txn, BLOBS, &mut hit);
+    walk_table(txn, MARKS, &mut hit);
+    walk_table(txn, INDEX, &mut hit);
+    walk_table(txn, TIMES, &mut hit);
+    walk_table(txn, COUNTS, &mut hit);
+    walk_table(txn, PATHS, &mut hit);
+    walk_table(txn, JOBS, &mut hit);
+    walk_table(txn, FACTS, &mut hit);
+    hit
+}
+
+/// Makes an archive of what can be read of a damaged one. Returns what is lost, in words.
+pub fn rebuild(old: Option<&redb::Database>, new: &Path) -> Result<Vec<String>, Error> {
+    let archive = EmbeddedArchive::open(new)?;
+    let Some(old) = old.and_then(|old| old.begin_read().ok()) else {
+        return Ok(vec![
+            "archive.redb: nothing of it could be read; dead letters stay in their blobs and are not listed"
+                .into(),
+        ]);
+    };
+    archive.database.write(|txn| {
+        let mut told = Vec::new();
+        let mut note = |what: &str, one: &Salvaged| {
+            if !one.is_whole() {
+                told.push(format!(
+                    "archive.redb: {} of {} {what} were kept",
+                    one.copied, one.all
+                ));
+            }
+        };
+        let blobs = salvage(&old, txn, BLOBS)?;
+        note("blobs", &blobs);
+        let marks = salvage(&old, txn, MARKS)?;
+        note("blobs' marks", &marks);
+        note("replays", &salvage(&old, txn, JOBS)?);
+        salvage(&old, txn, FACTS)?;
+        salvage(&old, txn, GENERATIONS)?;
+        let mut tables = Tables::of(txn)?;
+        let mut stored = Vec::new();
+        for row in tables.blobs.iter()? {
+            let (id, blob) = row?;
+            let marks = tables.marks.get(id.value())?.map(|marks| marks.value().to_vec());
+            stored.push((id.value(), blob.value().to_vec(), marks));
+        }
+        // What follows from the two tables is made anew.
+        for (id, blob, marks) in stored {
+            let whole = marks.and_then(|marks| decode(id, &(blob, marks)).ok());
+            match whole {
+                Some(blob) => tables.add(&blob)?,
+                None => drop(tables.blobs.remove(id)?),
+            }
+        }
+        Ok(told)
+    })
 }
 
 /// What is kept of a blob, and what is kept up to date with it.
@@ -263,7 +334,7 @@ fn decode(id: u64, (blob, marks): &Stored) -> Result<BlobRecord, Error> {
 
 /// Blobs that the filter takes, as they are stored.
 fn list(
-    txn: &redb::ReadTransaction,
+    txn: &ReadTransaction,
     filter: &BlobFilter,
     after: Option<BlobId>,
     max: usize,

@@ -1,15 +1,21 @@
-//! The catalogue in redb, in a file of its own: it changes seldom and is read whole.
+//! The catalogue in redb, in a file of its own: it changes seldom and is read whole. Its records are sealed, because
+//! they hold keys, webhook URLs and the secrets of deliveries.
 
-use crate::database::Reopening;
+use crate::database::{Reopening, Salvaged, salvage, walk_table};
+use crate::disk::{open_database, replace_file};
+use crate::generations::{FileKind, GENERATIONS, Generations};
 use async_trait::async_trait;
 use postrider_core::ids::TopicId;
-use postrider_store::record::{Record, RecordError};
+use postrider_core::probation::EndpointDelay;
+use postrider_store::record::Record;
+use postrider_store::seal::{KeyId, Keyring, key_of};
 use postrider_store::{Catalog, Change, Error, Loaded};
 use redb::{
-    Key, Range, ReadTransaction, ReadableTable, ReadableTableMetadata, Table, TableDefinition,
-    WriteTransaction,
+    Database, Key, Range, ReadTransaction, ReadableDatabase, ReadableTable, ReadableTableMetadata,
+    StorageError, Table, TableDefinition, TableError, TableHandle, Value, WriteTransaction,
 };
 use std::collections::VecDeque;
+use std::fmt::Display;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -21,6 +27,9 @@ const SUBSCRIPTIONS: TableDefinition<u64, &[u8]> = TableDefinition::new("subscri
 const ENDPOINT_DELAYS: TableDefinition<&str, &[u8]> = TableDefinition::new("endpoint_delays");
 const HANDSHAKES: TableDefinition<&str, &[u8]> = TableDefinition::new("handshakes");
 const FACTS: TableDefinition<&str, u64> = TableDefinition::new("facts");
+
+/// The key under which every record of the file is sealed; missing in files of older programs, which do not seal.
+const SEALED_BY: &str = "sealed_by";
 
 /// Ids are reserved in blocks, so that giving one out rarely costs a commit.
 const ID_BLOCK: u64 = 1024;
@@ -40,7 +49,8 @@ pub struct EmbeddedCatalog {
 }
 
 struct Shared {
-    database: Reopening,
+    database: Arc<Reopening>,
+    keys: Arc<Keyring>,
     waiting: Mutex<Waiting>,
 }
 
@@ -62,23 +72,129 @@ enum Work {
     ReserveIds(u64),
 }
 
+fn open_file(path: &Path, generations: Arc<Generations>) -> Result<Reopening, Error> {
+    Reopening::open(
+        "catalogue",
+        path,
+        CACHE_BYTES,
+        FileKind::Catalog,
+        generations,
+        walk,
+    )
+}
+
+/// The key under which a catalogue file is sealed; none if there is no file or it is not sealed. Commits nothing, but may
+/// repair the file or give it checksums: whoever only looks hands in a copy.
+pub fn catalog_key(path: &Path) -> Result<Option<KeyId>, Error> {
+    if !std::fs::metadata(path).is_ok_and(|file| file.len() > 0) {
+        return Ok(None);
+    }
+    open_file(path, Arc::default())?.read(|txn| Ok(sealed(txn)?.by))
+}
+
+/// Copies the catalogue into a new file, all records sealed under the keyring's first key, and puts it in the place of
+/// the old one, which is overwritten: nothing of what was deleted or changed stays in it. A crash leaves the old file or
+/// the new one. The new file is of the next generation, so that the old one counts as an older copy of it.
+pub fn rewrite_catalog(path: &Path, keys: &Keyring) -> Result<(), Error> {
+    let failed = |e: redb::Error| Error::Unavailable(format!("rewriting {}: {e}", path.display()));
+    replace_file(path, |new| {
+        let from = open_database(path, CACHE_BYTES).map_err(Error::Unavailable)?;
+        let to = open_database(new, CACHE_BYTES).map_err(Error::Unavailable)?;
+        copy(&from, &to, keys).map_err(failed)?
+    })
+}
+
+/// The inner error is about a record.
+fn copy(from: &Database, to: &Database, keys: &Keyring) -> Result<Result<(), Error>, redb::Error> {
+    let (from, to) = (from.begin_read()?, to.begin_write()?);
+    {
+        let mut tables = Tables::of(&to, keys)?;
+        let copied = tables.copy_from(&from)?;
+        if copied.is_err() {
+            return Ok(copied);
+        }
+        tables.facts.insert(SEALED_BY, keys.current().0)?;
+        let mut generations = to.open_table(GENERATIONS)?;
+        let known = each(&from, GENERATIONS, |file, generation| {
+            Ok(generations.insert(file, generation).map(drop))
+        })?;
+        if known.is_err() {
+            return Ok(known);
+        }
+    }
+    Generations::default().record(&to, FileKind::Catalog)?;
+    to.commit()?;
+    Ok(Ok(()))
+}
+
+/// How a file is sealed.
+struct Sealed {
+    by: Option<KeyId>,
+    /// There are records.
+    used: bool,
+}
+
+fn sealed(txn: &ReadTransaction) -> Result<Sealed, redb::Error> {
+    let by = match txn.open_table(FACTS) {
+        Ok(facts) => facts.get(SEALED_BY)?.map(|id| KeyId(id.value())),
+        Err(TableError::TableDoesNotExist(_)) => None,
+        Err(e) => return Err(e.into()),
+    };
+    let recordless = [FACTS.name(), GENERATIONS.name()];
+    let used = txn
+        .list_tables()?
+        .any(|table| !recordless.contains(&table.name()));
+    Ok(Sealed { by, used })
+}
+
+fn unreadable(e: impl Display) -> Error {
+    Error::Corrupt(format!("catalogue: {e}"))
+}
+
 impl EmbeddedCatalog {
-    pub fn open(path: &Path) -> Result<EmbeddedCatalog, Error> {
-        let database = Reopening::open("catalogue", path, CACHE_BYTES)?;
+    /// Opens the catalogue. A file that is not sealed under the first key, or not at all, is rewritten first.
+    pub fn open(path: &Path, keys: Arc<Keyring>) -> Result<EmbeddedCatalog, Error> {
+        EmbeddedCatalog::open_with(path, keys, Arc::default())
+    }
+
+    /// The same beside other files, each of which records how far the others have come.
+    pub fn open_with(
+        path: &Path,
+        keys: Arc<Keyring>,
+        generations: Arc<Generations>,
+    ) -> Result<EmbeddedCatalog, Error> {
+        let mut database = open_file(path, generations.clone())?;
+        let Sealed { by, used } = database.read(sealed)?;
+        if let Some(by) = by {
+            keys.require(by)
+                .map_err(|e| Error::Corrupt(format!("{} is {e}", path.display())))?;
+        }
+        if used && by != Some(keys.current()) {
+            drop(database);
+            rewrite_catalog(path, &keys)?;
+            tracing::info!(path = %path.display(), key = %keys.current(), "sealed the catalogue's secrets");
+            database = open_file(path, generations)?;
+        }
         let reserved = database.write(|txn| {
             // Older programs did not make all of them.
-            let tables = Tables::of(txn)?;
+            let mut tables = Tables::of(txn, &keys)?;
+            tables.facts.insert(SEALED_BY, keys.current().0)?;
             let reserved = tables.facts.get("reserved_ids")?;
             Ok(reserved.map_or(1, |v| v.value()))
         })?;
         Ok(EmbeddedCatalog {
             shared: Arc::new(Shared {
-                database,
+                database: Arc::new(database),
+                keys,
                 waiting: Mutex::default(),
             }),
             next_id: AtomicU64::new(reserved),
             reserved: tokio::sync::Mutex::new(reserved),
         })
+    }
+
+    pub(crate) fn database(&self) -> Arc<Reopening> {
+        self.shared.database.clone()
     }
 
     /// Returns once the work is durable. It is done even if nobody waits for it any more.
@@ -145,12 +261,13 @@ impl Writer {
             return Err(Error::Closed);
         };
         let work = |txn: &WriteTransaction| {
-            let mut tables = Tables::of(txn)?;
+            let mut tables = Tables::of(txn, &shared.keys)?;
             requests
                 .iter()
                 .try_for_each(|request| tables.apply(&request.work))
         };
-        let result = shared.database.write(work);
+        let another_waits = || !shared.waiting().requests.is_empty();
+        let result = shared.database.write_before(another_waits, work);
         if result.is_err()
             && let Err(e) = shared.database.reopen()
         {
@@ -169,7 +286,72 @@ impl Drop for Writer {
     }
 }
 
+/// Damaged parts of the catalogue.
+fn walk(txn: &ReadTransaction) -> Vec<String> {
+    let mut hit = Vec::new();
+    walk_table(txn, TOPICS, &mut hit);
+    walk_table(txn, DOMAIN_TOPICS, &mut hit);
+    walk_table(txn, SUBSCRIPTIONS, &mut hit);
+    walk_table(txn, ENDPOINT_DELAYS, &mut hit);
+    walk_table(txn, HANDSHAKES, &mut hit);
+    walk_table(txn, FACTS, &mut hit);
+    hit
+}
+
+/// Makes a catalogue of what can be read of a damaged one, records as they are sealed. Returns what is lost, in words.
+pub fn rebuild(old: Option<&redb::Database>, new: &Path) -> Result<Vec<String>, Error> {
+    let begun = old.and_then(|old| old.begin_read().ok());
+    let Some(old) = begun else {
+        return Err(Error::Corrupt(
+            "nothing of catalog.redb can be read, and nothing else knows topics and subscriptions: put back a backup"
+                .into(),
+        ));
+    };
+    open_file(new, Arc::default())?.write(|txn| {
+        let mut told = Vec::new();
+        let mut note = |what: &str, one: Salvaged| {
+            if !one.is_whole() {
+                told.push(format!(
+                    "catalog.redb: {} of {} {what} were kept",
+                    one.copied, one.all
+                ));
+            }
+        };
+        note("topics", salvage(&old, txn, TOPICS)?);
+        note("domain topics", salvage(&old, txn, DOMAIN_TOPICS)?);
+        note("subscriptions", salvage(&old, txn, SUBSCRIPTIONS)?);
+        note("endpoint delays", salvage(&old, txn, ENDPOINT_DELAYS)?);
+        note("handshakes", salvage(&old, txn, HANDSHAKES)?);
+        salvage(&old, txn, FACTS)?;
+        salvage(&old, txn, GENERATIONS)?;
+        // The number of the next id may be among what is lost.
+        let mut facts = txn.open_table(FACTS)?;
+        let highest = |table: TableDefinition<u64, &'static [u8]>| {
+            let table = txn.open_table(table)?;
+            Ok::<_, redb::Error>(table.last()?.map_or(0, |row| row.0.value()))
+        };
+        let least = highest(TOPICS)?.max(highest(SUBSCRIPTIONS)?) + 1;
+        let reserved = facts.get("reserved_ids")?.map_or(0, |id| id.value());
+        facts.insert("reserved_ids", reserved.max(least + ID_BLOCK))?;
+        // So may the name of the key, which every record says, too.
+        if let Some(id) = sealed_under(txn, TOPICS)?.or(sealed_under(txn, SUBSCRIPTIONS)?) {
+            facts.insert(SEALED_BY, id.0)?;
+        }
+        Ok(told)
+    })
+}
+
+/// The key under which the first record of a table is sealed.
+fn sealed_under<K: Key + 'static>(
+    txn: &WriteTransaction,
+    table: TableDefinition<K, &'static [u8]>,
+) -> Result<Option<KeyId>, redb::Error> {
+    let table = txn.open_table(table)?;
+    Ok(table.first()?.and_then(|row| key_of(row.1.value())))
+}
+
 struct Tables<'a> {
+    keys: &'a Keyring,
     topics: Table<'a, u64, &'static [u8]>,
     domain_topics: Table<'a, (u64, &'static str), &'static [u8]>,
     subscriptions: Table<'a, u64, &'static [u8]>,
@@ -179,8 +361,9 @@ struct Tables<'a> {
 }
 
 impl<'a> Tables<'a> {
-    fn of(txn: &'a WriteTransaction) -> Result<Tables<'a>, redb::Error> {
+    fn of(txn: &'a WriteTransaction, keys: &'a Keyring) -> Result<Tables<'a>, redb::Error> {
         Ok(Tables {
+            keys,
             topics: txn.open_table(TOPICS)?,
             domain_topics: txn.open_table(DOMAIN_TOPICS)?,
             subscriptions: txn.open_table(SUBSCRIPTIONS)?,
@@ -200,39 +383,82 @@ impl<'a> Tables<'a> {
         }
     }
 
+    /// Fills empty tables with what is in others, sealed anew. The inner error is about a record.
+    fn copy_from(&mut self, from: &ReadTransaction) -> Result<Result<(), Error>, redb::Error> {
+        let keys = self.keys;
+        let copied = each(from, TOPICS, |id, value| {
+            let sealed = reseal(keys, TOPICS.name(), value)?;
+            Ok(self.topics.insert(id, sealed.as_slice()).map(drop))
+        })?
+        .and(each(from, DOMAIN_TOPICS, |key, value| {
+            let sealed = reseal(keys, DOMAIN_TOPICS.name(), value)?;
+            Ok(self.domain_topics.insert(key, sealed.as_slice()).map(drop))
+        })?)
+        .and(each(from, SUBSCRIPTIONS, |id, value| {
+            let sealed = reseal(keys, SUBSCRIPTIONS.name(), value)?;
+            Ok(self.subscriptions.insert(id, sealed.as_slice()).map(drop))
+        })?)
+        .and(each(from, ENDPOINT_DELAYS, |_, value| {
+            let record = keys.open(ENDPOINT_DELAYS.name(), value).map_err(unreadable)?;
+            // The key of the row is made of the key that seals.
+            let name = keys.name_of(&EndpointDelay::decode(&record).map_err(unreadable)?.endpoint);
+            let sealed = keys.seal(ENDPOINT_DELAYS.name(), &record);
+            Ok(self
+                .endpoint_delays
+                .insert(name.as_str(), sealed.as_slice())
+                .map(drop))
+        })?)
+        .and(each(from, HANDSHAKES, |operation, value| {
+            let sealed = reseal(keys, HANDSHAKES.name(), value)?;
+            Ok(self.handshakes.insert(operation, sealed.as_slice()).map(drop))
+        })?);
+        each(from, FACTS, |name, value| {
+            Ok(self.facts.insert(name, value).map(drop))
+        })?
+        .ok();
+        Ok(copied)
+    }
+
     fn change(&mut self, change: &Change) -> Result<(), redb::Error> {
         match change {
             Change::PutTopic(topic) => {
-                self.topics.insert(topic.id.0, topic.encode().as_slice())?;
+                let sealed = self.keys.seal(TOPICS.name(), &topic.encode());
+                self.topics.insert(topic.id.0, sealed.as_slice())?;
             }
             Change::DeleteTopic(TopicId(id)) => {
                 self.topics.remove(id)?;
             }
             Change::PutDomainTopic(one) => {
                 let key = (one.domain.0, one.name.to_lowercase());
+                let sealed = self.keys.seal(DOMAIN_TOPICS.name(), &one.encode());
                 self.domain_topics
-                    .insert((key.0, key.1.as_str()), one.encode().as_slice())?;
+                    .insert((key.0, key.1.as_str()), sealed.as_slice())?;
             }
             Change::DeleteDomainTopic(domain, name) => {
                 self.domain_topics
                     .remove((domain.0, name.to_lowercase().as_str()))?;
             }
             Change::PutSubscription(one) => {
-                self.subscriptions.insert(one.id.0, one.encode().as_slice())?;
+                let sealed = self.keys.seal(SUBSCRIPTIONS.name(), &one.encode());
+                self.subscriptions.insert(one.id.0, sealed.as_slice())?;
             }
             Change::DeleteSubscription(id) => {
                 self.subscriptions.remove(id.0)?;
             }
             Change::PutEndpointDelay(one) => {
-                self.endpoint_delays
-                    .insert(one.endpoint.as_str(), one.encode().as_slice())?;
+                // The path of an endpoint may be a secret, too.
+                let name = self.keys.name_of(&one.endpoint);
+                let sealed = self.keys.seal(ENDPOINT_DELAYS.name(), &one.encode());
+                self.endpoint_delays.insert(name.as_str(), sealed.as_slice())?;
             }
             Change::DeleteEndpointDelay(endpoint) => {
-                self.endpoint_delays.remove(endpoint.as_str())?;
+                let name = self.keys.name_of(endpoint);
+                self.endpoint_delays.remove(name.as_str())?;
             }
             Change::PutHandshake(one) => {
+                let sealed = self.keys.seal(HANDSHAKES.name(), &one.encode());
                 self.handshakes
-                    .insert(one.operation.as_str(), one.encode().as_slice())?;
+                    .insert(one.operation.as_str(), sealed.as_slice())?;
             }
             Change::DeleteHandshake(operation) => {
                 self.handshakes.remove(operation.as_str())?;
@@ -242,26 +468,62 @@ impl<'a> Tables<'a> {
     }
 }
 
+/// Hands every row of a table to `work`, if there is the table. The outer error is the database's, the inner one is about
+/// a record.
+fn each<K: Key + 'static, V: Value + 'static>(
+    txn: &ReadTransaction,
+    table: TableDefinition<K, V>,
+    mut work: impl FnMut(K::SelfType<'_>, V::SelfType<'_>) -> Result<Result<(), StorageError>, Error>,
+) -> Result<Result<(), Error>, redb::Error> {
+    let table = match txn.open_table(table) {
+        Ok(table) => table,
+        // Older programs did not make all of them.
+        Err(TableError::TableDoesNotExist(_)) => return Ok(Ok(())),
+        Err(e) => return Err(e.into()),
+    };
+    for row in table.iter()? {
+        let (key, value) = row?;
+        match work(key.value(), value.value()) {
+            Ok(written) => written?,
+            Err(e) => return Ok(Err(e)),
+        }
+    }
+    Ok(Ok(()))
+}
+
+fn reseal(keys: &Keyring, table: &str, stored: &[u8]) -> Result<Vec<u8>, Error> {
+    let opened = keys.open(table, stored).map_err(unreadable)?;
+    Ok(keys.seal(table, &opened))
+}
+
 /// Every row of a table, in the order of the keys.
 fn rows<K: Key + 'static, T: Record>(
     txn: &ReadTransaction,
-    table: TableDefinition<K, &'static [u8]>,
+    keys: &Keyring,
+    of: TableDefinition<K, &'static [u8]>,
 ) -> Result<Decoded<T>, redb::Error> {
-    let table = txn.open_table(table)?;
+    let table = txn.open_table(of)?;
     let count = table.len()? as usize;
-    decode(table.iter()?, count)
+    decode(keys, of.name(), table.iter()?, count)
 }
 
 /// What was read, or what is wrong with it: a file that cannot be read now may be read later, a record not.
-type Decoded<T> = Result<Vec<T>, RecordError>;
+type Decoded<T> = Result<Vec<T>, Error>;
 
 fn decode<K: Key + 'static, T: Record>(
+    keys: &Keyring,
+    table: &str,
     range: Range<'_, K, &'static [u8]>,
     count: usize,
 ) -> Result<Decoded<T>, redb::Error> {
     let mut found = Vec::with_capacity(count);
     for row in range {
-        match T::decode(row?.1.value()) {
+        let row = row?.1;
+        let opened = keys.open(table, row.value());
+        let record = opened
+            .map_err(unreadable)
+            .and_then(|opened| T::decode(&opened).map_err(unreadable));
+        match record {
             Ok(record) => found.push(record),
             Err(e) => return Ok(Err(e)),
         }
@@ -272,13 +534,14 @@ fn decode<K: Key + 'static, T: Record>(
 /// The same, by all processors at once if there are very many: nothing else happens while a server starts.
 fn many_rows<T: Record + Send>(
     txn: &ReadTransaction,
-    table: TableDefinition<u64, &'static [u8]>,
+    keys: &Keyring,
+    of: TableDefinition<u64, &'static [u8]>,
 ) -> Result<Decoded<T>, redb::Error> {
-    let table = txn.open_table(table)?;
+    let table = txn.open_table(of)?;
     let count = table.len()? as usize;
     let ends = (table.first()?, table.last()?);
     let (Some((first, _)), Some((last, _)), true) = (ends.0, ends.1, count >= MANY_ROWS) else {
-        return decode(table.iter()?, count);
+        return decode(keys, of.name(), table.iter()?, count);
     };
     let (first, last) = (first.value(), last.value());
     let parts = std::thread::available_parallelism().map_or(1, usize::from).min(8) as u64;
@@ -286,6 +549,8 @@ fn many_rows<T: Record + Send>(
     let part = |n: u64| {
         let from = first + n * step;
         decode(
+            keys,
+            of.name(),
             table.range(from..=from.saturating_add(step - 1))?,
             count / parts as usize,
         )
@@ -308,13 +573,18 @@ fn many_rows<T: Record + Send>(
     Ok(Ok(found))
 }
 
-fn load(database: &Reopening) -> Result<Loaded, Error> {
-    let loaded = database.read(|txn| {
-        let topics = many_rows(txn, TOPICS)?;
-        let domain_topics = rows(txn, DOMAIN_TOPICS)?;
-        let subscriptions = many_rows(txn, SUBSCRIPTIONS)?;
-        let endpoint_delays = rows(txn, ENDPOINT_DELAYS)?;
-        let handshakes = rows(txn, HANDSHAKES)?;
+fn load(database: &Reopening, keys: &Keyring) -> Result<Loaded, Error> {
+    database.read(|txn| {
+        let topics = many_rows(txn, keys, TOPICS)?;
+        let domain_topics = rows(txn, keys, DOMAIN_TOPICS)?;
+        let subscriptions = many_rows(txn, keys, SUBSCRIPTIONS)?;
+        let endpoint_delays: Decoded<EndpointDelay> = rows(txn, keys, ENDPOINT_DELAYS)?;
+        // The keys of their rows are in no order that means something.
+        let endpoint_delays = endpoint_delays.map(|mut delays| {
+            delays.sort_by(|a, b| a.endpoint.cmp(&b.endpoint));
+            delays
+        });
+        let handshakes = rows(txn, keys, HANDSHAKES)?;
         let loaded = || {
             Ok(Loaded {
                 topics: topics?,
@@ -325,15 +595,14 @@ fn load(database: &Reopening) -> Result<Loaded, Error> {
             })
         };
         Ok(loaded())
-    })?;
-    loaded.map_err(|e: RecordError| Error::Corrupt(format!("catalogue: {e}")))
+    })?
 }
 
 #[async_trait]
 impl Catalog for EmbeddedCatalog {
     async fn load(&self) -> Result<Loaded, Error> {
         let shared = self.shared.clone();
-        let loaded = tokio::task::spawn_blocking(move || load(&shared.database));
+        let loaded = tokio::task::spawn_blocking(move || load(&shared.database, &shared.keys));
         loaded.await.map_err(|_| Error::Closed)?
     }
 
@@ -355,9 +624,7 @@ impl Catalog for EmbeddedCatalog {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::disk::open_database;
     use postrider_core::outcome::Outcome;
-    use postrider_core::probation::EndpointDelay;
     use postrider_core::probation::Probation;
     use postrider_core::subscription::DomainTopic;
     use postrider_store::conformance::{self, at};
@@ -391,7 +658,7 @@ mod tests {
             domain_topics: vec![domain_topic],
             ..Loaded::default()
         };
-        let catalog = EmbeddedCatalog::open(&path).unwrap();
+        let catalog = EmbeddedCatalog::open(&path, keys()).unwrap();
         assert_eq!(catalog.load().await.unwrap(), expected);
         assert_eq!(catalog.next_id().await.unwrap(), 9);
         expected.endpoint_delays = vec![EndpointDelay {
@@ -402,6 +669,12 @@ mod tests {
         let put = Change::PutEndpointDelay(expected.endpoint_delays[0].clone());
         catalog.commit(vec![put]).await.unwrap();
         assert_eq!(catalog.load().await.unwrap(), expected);
+    }
+
+    const KEY: &str = "AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA=";
+
+    fn keys() -> Arc<Keyring> {
+        Arc::new(Keyring::parse(KEY, "a test").unwrap())
     }
 
     fn domain_topic(name: String) -> DomainTopic {
@@ -425,7 +698,7 @@ mod tests {
     #[tokio::test]
     async fn whoever_waits_is_taken_along_by_the_next_commit() {
         let directory = tempfile::tempdir().unwrap();
-        let catalog = EmbeddedCatalog::open(&directory.path().join("catalog.redb")).unwrap();
+        let catalog = EmbeddedCatalog::open(&directory.path().join("catalog.redb"), keys()).unwrap();
         // As while a commit is under way: nobody begins another one.
         catalog.shared.waiting().writing = true;
         let count = COMMIT_REQUESTS_MAX + 1;
@@ -461,7 +734,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("catalog.redb");
         let aside = directory.path().join("aside");
-        let catalog = EmbeddedCatalog::open(&path).unwrap();
+        let catalog = EmbeddedCatalog::open(&path, keys()).unwrap();
         catalog.commit(put("before")).await.unwrap();
         std::fs::rename(&path, &aside).unwrap();
         std::fs::create_dir(&path).unwrap();
@@ -480,7 +753,7 @@ mod tests {
     #[tokio::test]
     async fn a_writer_that_cannot_go_on_leaves_nobody_waiting() {
         let directory = tempfile::tempdir().unwrap();
-        let catalog = EmbeddedCatalog::open(&directory.path().join("catalog.redb")).unwrap();
+        let catalog = EmbeddedCatalog::open(&directory.path().join("catalog.redb"), keys()).unwrap();
         catalog.shared.waiting().writing = true;
         let writer = Writer {
             shared: Some(catalog.shared.clone()),
@@ -500,7 +773,7 @@ mod tests {
     #[tokio::test]
     async fn very_many_are_loaded_in_their_order() {
         let directory = tempfile::tempdir().unwrap();
-        let catalog = EmbeddedCatalog::open(&directory.path().join("catalog.redb")).unwrap();
+        let catalog = EmbeddedCatalog::open(&directory.path().join("catalog.redb"), keys()).unwrap();
         // The ids have gaps, and one is as large as can be.
         let ids: Vec<u64> = (0..MANY_ROWS as u64 + 7)
             .map(|n| n * n / 3 + n)
@@ -513,5 +786,170 @@ mod tests {
         let loaded = catalog.load().await.unwrap();
         let found: Vec<u64> = loaded.topics.iter().map(|topic| topic.id.0).collect();
         assert!(found == ids, "{} of {}", found.len(), ids.len());
+    }
+
+    /// Everything that a catalogue holds, with a secret in each.
+    fn all() -> Vec<Change> {
+        let mut topic = conformance::topic(1, "t");
+        topic.keys = ["hunter2-key", "hunter2-other"].map(postrider_core::ids::Secret::new);
+        let delay = EndpointDelay {
+            endpoint: "https://a/hunter2-path".into(),
+            delay: Probation::DOCUMENTED.begin(Outcome::Busy, at(1)),
+            by: None,
+        };
+        let mut changes = put("domain-topic");
+        changes.extend([Change::PutTopic(topic), Change::PutEndpointDelay(delay)]);
+        changes
+    }
+
+    fn holds_secrets(directory: &Path) -> bool {
+        let files = std::fs::read_dir(directory)
+            .unwrap()
+            .map(|file| file.unwrap().path());
+        let bytes: Vec<u8> = files.flat_map(|path| std::fs::read(path).unwrap()).collect();
+        memchr::memmem::find(&bytes, b"hunter2").is_some()
+    }
+
+    /// Puts rows as an older program wrote them, and deletes a row that had a secret.
+    fn write_as_before(path: &Path) {
+        write_rows(&open_database(path, CACHE_BYTES).unwrap());
+    }
+
+    fn write_rows(database: &Database) {
+        for deleted in [false, true] {
+            let txn = database.begin_write().unwrap();
+            for change in all() {
+                match change {
+                    Change::PutTopic(one) => {
+                        let mut table = txn.open_table(TOPICS).unwrap();
+                        table.insert(1, one.encode().as_slice()).unwrap();
+                        table.insert(2, one.encode().as_slice()).unwrap();
+                        if deleted {
+                            table.remove(2).unwrap();
+                        }
+                    }
+                    Change::PutDomainTopic(one) => {
+                        let mut table = txn.open_table(DOMAIN_TOPICS).unwrap();
+                        table
+                            .insert((1, one.name.as_str()), one.encode().as_slice())
+                            .unwrap();
+                    }
+                    Change::PutEndpointDelay(one) => {
+                        let mut table = txn.open_table(ENDPOINT_DELAYS).unwrap();
+                        table
+                            .insert(one.endpoint.as_str(), one.encode().as_slice())
+                            .unwrap();
+                    }
+                    other => panic!("{other:?}"),
+                }
+            }
+            txn.open_table(FACTS).unwrap().insert("reserved_ids", 77).unwrap();
+            txn.commit().unwrap();
+        }
+    }
+
+    #[tokio::test]
+    async fn a_file_of_an_older_program_is_sealed_when_it_is_opened() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("catalog.redb");
+        write_as_before(&path);
+        assert!(holds_secrets(directory.path()));
+        // Left behind by a rewriting that was cut short.
+        std::fs::write(path.with_extension("new"), "hunter2").unwrap();
+        assert_eq!(catalog_key(&path).unwrap(), None);
+
+        let fresh = EmbeddedCatalog::open(&directory.path().join("fresh.redb"), keys()).unwrap();
+        fresh.commit(all()).await.unwrap();
+        let expected = fresh.load().await.unwrap();
+        let catalog = EmbeddedCatalog::open(&path, keys()).unwrap();
+        assert_eq!(catalog.load().await.unwrap(), expected);
+        assert_eq!(catalog.next_id().await.unwrap(), 77);
+        drop(catalog);
+        assert_eq!(catalog_key(&path).unwrap(), Some(keys().current()));
+        assert!(!path.with_extension("new").exists());
+        assert!(!holds_secrets(directory.path()));
+        let catalog = EmbeddedCatalog::open(&path, keys()).unwrap();
+        catalog
+            .commit(vec![Change::DeleteEndpointDelay("https://a/hunter2-path".into())])
+            .await
+            .unwrap();
+        assert_eq!(catalog.load().await.unwrap().endpoint_delays, []);
+    }
+
+    // As the released program left it: without checksums and not sealed.
+    #[tokio::test]
+    async fn of_a_plain_file_nothing_stays_and_the_new_one_is_not_taken_for_older() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("catalog.redb");
+        write_rows(&redb::Database::create(&path).unwrap());
+        let link = directory.path().join("same-file");
+        std::fs::hard_link(&path, &link).unwrap();
+        let generations = Arc::new(Generations::default());
+        let catalog = EmbeddedCatalog::open_with(&path, keys(), generations.clone()).unwrap();
+        assert_eq!(catalog.load().await.unwrap().topics.len(), 1);
+        drop(catalog);
+        assert!(std::fs::metadata(&link).unwrap().len() > 0);
+        assert!(std::fs::read(&link).unwrap().iter().all(|byte| *byte == 0));
+        assert!(!holds_secrets(directory.path()));
+        let kept = generations.get(FileKind::Catalog);
+        assert!(kept > 0);
+        rewrite_catalog(&path, &keys()).unwrap();
+        assert!(open_file(&path, Arc::default()).unwrap().generation() > kept);
+        assert!(std::fs::read(&path).unwrap().starts_with(b"PRblocks1"));
+    }
+
+    #[tokio::test]
+    async fn what_is_salvaged_stays_sealed_under_its_key() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("catalog.redb");
+        let new = directory.path().join("new.redb");
+        let catalog = EmbeddedCatalog::open(&path, keys()).unwrap();
+        catalog.commit(all()).await.unwrap();
+        let expected = catalog.load().await.unwrap();
+        drop(catalog);
+        let damaged = open_database(&path, CACHE_BYTES).unwrap();
+        let txn = damaged.begin_write().unwrap();
+        txn.open_table(FACTS).unwrap().remove(SEALED_BY).unwrap();
+        txn.commit().unwrap();
+        assert_eq!(rebuild(Some(&damaged), &new).unwrap(), [""; 0]);
+        assert_eq!(catalog_key(&new).unwrap(), Some(keys().current()));
+        assert!(!holds_secrets(directory.path()));
+        let catalog = EmbeddedCatalog::open(&new, keys()).unwrap();
+        assert_eq!(catalog.load().await.unwrap(), expected);
+    }
+
+    #[tokio::test]
+    async fn another_key_is_refused_and_a_new_one_takes_the_place_of_the_old() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("catalog.redb");
+        let catalog = EmbeddedCatalog::open(&path, keys()).unwrap();
+        catalog.commit(all()).await.unwrap();
+        let expected = catalog.load().await.unwrap();
+        drop(catalog);
+        let error = EmbeddedCatalog::open(&path, Arc::new(Keyring::ephemeral()))
+            .err()
+            .expect("it is refused");
+        assert!(
+            error.to_string().contains(&keys().current().to_string()),
+            "{error}"
+        );
+        assert_eq!(catalog_key(&path).unwrap(), Some(keys().current()));
+        let catalog = EmbeddedCatalog::open(&path, keys()).unwrap();
+        assert_eq!(catalog.load().await.unwrap(), expected);
+        drop(catalog);
+
+        let new = Keyring::ephemeral().and_opens_with(Keyring::parse(KEY, "the old one").unwrap());
+        let new = Arc::new(new);
+        for _ in 0..2 {
+            let catalog = EmbeddedCatalog::open(&path, new.clone()).unwrap();
+            assert_eq!(catalog.load().await.unwrap(), expected);
+            let again = Change::PutEndpointDelay(expected.endpoint_delays[0].clone());
+            catalog.commit(vec![again]).await.unwrap();
+            assert_eq!(catalog.load().await.unwrap(), expected);
+        }
+        assert_eq!(catalog_key(&path).unwrap(), Some(new.current()));
+        EmbeddedCatalog::open(&path, keys())
+            .err()
+            .expect("the old key opens nothing");
     }
 }

@@ -1,10 +1,14 @@
 //! The disk, handed in: real files in production, faults on demand in tests.
 
-use std::fs::{File, OpenOptions};
+pub use crate::database::open_database;
+use postrider_store::Error;
+use std::fs::{DirBuilder, File, OpenOptions};
 use std::io::{self, IoSlice};
-use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+
+const COMPACT_CACHE_BYTES: usize = 32 << 20;
 
 /// One directory of files.
 pub trait Disk: Send + Sync {
@@ -40,8 +44,13 @@ pub struct Directory {
 impl Directory {
     pub fn open(path: impl Into<PathBuf>) -> io::Result<Directory> {
         let path = path.into();
-        std::fs::create_dir_all(&path)?;
+        DirBuilder::new().recursive(true).mode(0o700).create(&path)?;
         Ok(Directory { path })
+    }
+
+    /// A directory that is only looked at: one that does not exist is empty.
+    pub fn look_at(path: impl Into<PathBuf>) -> Directory {
+        Directory { path: path.into() }
     }
 
     fn file(&self, name: &str, create: bool) -> io::Result<Arc<dyn DiskFile>> {
@@ -66,7 +75,11 @@ impl Disk for Directory {
 
     fn names(&self) -> io::Result<Vec<String>> {
         let mut names = Vec::new();
-        for entry in std::fs::read_dir(&self.path)? {
+        let entries = match std::fs::read_dir(&self.path) {
+            Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(names),
+            entries => entries?,
+        };
+        for entry in entries {
             if let Ok(name) = entry?.file_name().into_string() {
                 names.push(name);
             }
@@ -153,25 +166,55 @@ impl DiskFile for RealFile {
     }
 }
 
-/// Opens a redb database that only its owner can read. A damaged file makes redb panic: that is said
-/// with the file's name instead.
-pub fn open_database(path: &Path, cache_bytes: usize) -> Result<redb::Database, String> {
-    let open = || {
-        let file = OpenOptions::new()
-            .read(true)
-            .write(true)
-            .create(true)
-            .truncate(false)
-            .mode(0o600)
-            .open(path)
-            .map_err(|e| e.to_string())?;
-        let mut builder = redb::Database::builder();
-        builder.set_cache_size(cache_bytes);
-        builder.create_file(file).map_err(|e| e.to_string())
-    };
-    let named = |why: &str| format!("opening {}: {why}", path.display());
-    match std::panic::catch_unwind(open) {
-        Ok(opened) => opened.map_err(|e| named(&e)),
-        Err(_) => Err(named("the file is damaged")),
+/// Makes a new file beside this one, puts it in its place and overwrites the old one. A crash leaves the old file or the
+/// new one; what it leaves beside them is taken away by the next call.
+pub fn replace_file(path: &Path, make: impl FnOnce(&Path) -> Result<(), Error>) -> Result<(), Error> {
+    let failed = |e: io::Error| Error::Unavailable(format!("replacing {}: {e}", path.display()));
+    let new = path.with_extension("new");
+    match erase(&new) {
+        Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(failed(e)),
+        _ => {}
     }
+    if let Err(e) = make(&new) {
+        // The first error is the one to tell.
+        let _ = std::fs::remove_file(&new);
+        return Err(e);
+    }
+    replace_with(path, &new).map_err(failed)
+}
+
+/// Puts a new file in the place of another, which is overwritten.
+pub fn replace_with(path: &Path, new: &Path) -> io::Result<()> {
+    let old = OpenOptions::new().write(true).open(path)?;
+    std::fs::rename(new, path)?;
+    let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty());
+    File::open(directory.unwrap_or(Path::new(".")))?.sync_all()?;
+    overwrite(&old)
+}
+
+/// Makes a database as small as what is in it.
+pub fn compact(path: &Path) -> Result<(), Error> {
+    let failed = |e: redb::CompactionError| Error::Unavailable(format!("compacting {}: {e}", path.display()));
+    let mut database = open_database(path, COMPACT_CACHE_BYTES).map_err(Error::Unavailable)?;
+    database.compact().map(drop).map_err(failed)
+}
+
+/// Overwrites a file and removes it.
+pub fn erase(path: &Path) -> io::Result<()> {
+    let file = OpenOptions::new().write(true).open(path)?;
+    overwrite(&file)?;
+    std::fs::remove_file(path)
+}
+
+/// Fills a file with zeros. File systems and disks that write elsewhere than where they are told keep a copy for a while.
+pub fn overwrite(file: &File) -> io::Result<()> {
+    static ZEROS: [u8; 1 << 16] = [0; 1 << 16];
+    let len = file.metadata()?.len();
+    let mut at = 0;
+    while at < len {
+        let now = ZEROS.len().min((len - at) as usize);
+        file.write_all_at(&ZEROS[..now], at)?;
+        at += now as u64;
+    }
+    file.sync_all()
 }

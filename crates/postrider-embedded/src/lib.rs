@@ -1,29 +1,40 @@
 //! The promise kept on local files: a segmented log for events, redb for everything small and ordered.
 
 pub mod disk;
+mod block_file;
+pub mod generations;
 mod entry_cache;
 pub mod record;
 pub mod segment;
 mod queue;
-mod database;
+pub mod database;
 mod state;
 mod writer;
 mod settler;
+mod losses;
+pub mod chain;
 mod recover;
 mod moving;
 mod catalog;
 mod archive;
+pub mod restore;
+mod scrub;
 
 pub use archive::EmbeddedArchive;
-pub use catalog::EmbeddedCatalog;
+pub use catalog::{EmbeddedCatalog, catalog_key, rewrite_catalog};
+pub use disk::{compact, erase, replace_with};
+pub use scrub::{Scrub, ScrubStep};
 
 use async_trait::async_trait;
 use disk::{Disk, DiskFile};
 use entry_cache::EntryCache;
+use generations::Generations;
+use losses::Loss;
 use postrider_core::event::Batch;
 use postrider_core::ids::{Position, SubscriptionId};
 use postrider_core::retry::Next;
 use postrider_core::time::Timestamp;
+use postrider_store::log::LostEvents;
 use postrider_store::moving::Moving;
 use postrider_store::{
     Backlog, Claim, Entry, Error, EventLog, Health, Letter, LetterKey, LettersWaiting, Listener, Settled,
@@ -34,12 +45,15 @@ use record::Kind;
 use rustc_hash::FxHashMap;
 use segment::Segment;
 use settler::{Settler, ToSettler, Withdrawal};
-use state::{LetterEntry, State};
+use state::{LetterEntry, State, Write};
 use std::collections::hash_map::Entry::{Occupied, Vacant};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{
+    AtomicBool, AtomicU64, AtomicUsize,
+    Ordering::{Acquire, Relaxed},
+};
 use std::sync::{Arc, Mutex, OnceLock, RwLock, mpsc};
 use std::thread::JoinHandle;
 use tokio::sync::{Semaphore, oneshot};
@@ -83,6 +97,8 @@ struct Shared {
     /// How many there have been.
     spares: AtomicUsize,
     references: Mutex<FxHashMap<u64, u64>>,
+    /// Segments as the state database knows them.
+    recorded: Mutex<chain::Recorded>,
     /// For subscriptions with letters: when the first was given up, and how many there are.
     letters: Mutex<BTreeMap<SubscriptionId, (Timestamp, u64)>>,
     subs: RwLock<FxHashMap<SubscriptionId, Arc<Sub>>>,
@@ -96,9 +112,17 @@ struct Shared {
     corrupt: Mutex<Vec<String>>,
     corrupt_records: AtomicU64,
     corrupt_deliveries: AtomicU64,
+    /// Damaged places that the state database does not know of yet.
+    unrecorded_damage: Mutex<Vec<Loss>>,
+    /// Why nothing that is settled can be recorded, while that is so.
+    state_trouble: Mutex<Option<String>>,
+    /// Found at this start or an earlier one: what the log should hold and does not.
+    lost: Vec<LostEvents>,
     redelivered: AtomicU64,
     /// The state database is no longer waited for.
     closing: AtomicBool,
+    /// Nothing is written to the log any more.
+    writer_ended: AtomicBool,
     writer: mpsc::Sender<ToWriter>,
     listener: OnceLock<Arc<dyn Listener>>,
 }
@@ -118,10 +142,26 @@ impl EmbeddedLog {
     /// Opens the log under `directory`, repairing what a crash left behind. `fresh_identity` becomes
     /// the log's own number if it is new. Must be called within a tokio runtime.
     pub async fn open(directory: &Path, fresh_identity: u64) -> Result<EmbeddedLog, Error> {
+        EmbeddedLog::open_with(directory, fresh_identity, Arc::default()).await
+    }
+
+    /// The same beside other files, each of which records how far the others have come.
+    pub async fn open_with(
+        directory: &Path,
+        fresh_identity: u64,
+        generations: Arc<Generations>,
+    ) -> Result<EmbeddedLog, Error> {
         let unusable = |e: io::Error| Error::Unavailable(format!("{}: {e}", directory.display()));
         let disk = disk::Directory::open(directory.join("log")).map_err(unusable)?;
         let state = directory.join("state.redb");
-        EmbeddedLog::open_on(Arc::new(disk), &state, fresh_identity, segment::SEGMENT_BYTES_MAX).await
+        EmbeddedLog::open_all(
+            Arc::new(disk),
+            &state,
+            fresh_identity,
+            segment::SEGMENT_BYTES_MAX,
+            generations,
+        )
+        .await
     }
 
     /// The same on a disk that is handed in, with segments that are closed when they would grow beyond
@@ -132,12 +172,22 @@ impl EmbeddedLog {
         fresh_identity: u64,
         segment_bytes_max: u64,
     ) -> Result<EmbeddedLog, Error> {
+        EmbeddedLog::open_all(disk, state, fresh_identity, segment_bytes_max, Arc::default()).await
+    }
+
+    async fn open_all(
+        disk: Arc<dyn Disk>,
+        state: &Path,
+        fresh_identity: u64,
+        segment_bytes_max: u64,
+        generations: Arc<Generations>,
+    ) -> Result<EmbeddedLog, Error> {
         let (to_writer, writer_requests) = mpsc::channel();
         let (to_settler, settler_requests) = mpsc::channel();
         let (committed, commits) = tokio::sync::mpsc::unbounded_channel();
         let state_path = state.to_owned();
         let recovered = tokio::task::spawn_blocking(move || {
-            recover::recover(disk, &state_path, fresh_identity, to_writer)
+            recover::recover(disk, &state_path, fresh_identity, generations, to_writer)
         });
         let recovered = recovered.await.map_err(|_| Error::Closed)??;
         let shared = recovered.shared;
@@ -181,6 +231,13 @@ impl EmbeddedLog {
             threads: Mutex::new(threads),
             acknowledging: Mutex::new(Some(acknowledging)),
         })
+    }
+}
+
+impl EmbeddedLog {
+    /// Verification of everything in the log and in the databases beside it.
+    pub fn scrub(&self, catalog: &EmbeddedCatalog, archive: &EmbeddedArchive) -> Scrub {
+        Scrub::new(self.shared.clone(), catalog, archive)
     }
 }
 
@@ -325,10 +382,53 @@ impl Shared {
 
     fn note_corrupt(&self, place: String) {
         tracing::error!(%place, "damaged record in the log; it is not served");
+        self.add_corrupt(place);
+    }
+
+    /// Whether a place is among those that [`Shared::corrupt`] remembers.
+    fn knows_corrupt(&self, place: &str) -> bool {
+        let corrupt = self.corrupt.lock().expect("no panic holds it");
+        corrupt.iter().any(|known| known == place)
+    }
+
+    /// Notes a damaged place, for this life and those to come.
+    fn add_corrupt(&self, place: String) {
+        if self.remember_corrupt(place.clone()) {
+            let mut unrecorded = self.unrecorded_damage.lock().expect("no panic holds it");
+            unrecorded.push(Loss::Damage(place));
+            // Fails only while the store is being torn down.
+            let _ = self.writer.send(ToWriter::CheckpointDue);
+        }
+    }
+
+    /// Returns whether the place is new and was remembered.
+    fn remember_corrupt(&self, place: String) -> bool {
         self.corrupt_records.fetch_add(1, Relaxed);
         let mut corrupt = self.corrupt.lock().expect("no panic holds it");
-        if corrupt.len() < CORRUPT_REMEMBERED && !corrupt.contains(&place) {
+        let is_new = corrupt.len() < CORRUPT_REMEMBERED && !corrupt.contains(&place);
+        if is_new {
             corrupt.push(place);
+        }
+        is_new
+    }
+
+    /// Damaged places that were found since they were last recorded.
+    fn take_unrecorded_damage(&self) -> Vec<Loss> {
+        std::mem::take(&mut *self.unrecorded_damage.lock().expect("no panic holds it"))
+    }
+
+    /// Notes why the state database cannot be used, or that it can be again.
+    fn set_state_trouble(&self, trouble: Option<String>) {
+        *self.state_trouble.lock().expect("no panic holds it") = trouble;
+    }
+
+    /// Reports damage of the state database that was met while it is in use.
+    fn note_state_error(&self, error: &Error) {
+        let is_damage = matches!(error, Error::Corrupt(_)) || error.to_string().contains("is damaged");
+        let place = format!("state.redb: {error}");
+        if is_damage && !self.knows_corrupt(&place) {
+            tracing::error!(%place, "the state database is damaged; retries and dead letters behind it wait");
+            self.add_corrupt(place);
         }
     }
 
@@ -389,18 +489,39 @@ impl Shared {
         heads.first().map(|head| head.0) != earliest
     }
 
-    /// The progress of everyone on the list, as the payload of a record.
-    fn take_progress(&self) -> Vec<u8> {
-        let listed = std::mem::take(&mut *self.listed.lock().expect("no panic holds it"));
+    /// The progress of those on the list, as the payload of a record, and whether that is everyone. Beyond
+    /// `bytes_max` the others stay on the list.
+    fn take_progress(&self, bytes_max: usize) -> (Vec<u8>, bool) {
+        let mut listed = std::mem::take(&mut *self.listed.lock().expect("no panic holds it"));
         let mut payload = Vec::new();
-        for sub in listed {
+        if !listed.is_empty() {
+            let durable = record::Progress {
+                frontier: Position(self.state.generation()),
+                open: Vec::new(),
+            };
+            durable.encode(record::STATE_GENERATION, &mut payload);
+        }
+        let mut taken = 0;
+        for sub in &listed {
+            if payload.len() >= bytes_max {
+                break;
+            }
+            taken += 1;
             let mut queue = sub.queue.lock().expect("no panic holds it");
             queue.listed = false;
             if !queue.closed {
                 queue.progress(&Default::default()).encode(sub.of, &mut payload);
             }
         }
-        payload
+        listed.drain(..taken);
+        let is_all = listed.is_empty();
+        if !is_all {
+            // Before those that were listed meanwhile.
+            let mut newer = self.listed.lock().expect("no panic holds it");
+            listed.append(&mut newer);
+            *newer = listed;
+        }
+        (payload, is_all)
     }
 
     fn take_rows(&self) -> Vec<Arc<Sub>> {
@@ -413,30 +534,42 @@ impl Shared {
 
     /// Deletes segments that nobody needs any more, oldest first.
     fn sweep(&self) {
+        let done = self.unneeded_segments();
+        if done.is_empty() {
+            return;
+        }
+        // Before their files go: a segment that is recorded and not there is taken for a loss.
+        let bases: Vec<u64> = done.iter().map(|segment| segment.base.0).collect();
+        let forgotten = self.state.write(&[Write::SegmentsGone(bases.clone())]).is_ok();
+        if forgotten {
+            let mut recorded = self.recorded.lock().expect("no panic holds it");
+            recorded.retain(|base, _| !bases.contains(base));
+        }
+        self.remove_segments(done, forgotten);
+    }
+
+    /// The same while the state database cannot be written, perhaps for want of the room that this makes.
+    fn sweep_without_state(&self) {
+        self.remove_segments(self.unneeded_segments(), false);
+    }
+
+    fn unneeded_segments(&self) -> Vec<Arc<Segment>> {
         let segments: Vec<Arc<Segment>> = {
             let segments = self.segments.read().expect("no panic holds it");
             let sealed = segments.len().saturating_sub(1);
             segments.values().take(sealed).cloned().collect()
         };
-        for segment in segments {
-            let referred = self
-                .references
-                .lock()
-                .expect("no panic holds it")
-                .contains_key(&segment.base.0);
-            if referred {
-                continue;
-            }
-            let needed = segment.find_subscription(|of, last| {
-                let Some(sub) = self.sub(of) else {
-                    return false;
-                };
-                sub.queue.lock().expect("no panic holds it").needs(last)
-            });
-            if needed.is_some() {
-                continue;
-            }
-            if let Err(e) = segment.remove(&*self.disk) {
+        segments.into_iter().filter(|one| !self.is_needed(one)).collect()
+    }
+
+    fn remove_segments(&self, done: Vec<Arc<Segment>>, forgotten: bool) {
+        for segment in done {
+            let removed = match forgotten {
+                true => segment.remove(&*self.disk),
+                // The next start finds what is left of it, and does not take it for a loss.
+                false => segment.retire(&*self.disk),
+            };
+            if let Err(e) = removed {
                 tracing::warn!(?segment, error = %e, "cannot delete a segment that is done");
                 continue;
             }
@@ -445,6 +578,47 @@ impl Shared {
                 .expect("no panic holds it")
                 .remove(&segment.base.0);
         }
+    }
+
+    /// Whether a retry, a letter or a first attempt still needs the segment.
+    fn is_needed(&self, segment: &Segment) -> bool {
+        let references = self.references.lock().expect("no panic holds it");
+        if references.contains_key(&segment.base.0) {
+            return true;
+        }
+        drop(references);
+        let needed = segment.find_subscription(|of, last| {
+            self.sub(of)
+                .is_some_and(|sub| sub.queue.lock().expect("no panic holds it").needs(last))
+        });
+        needed.is_some()
+    }
+
+    /// The segment that is written to, once nothing more will be written and it holds no event: its file may go.
+    fn empty_at_end(&self) -> Option<u64> {
+        let segments = self.segments.read().expect("no panic holds it");
+        let (base, active) = segments.last_key_value()?;
+        (self.writer_ended.load(Acquire) && active.end() == active.base).then_some(*base)
+    }
+
+    /// Segments that were begun or closed since they were last recorded. The one that is written to has no end yet,
+    /// unless nothing more will be written.
+    fn take_unrecorded(&self) -> Vec<(u64, u64)> {
+        let segments = self.segments.read().expect("no panic holds it");
+        let active = segments.keys().next_back().copied();
+        let is_written_to = !self.writer_ended.load(Acquire);
+        let mut recorded = self.recorded.lock().expect("no panic holds it");
+        let mut changed = Vec::new();
+        for (base, segment) in segments.iter() {
+            let end = match is_written_to && Some(*base) == active {
+                true => *base,
+                false => segment.end().0,
+            };
+            if recorded.insert(*base, end) != Some(end) {
+                changed.push((*base, end));
+            }
+        }
+        changed
     }
 
     /// Reads events of a lagging subscription from the log, none after `last`. Returns them and where to
@@ -567,6 +741,7 @@ impl Shared {
             let known = loaded.retries.last().filter(|last| {
                 last.ready.entry.place == u64::from(retry.offset) && last.retry.segment == retry.segment
             });
+            let is_known = known.is_some();
             let entry = match known {
                 Some(last) => Some(last.ready.entry.clone()),
                 None => self
@@ -579,7 +754,8 @@ impl Shared {
                         entry,
                         index: retry.index,
                     };
-                    bytes += ready.size();
+                    // The request is kept whole.
+                    bytes += if is_known { 0 } else { ready.entry_size() };
                     loaded.retries.push(DueRetry { ready, retry });
                 }
                 None => {
@@ -799,7 +975,10 @@ impl EmbeddedLog {
                         let _ = settler.send(ToSettler::Lost(sub.clone(), loaded.lost));
                     }
                     Ok(_) => {}
-                    Err(e) => result = Err(e),
+                    Err(e) => {
+                        shared.note_state_error(&e);
+                        result = Err(e);
+                    }
                 }
             }
             if let Some((from, last)) = range {
@@ -1122,6 +1301,13 @@ impl EventLog for EmbeddedLog {
             corrupt_records: self.shared.corrupt_records.load(Relaxed),
             corrupt_deliveries: self.shared.corrupt_deliveries.load(Relaxed),
             redelivered: self.shared.redelivered.load(Relaxed),
+            lost: self.shared.lost.clone(),
+            unrecorded: self
+                .shared
+                .state_trouble
+                .lock()
+                .expect("no panic holds it")
+                .clone(),
             segments: segments.len() as u64,
             bytes: segments.values().map(|s| s.bytes()).sum(),
         }

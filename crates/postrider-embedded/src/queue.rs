@@ -33,6 +33,16 @@ impl Ready {
     pub fn size(&self) -> usize {
         self.entry.batch.events[self.index as usize].object.len as usize
     }
+
+    /// Bytes that its request takes in memory: all of it is kept for as long as one of its events is.
+    pub fn entry_size(&self) -> usize {
+        let batch = &self.entry.batch;
+        batch.body.len() + std::mem::size_of_val(&*batch.events)
+    }
+
+    pub fn is_of_entry(&self, other: &Ready) -> bool {
+        self.entry.first == other.entry.first
+    }
 }
 
 /// What names a retry of a subscription: when it comes due, and its event.
@@ -62,6 +72,7 @@ pub struct Queue {
     lapsed: BTreeSet<Position>,
     /// Ordered by position.
     hot: VecDeque<Ready>,
+    /// The requests that events in `hot` belong to, each counted once.
     hot_bytes: usize,
     /// Every matching event below has been in `hot`, or cannot be read.
     seen: Position,
@@ -181,7 +192,6 @@ impl Queue {
     /// Takes a fresh event into memory if there is room. Returns the bytes it takes there.
     pub fn push(&mut self, ready: Ready, room: bool) -> usize {
         let position = ready.position();
-        let size = ready.size();
         if position < self.frontier {
             // Published before the subscription was opened.
             return 0;
@@ -191,15 +201,41 @@ impl Queue {
         if self.lag.is_some() {
             return 0;
         }
+        let size = match self.hot.back() {
+            Some(last) if last.is_of_entry(&ready) => 0,
+            _ => ready.entry_size(),
+        };
         if !room || self.resting || self.hot_bytes + size > HOT_BYTES_PER_SUBSCRIPTION_MAX {
             self.lag = Some(position);
             self.lag_since = Some(ready.received());
             return 0;
         }
-        self.hot_bytes += size;
-        self.hot.push_back(ready);
         self.seen = Position(position.0 + 1);
-        size
+        self.put_hot(self.hot.len(), ready)
+    }
+
+    /// Puts an event into `hot`. Returns the bytes that it takes there.
+    fn put_hot(&mut self, at: usize, ready: Ready) -> usize {
+        let before = at.checked_sub(1).and_then(|before| self.hot.get(before));
+        let mut neighbours = before.into_iter().chain(self.hot.get(at));
+        let bytes = match neighbours.any(|other| other.is_of_entry(&ready)) {
+            true => 0,
+            false => ready.entry_size(),
+        };
+        self.hot_bytes += bytes;
+        self.hot.insert(at, ready);
+        bytes
+    }
+
+    /// Takes the first event out of `hot`. Returns the bytes that it no longer takes there, too.
+    fn take_hot(&mut self) -> Option<(Ready, usize)> {
+        let first = self.hot.pop_front()?;
+        let bytes = match self.hot.front() {
+            Some(next) if next.is_of_entry(&first) => 0,
+            _ => first.entry_size(),
+        };
+        self.hot_bytes -= bytes;
+        Some((first, bytes))
     }
 
     /// What must be read from the log before more can be claimed: from where, and up to which event.
@@ -213,9 +249,10 @@ impl Queue {
         if self.closed {
             return 0;
         }
-        let bytes = ready.iter().map(Ready::size).sum();
-        self.hot_bytes += bytes;
-        self.hot.extend(ready);
+        let mut bytes = 0;
+        for ready in ready {
+            bytes += self.put_hot(self.hot.len(), ready);
+        }
         // What should have been there and was not can never be offered: its record is damaged.
         let lapsed: Vec<Position> = self.lapsed.range(from..upto).copied().collect();
         for position in lapsed {
@@ -312,8 +349,8 @@ impl Queue {
             return (retries, fresh, freed);
         }
         while self.hot.front().is_some_and(|ready| fits(ready.size())) {
-            let ready = self.hot.pop_front().expect("just seen");
-            freed += ready.size();
+            let (ready, bytes) = self.take_hot().expect("just seen");
+            freed += bytes;
             let position = ready.position();
             if position >= self.frontier {
                 self.frontier = Position(position.0 + 1);
@@ -326,7 +363,6 @@ impl Queue {
             self.waiting = self.waiting.saturating_sub(1);
             fresh.push(ready);
         }
-        self.hot_bytes -= freed;
         self.advance();
         (retries, fresh, freed)
     }
@@ -339,12 +375,10 @@ impl Queue {
             if !self.open.contains_key(&position) || !self.lapsed.insert(position) {
                 continue;
             }
-            bytes += ready.size();
             self.waiting += 1;
             let at = self.hot.partition_point(|other| other.position() < position);
-            self.hot.insert(at, ready);
+            bytes += self.put_hot(at, ready);
         }
-        self.hot_bytes += bytes;
         bytes
     }
 
@@ -622,6 +656,59 @@ mod tests {
         queue.push(ready(6), true);
         assert_eq!(claim(&mut queue), [5, 6]);
         assert_eq!((queue.must_load(), queue.backlog().waiting), (None, 0));
+    }
+
+    // One small event of each large request: the events were counted, and the requests kept.
+    #[test]
+    fn events_in_memory_are_counted_with_their_requests() {
+        let request = |position: u64, events_of: usize| {
+            let text = "x".repeat(1 << 20);
+            let entry = Entry {
+                batch: events(&[(text.as_str(), &[]), ("x", &[1]), ("y", &[1])]),
+                first: Position(position),
+                place: 0,
+            };
+            let entry = Arc::new(entry);
+            (1..=events_of).map(move |index| Ready {
+                entry: entry.clone(),
+                index: index as u32,
+            })
+        };
+        let mut queue = queue(0, &[]);
+        let mut taken = 0;
+        for n in 0..10 {
+            for ready in request(3 * n, 2) {
+                taken += queue.push(ready, true);
+            }
+        }
+        assert_eq!((queue.hot.len(), queue.hot_bytes), (2 * 3, taken));
+        assert!(
+            taken > 3 << 20 && taken <= HOT_BYTES_PER_SUBSCRIPTION_MAX,
+            "{taken}"
+        );
+        // Claimed one by one, given back in another order, and claimed again.
+        let one = Want {
+            events_max: 1,
+            ..WANT
+        };
+        let mut claimed = Vec::new();
+        let mut freed = [0; 3];
+        for freed in &mut freed {
+            let (_, fresh, bytes) = queue.claim(at(0), one);
+            *freed = bytes;
+            claimed.extend(fresh);
+        }
+        assert_eq!(freed, [0, taken / 3, 0]);
+        claimed.rotate_left(1);
+        assert_eq!(queue.release(claimed), taken / 3);
+        assert_eq!(queue.hot_bytes, taken);
+        let all = Want {
+            events_max: 100,
+            bytes_max: usize::MAX / 2,
+            ..WANT
+        };
+        let (_, fresh, freed) = queue.claim(at(0), all);
+        assert_eq!((fresh.len(), freed, queue.hot_bytes), (6, taken, 0));
     }
 
     // The segment of an event that is written but not handed out yet must not be deleted.

@@ -85,6 +85,10 @@ impl Header {
     }
 }
 
+/// Stands among the subscriptions of a progress record, with the durable generation of the state database as its
+/// frontier. No subscription has this id.
+pub const STATE_GENERATION: SubscriptionId = SubscriptionId(0);
+
 /// How far one subscription has come: everything below `frontier` is settled but for `open`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Progress {

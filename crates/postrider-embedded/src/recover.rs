@@ -1,18 +1,23 @@
 //! Opening the log: what is on disk becomes what is known, and what a crash cut short is repaired.
 
+use crate::chain::{self, ExpectedEnd, Gap};
 use crate::disk::Disk;
 use crate::entry_cache::EntryCache;
+use crate::generations::{self, FileKind, Generations};
+use crate::losses::Loss;
 use crate::queue::Queue;
-use crate::record::{self, Kind, Progress, Reader};
+use crate::record::{self, Kind, Progress, Reader, STATE_GENERATION};
 use crate::segment::{
-    FIRST_RECORD, Head, SPARE_NAMES, Segment, base_of, index_base_of, index_name, log_name, scan_is_empty,
+    FIRST_RECORD, Head, POSITIONS_MAX, SPARE_NAMES, Segment, base_of, index_base_of, index_name, log_name,
+    orphan_name, retired_base_of, retired_name, scan_is_empty,
 };
-use crate::state::{Recovered, State, Write};
+use crate::state::{Recovered, RetryEntry, State, Write};
 use crate::writer::ToWriter;
 use crate::{Shared, Sub};
 use postrider_core::ids::{Position, SubscriptionId};
 use postrider_core::time::Timestamp;
-use postrider_store::Error;
+use postrider_store::log::{LostDeliveries, LostEvents};
+use postrider_store::{Error, LetterKey};
 use rustc_hash::{FxHashMap, FxHashSet};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -31,17 +36,61 @@ pub fn recover(
     disk: Arc<dyn Disk>,
     state: &Path,
     fresh_identity: u64,
+    generations: Arc<Generations>,
     writer: mpsc::Sender<ToWriter>,
 ) -> Result<Recovery, Error> {
-    let state = State::open(state, fresh_identity)?;
+    let directory = state.parent().unwrap_or(state);
+    let state = State::open_with(state, fresh_identity, generations.clone())?;
     let known = state.recover()?;
     let unreadable = |e: io::Error| Error::Unavailable(format!("reading the log: {e}"));
     let mut progress: FxHashMap<SubscriptionId, Progress> = known.cursors.iter().cloned().collect();
     let mut found = Found::default();
+    found.check_heads(&*disk, &known)?;
+    found.check_generation(&state, directory)?;
     found.open_all(&*disk, &known, &mut progress)?;
+    found.check_generation(&state, directory)?;
+    let (lost, mut writes) = found.account(&state, &known, &mut progress)?;
 
     let frontier = progress.values().map(|p| p.frontier.0).max().unwrap_or(0);
     let next = found.next.max(known.next.0).max(frontier);
+
+    // From here on the log's own progress records are no longer needed.
+    writes.extend(progress.iter().map(|(of, p)| Write::Cursor(*of, p.clone())));
+    let there = found.segments.iter().filter(|one| one.end() > one.base);
+    let recorded: chain::Recorded = there.map(|one| (one.base.0, one.end().0)).collect();
+    let gone = known.segments.keys().filter(|base| !recorded.contains_key(base));
+    writes.push(Write::SegmentsGone(gone.copied().collect()));
+    writes.push(Write::Segments(recorded.clone().into_iter().collect()));
+    writes.push(Write::Facts {
+        next: Position(next),
+        replay_from: Position(next),
+    });
+    // In the same commit as what makes the next start not see them any more.
+    let mut losses: Vec<Loss> = lost.iter().cloned().map(Loss::Events).collect();
+    let known_damage = |place: &String| known.losses.contains(&Loss::Damage(place.clone()));
+    let rolled_back = generations.rolled_back().into_iter();
+    let undone = rolled_back
+        .filter(|kind| *kind != FileKind::State)
+        .map(generations::undone);
+    found.corrupt.extend(undone);
+    let new_damage = found.corrupt.iter().filter(|place| !known_damage(place));
+    losses.extend(new_damage.cloned().map(Loss::Damage));
+    if !losses.is_empty() {
+        writes.push(Write::Losses(losses));
+    }
+    state.write(&writes)?;
+    let earlier = known.losses;
+    // Without the retries and letters that are lost.
+    let known = state.recover()?;
+    for base in found.retired {
+        disk.remove(&retired_name(base)).map_err(unreadable)?;
+    }
+
+    generations.listen({
+        let writer = writer.clone();
+        // Fails only while the store is being torn down.
+        move || drop(writer.send(ToWriter::CheckpointDue))
+    });
     let shared = Arc::new(Shared {
         disk,
         state,
@@ -52,6 +101,7 @@ pub fn recover(
         spare: Mutex::new(None),
         spares: AtomicUsize::new(0),
         references: Mutex::new(known.references),
+        recorded: Mutex::new(recorded),
         letters: Mutex::new(
             known
                 .letters
@@ -69,30 +119,48 @@ pub fn recover(
         corrupt: Mutex::new(Vec::new()),
         corrupt_records: AtomicU64::new(0),
         corrupt_deliveries: AtomicU64::new(0),
+        unrecorded_damage: Mutex::new(Vec::new()),
+        state_trouble: Mutex::new(None),
+        lost: {
+            let earlier = earlier.iter().filter_map(|loss| match loss {
+                Loss::Events(lost) => Some(lost.clone()),
+                Loss::Damage(_) => None,
+            });
+            lost.iter().cloned().chain(earlier).collect()
+        },
         redelivered: AtomicU64::new(0),
         closing: AtomicBool::new(false),
+        writer_ended: AtomicBool::new(false),
         writer,
         listener: OnceLock::new(),
     });
     for place in found.corrupt {
-        shared.note_corrupt(place);
+        tracing::error!(%place, "damaged record in the log; it is not served");
+        shared.remember_corrupt(place);
     }
-
-    // From here on the log's own progress records are no longer needed.
-    let mut writes: Vec<Write> = progress
-        .iter()
-        .map(|(of, p)| Write::Cursor(*of, p.clone()))
-        .collect();
-    writes.push(Write::Facts {
-        next: Position(next),
-        replay_from: Position(next),
-    });
-    shared.state.write(&writes)?;
+    for one in &lost {
+        let what = chain::describe(one);
+        tracing::error!(
+            "{what}; they were acknowledged and are not delivered. Their files can be put back from a backup of \
+             the whole data directory only"
+        );
+        shared.remember_corrupt(what);
+        let deliveries = one.deliveries.values().map(|lost| lost.total()).sum();
+        shared.corrupt_deliveries.fetch_add(deliveries, Relaxed);
+    }
+    for loss in earlier {
+        let what = match loss {
+            Loss::Events(lost) => chain::describe(&lost),
+            Loss::Damage(place) => place,
+        };
+        tracing::warn!(%what, "lost or damaged earlier; \"postrider restore --forget-losses\" ends this report");
+        shared.remember_corrupt(what);
+    }
 
     for segment in found.segments {
         if segment.end() == segment.base {
             // It never held an event, or none that can be read.
-            segment.remove(&*shared.disk).map_err(unreadable)?;
+            set_aside_or_remove(&*shared.disk, &segment).map_err(unreadable)?;
         } else {
             shared.add_segment(Arc::new(segment));
         }
@@ -121,6 +189,11 @@ struct Found {
     next: u64,
     commit: u64,
     corrupt: Vec<String>,
+    /// Each with the index that says what it held, if there is one.
+    gaps: Vec<(Gap, Option<Segment>)>,
+    retired: Vec<Position>,
+    /// The latest generation of the state database that the log has seen.
+    generation: u64,
 }
 
 impl Found {
@@ -132,42 +205,238 @@ impl Found {
         progress: &mut FxHashMap<SubscriptionId, Progress>,
     ) -> Result<(), Error> {
         let unreadable = |e: io::Error| Error::Unavailable(format!("reading the log: {e}"));
-        settle_spares(disk, known.identity).map_err(unreadable)?;
         let names = disk.names().map_err(unreadable)?;
         let bases: Vec<Position> = names.iter().filter_map(|n| base_of(n)).collect();
-        for orphan in names
-            .iter()
-            .filter(|n| index_base_of(n).is_some_and(|base| !bases.contains(&base)))
-        {
-            // A crash came between the deletion of a segment and that of its index.
-            disk.remove(orphan).map_err(unreadable)?;
-        }
-        let mut noted = 0;
+        self.retired = names.iter().filter_map(|n| retired_base_of(n)).collect();
+        let mut recorded = known.segments.clone();
+        recorded.retain(|base, _| !self.retired.contains(&Position(*base)));
+        let present: BTreeSet<u64> = bases.iter().map(|base| base.0).collect();
         for (i, &base) in bases.iter().enumerate() {
-            noted = self.corrupt.len();
             let limit = bases.get(i + 1).copied();
-            self.check_head(disk, base, known.identity)?;
             let sealed = if limit.is_none() || base >= known.replay_from {
                 None
             } else {
-                self.open_sealed(disk, base, &names).map_err(unreadable)?
+                self.open_sealed(disk, base, &recorded, &names)
+                    .map_err(unreadable)?
             };
             let segment = match sealed {
                 Some(segment) => segment,
-                None => self
-                    .scan(disk, base, limit, known.next, progress)
-                    .map_err(unreadable)?,
+                None => {
+                    let expected = chain::expected_end(&recorded, &present, base.0, known.next.0);
+                    let scanned = self.scan(
+                        disk,
+                        base,
+                        limit,
+                        (known.next, known.replay_from),
+                        expected,
+                        progress,
+                    );
+                    let segment = scanned.map_err(unreadable)?;
+                    // Whatever was in the segment that was being written to is gone with its head.
+                    if recorded.get(&base.0) == Some(&base.0)
+                        && segment.end() == base
+                        && chain::is_headless(disk, base, known.identity).map_err(unreadable)?
+                    {
+                        self.gaps.retain(|(gap, _)| gap.base != base);
+                        let gap = chain::whole_segment(&recorded, &present, base.0, known.next.0);
+                        self.gaps.push((gap, None));
+                    }
+                    segment
+                }
             };
             self.next = self.next.max(segment.end().0);
             self.segments.push(segment);
         }
-        if self.next < known.next.0 && !bases.is_empty() && self.corrupt.len() == noted {
-            let (from, to) = (self.next, known.next);
-            self.corrupt.push(format!(
-                "the log ends with event {from}, but events up to {to} were in it"
-            ));
+        self.find_missing(disk, known, &recorded, &present, &names, progress)
+            .map_err(unreadable)
+    }
+
+    /// Looks at what stands before the records of every segment, before anything is changed.
+    fn check_heads(&mut self, disk: &dyn Disk, known: &Recovered) -> Result<(), Error> {
+        let unreadable = |e: io::Error| Error::Unavailable(format!("reading the log: {e}"));
+        settle_spares(disk, known.identity).map_err(unreadable)?;
+        let names = disk.names().map_err(unreadable)?;
+        for base in names.iter().filter_map(|name| base_of(name)) {
+            self.check_head(disk, base, known.identity)?;
         }
         Ok(())
+    }
+
+    /// The log records generations of the state database once they are durable there.
+    fn check_generation(&self, state: &State, directory: &Path) -> Result<(), Error> {
+        let (own, seen) = (state.generation(), self.generation);
+        if seen <= own {
+            return Ok(());
+        }
+        let what = format!("state.redb is an older copy: generation {own}, where the log has seen {seen}");
+        Err(Error::Corrupt(generations::mixed(directory, &what)))
+    }
+
+    /// Finds segments whose files are gone. What is left of them is set aside, not deleted.
+    fn find_missing(
+        &mut self,
+        disk: &dyn Disk,
+        known: &Recovered,
+        recorded: &chain::Recorded,
+        present: &BTreeSet<u64>,
+        names: &[String],
+        progress: &FxHashMap<SubscriptionId, Progress>,
+    ) -> io::Result<()> {
+        let mut gaps = chain::missing(recorded, present, known.next.0);
+        if recorded.is_empty() && present.is_empty() && known.next.0 > 0 && self.retired.is_empty() {
+            // The whole log is gone, and the directory is from before segments were recorded.
+            let lowest = progress
+                .values()
+                .map(|p| p.open.first().copied().unwrap_or(p.frontier));
+            let from = lowest.min().unwrap_or(known.next).0;
+            gaps.push(Gap {
+                base: Position(from),
+                from,
+                to: known.next.0,
+                end_known: true,
+            });
+        }
+        for name in names {
+            let Some(base) = index_base_of(name).filter(|base| !present.contains(&base.0)) else {
+                continue;
+            };
+            let index = match *name == index_name(base) {
+                true => Segment::open_index(disk, base)?,
+                false => None,
+            };
+            let of_gap = gaps.iter().any(|gap| gap.base == base);
+            // A program that did not record segments may have left the index of one that it deleted.
+            let unrecorded = recorded.is_empty() && !self.retired.contains(&base);
+            let needed = |index: &Segment| {
+                let gap = Gap {
+                    base,
+                    from: base.0,
+                    to: index.end().0,
+                    end_known: true,
+                };
+                chain::losses(gap, Some(index), progress).map(|lost| (gap, !lost.is_empty()))
+            };
+            let lost = match index.as_ref().filter(|_| unrecorded).map(needed).transpose()? {
+                Some((gap, true)) => {
+                    gaps.push(gap);
+                    true
+                }
+                _ => of_gap,
+            };
+            if !lost {
+                // A crash came between the deletion of a segment and that of its index.
+                disk.remove(name)?;
+                continue;
+            }
+            disk.rename(name, &orphan_name(base))?;
+            if let Some(index) = index
+                && let Some(gap) = gaps.iter().position(|gap| gap.base == base)
+            {
+                let mut gap = gaps.swap_remove(gap);
+                gap.end_at(Some(&index));
+                self.gaps.push((gap, Some(index)));
+            }
+        }
+        self.gaps.extend(gaps.into_iter().map(|gap| (gap, None)));
+        self.gaps.sort_by_key(|(gap, _)| gap.from);
+        let ends = self.gaps.iter().map(|(gap, _)| gap.beyond());
+        // Their positions are not given out again.
+        self.next = ends.fold(self.next, u64::max);
+        Ok(())
+    }
+
+    /// What the subscriptions lose with the gaps, and what is to be written so that nobody waits for it.
+    fn account(
+        &mut self,
+        state: &State,
+        known: &Recovered,
+        progress: &mut FxHashMap<SubscriptionId, Progress>,
+    ) -> Result<(Vec<LostEvents>, Vec<Write>), Error> {
+        let unreadable = |e: io::Error| Error::Unavailable(format!("reading the log: {e}"));
+        let mut lost = Vec::new();
+        for (gap, index) in std::mem::take(&mut self.gaps) {
+            let deliveries = chain::losses(gap, index.as_ref(), progress).map_err(unreadable)?;
+            chain::settle_lost(gap, progress);
+            lost.push(LostEvents {
+                from: Position(gap.from),
+                to: Position(gap.to),
+                end_known: gap.end_known,
+                cause: chain::cause(gap),
+                deliveries,
+            });
+        }
+        let ends: BTreeMap<u64, u64> = self
+            .segments
+            .iter()
+            .map(|one| (one.base.0, one.end().0))
+            .collect();
+        let is_lost = |delivery: &RetryEntry| {
+            let end = ends.get(&delivery.segment.0);
+            end.is_none_or(|end| delivery.position.0 >= *end)
+        };
+        let mut writes = Vec::new();
+        if lost.is_empty() && known.references.keys().all(|base| ends.contains_key(base)) {
+            return Ok((lost, writes));
+        }
+        let mut letters: BTreeMap<SubscriptionId, Vec<LetterKey>> = BTreeMap::new();
+        for (of, delivery, reason) in state.open_within(Position(0)..Position(u64::MAX))? {
+            if !is_lost(&delivery) {
+                continue;
+            }
+            let holds = |one: &&mut LostEvents| (one.from..one.to).contains(&delivery.position);
+            let one = match lost.iter_mut().find(holds) {
+                Some(one) => one,
+                None => {
+                    let (from, to) = (delivery.position, Position(delivery.position.0 + 1));
+                    let name = log_name(delivery.segment);
+                    let same = lost.iter().position(|one| one.cause.contains(&name));
+                    let at = same.unwrap_or(lost.len());
+                    if same.is_none() {
+                        lost.push(LostEvents {
+                            from,
+                            to,
+                            end_known: true,
+                            cause: chain::cause(Gap {
+                                base: delivery.segment,
+                                from: delivery.segment.0,
+                                to: to.0,
+                                end_known: true,
+                            }),
+                            deliveries: BTreeMap::new(),
+                        });
+                    }
+                    let one = &mut lost[at];
+                    (one.from, one.to) = (one.from.min(from), one.to.max(to));
+                    one
+                }
+            };
+            let count = one.deliveries.entry(of).or_insert(LostDeliveries {
+                exact: true,
+                ..LostDeliveries::default()
+            });
+            if reason.is_some() {
+                count.letters += 1;
+                letters
+                    .entry(of)
+                    .or_default()
+                    .push((delivery.due, delivery.position));
+            } else {
+                count.retries += 1;
+                let RetryEntry {
+                    due,
+                    position,
+                    segment,
+                    ..
+                } = delivery;
+                writes.push(Write::RemoveRetry(of, due, position, segment));
+            }
+        }
+        writes.extend(
+            letters
+                .into_iter()
+                .map(|(of, keys)| Write::RemoveLetters(of, keys)),
+        );
+        Ok((lost, writes))
     }
 
     /// A segment that is not ours must neither be delivered nor deleted.
@@ -176,10 +445,30 @@ impl Found {
         let unreadable = |e: io::Error| Error::Unavailable(format!("reading {name}: {e}"));
         let file = disk.open(&name).map_err(unreadable)?;
         match Head::read(&*file).map_err(unreadable)? {
-            Some(head) if head.base != base || head.identity != identity => Err(Error::Corrupt(format!(
-                "{name} belongs to another log, or the state database is not the one it was written with"
-            ))),
-            Some(_) => Ok(()),
+            Some(head) if head.base != base || head.identity != identity => {
+                let empty = scan_is_empty(&*file).map_err(unreadable)?;
+                if empty && head.base == base {
+                    // A first start was cut short: its state database never reached the disk. Nothing is lost.
+                    return Ok(());
+                }
+                if head.identity == identity {
+                    return Err(Error::Corrupt(format!(
+                        "log/{name} holds the segment that begins at position {}, not at {base}: files of the log were \
+                         exchanged or renamed. Its name must be {}; rename the files back, or put back all files of one \
+                         backup",
+                        head.base,
+                        log_name(head.base)
+                    )));
+                }
+                Err(Error::Corrupt(format!(
+                    "log/{name} belongs to another log than state.redb: one of them was replaced, or state.redb is \
+                     missing. Put back all files of one backup, or use another data directory"
+                )))
+            }
+            Some(head) => {
+                self.generation = self.generation.max(head.generation);
+                Ok(())
+            }
             None => {
                 // Before the first commit it need not have reached the disk.
                 let empty = scan_is_empty(&*file).map_err(unreadable)?;
@@ -197,13 +486,14 @@ impl Found {
         &mut self,
         disk: &dyn Disk,
         base: Position,
+        recorded: &chain::Recorded,
         names: &[String],
     ) -> io::Result<Option<Segment>> {
-        let segment = Segment::open_sealed(disk, base)?;
+        let segment = Segment::open_fitting(disk, base, recorded)?;
         let name = index_name(base);
         if segment.is_none() && names.contains(&name) {
             // A power cut may have taken it: it is not flushed. Nothing but time is lost.
-            tracing::warn!(%name, "an index is damaged and is made anew from its segment");
+            tracing::warn!(%name, "an index is damaged or does not fit its segment, which is read instead");
         }
         Ok(segment)
     }
@@ -213,10 +503,12 @@ impl Found {
         disk: &dyn Disk,
         base: Position,
         limit: Option<Position>,
-        known_next: Position,
+        (known_next, replay_from): (Position, Position),
+        expected_end: Option<ExpectedEnd>,
         progress: &mut FxHashMap<SubscriptionId, Progress>,
     ) -> io::Result<Segment> {
         let mut unreadable = Vec::new();
+        let mut generation = 0;
         let before = limit.unwrap_or(Position(u64::MAX));
         let (segment, scan) = Segment::open_scanned(
             disk,
@@ -230,7 +522,14 @@ impl Found {
                 Kind::Progress => {
                     let mut reader = Reader::new(payload);
                     while let Some((of, newer)) = Progress::decode(&mut reader) {
-                        if let Some(known) = progress.get_mut(&of) {
+                        if of == STATE_GENERATION {
+                            generation = generation.max(newer.frontier.0);
+                        }
+                        // What was written before the last checkpoint is in the state database, which may have been
+                        // set back since to deliver again.
+                        if base >= replay_from
+                            && let Some(known) = progress.get_mut(&of)
+                        {
                             *known = merge(known, &newer);
                         }
                     }
@@ -238,12 +537,43 @@ impl Found {
             },
         )?;
         self.commit = self.commit.max(scan.commit);
+        self.generation = self.generation.max(generation);
         let name = log_name(base);
+        let mut damages = scan.damage.clone();
+        if let Some(ExpectedEnd { end, exact }) = expected_end.filter(|expected| expected.end > scan.next.0) {
+            match damages.last_mut().filter(|last| last.events.end >= scan.next.0) {
+                // How many events stood there is not readable any more.
+                Some(last) if last.events.is_empty() && last.from >= scan.end => last.events.end = end,
+                _ => {}
+            }
+            let reported = damages
+                .iter()
+                .map(|one| one.events.end)
+                .fold(scan.next.0, u64::max);
+            if reported < end {
+                // The index of what was there before, not of what is there now.
+                let index = Segment::open_index(disk, base)?.filter(|index| index.end().0 >= end);
+                if index.is_some() {
+                    disk.rename(&index_name(base), &orphan_name(base))?;
+                }
+                let mut gap = Gap {
+                    base,
+                    from: reported,
+                    to: end,
+                    end_known: exact,
+                };
+                gap.end_at(index.as_ref());
+                self.gaps.push((gap, index));
+            } else if !exact {
+                // More may have stood in the damaged part than was recorded.
+                self.next = self.next.max(base.0.saturating_add(POSITIONS_MAX));
+            }
+        }
         for offset in unreadable {
             self.corrupt
                 .push(format!("{name} at byte {offset}: not a record of this version"));
         }
-        for damage in &scan.damage {
+        for damage in &damages {
             let (from, to) = (damage.events.start, damage.events.end);
             let what = format!(
                 "{name} at bytes {} to {}, events {from} to {to}",
@@ -258,6 +588,10 @@ impl Found {
                 self.next = self.next.max(to);
             }
         }
+        if segment.end() == base && damages.iter().any(|damage| !damage.torn) {
+            // Nothing in it can be read: it is set aside as it is.
+            return Ok(segment);
+        }
         // What is behind the last record is of no use to anyone.
         segment.file.truncate(scan.end)?;
         segment.has_tail();
@@ -266,6 +600,19 @@ impl Found {
             tracing::warn!(?segment, error = %e, "cannot write a segment's index");
         }
         Ok(segment)
+    }
+}
+
+/// Removes a segment without an event that can be read; one with damaged content is kept under another name.
+fn set_aside_or_remove(disk: &dyn Disk, segment: &Segment) -> io::Result<()> {
+    if scan_is_empty(&*segment.file)? {
+        return segment.remove(disk);
+    }
+    let name = log_name(segment.base);
+    disk.rename(&name, &format!("{name}.orphan"))?;
+    match disk.remove(&index_name(segment.base)) {
+        Err(e) if e.kind() != io::ErrorKind::NotFound => Err(e),
+        _ => Ok(()),
     }
 }
 

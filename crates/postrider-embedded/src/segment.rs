@@ -1,5 +1,6 @@
 //! One file of the log: records one after the other, and an index from subscriptions to records.
 
+use crate::chain::Recorded;
 use crate::disk::{Disk, DiskFile};
 use crate::record::{HEADER_LEN, Header, MAGIC};
 use bytes::Bytes;
@@ -15,10 +16,14 @@ use std::sync::{Arc, Mutex};
 pub const SEGMENT_BYTES_MAX: u64 = 64 << 20;
 /// … or when its index would hold more than this many entries.
 pub const INDEX_ENTRIES_MAX: usize = 1 << 20;
+/// A segment holds fewer positions than this: its index counts them from the base in 32 bits.
+pub const POSITIONS_MAX: u64 = 1 << 32;
 /// Records begin here; before it are the segment's own facts.
 pub const FIRST_RECORD: u64 = 64;
 const SEGMENT_MAGIC: &[u8; 8] = b"PRlog1\0\0";
-const INDEX_MAGIC: &[u8; 8] = b"PRidx1\0\0";
+const INDEX_MAGIC: &[u8; 8] = b"PRidx2\0\0";
+/// Of indexes that do not say which segment they belong to, as older programs left them.
+const UNNAMED_INDEX_MAGIC: &[u8; 8] = b"PRidx1\0\0";
 /// How much is read at once when a segment is scanned.
 const SCAN_BYTES: usize = 1 << 20;
 /// Records that are no farther apart are read with one call.
@@ -34,6 +39,20 @@ pub fn log_name(base: Position) -> String {
 
 pub fn index_name(base: Position) -> String {
     format!("{:020}.idx", base.0)
+}
+
+/// A segment that nobody needed, emptied because the state database could not be told of its end.
+pub fn retired_name(base: Position) -> String {
+    format!("{:020}.done", base.0)
+}
+
+/// An index whose segment is gone.
+pub fn orphan_name(base: Position) -> String {
+    format!("{:020}.idx.orphan", base.0)
+}
+
+pub fn retired_base_of(name: &str) -> Option<Position> {
+    name.strip_suffix(".done")?.parse().ok().map(Position)
 }
 
 /// The base position in a segment's file name.
@@ -129,6 +148,8 @@ pub struct Head {
     pub identity: u64,
     /// The first commit that can be in the segment.
     pub commit: u64,
+    /// The generation that the state database had when the segment was begun; 0 if an older program began it.
+    pub generation: u64,
 }
 
 impl Head {
@@ -140,6 +161,11 @@ impl Head {
         out[24..32].copy_from_slice(&self.commit.to_le_bytes());
         let crc = crc32fast::hash(&out[..32]);
         out[32..36].copy_from_slice(&crc.to_le_bytes());
+        if self.generation > 0 {
+            out[36..44].copy_from_slice(&self.generation.to_le_bytes());
+            let crc = crc32fast::hash(&out[36..44]);
+            out[44..48].copy_from_slice(&crc.to_le_bytes());
+        }
         out
     }
 
@@ -152,6 +178,7 @@ impl Head {
             base: Position(u64_at(8)),
             identity: u64_at(16),
             commit: u64_at(24),
+            generation: u64_at(36),
         };
         Ok((head.encode() == bytes).then_some(head))
     }
@@ -199,16 +226,46 @@ impl Segment {
 
     /// Opens a segment by its index file; none if there is no good one, and the segment must be scanned.
     pub fn open_sealed(disk: &dyn Disk, base: Position) -> io::Result<Option<Segment>> {
+        let index = Segment::open_index(disk, base)?;
+        let Some(mut segment) = index else {
+            return Ok(None);
+        };
+        segment.file = disk.open(&log_name(base))?;
+        Ok(Some(segment))
+    }
+
+    /// The same, if the index belongs to the file: its length fits, and the end is the recorded one.
+    pub fn open_fitting(disk: &dyn Disk, base: Position, recorded: &Recorded) -> io::Result<Option<Segment>> {
+        let Some(segment) = Segment::open_sealed(disk, base)? else {
+            return Ok(None);
+        };
+        // Otherwise the segment was cut short, or one of the two is another's; or else the segment was only not cut to
+        // its length when it was closed.
+        let is_long_enough = segment.file.size()? == segment.bytes();
+        let end = segment.end().0;
+        let is_recorded = recorded.get(&base.0).is_none_or(|recorded| *recorded == end);
+        Ok((is_long_enough && is_recorded && end > base.0).then_some(segment))
+    }
+
+    /// Opens a segment's index alone, to look into what the segment held. None if there is no good one.
+    pub fn open_index(disk: &dyn Disk, base: Position) -> io::Result<Option<Segment>> {
         let index = match disk.open(&index_name(base)) {
             Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
             index => index?,
         };
         let mut bytes = vec![0; index.size()? as usize];
         index.read_at(&mut bytes, 0)?;
-        let Some((lines, entries_at, end, used)) = read_index(&bytes) else {
+        let Some(read) = read_index(&bytes).filter(|read| read.base.is_none_or(|of| of == base)) else {
             return Ok(None);
         };
-        let segment = Segment::over(base, disk.open(&log_name(base))?);
+        let ReadIndex {
+            lines,
+            entries_at,
+            end,
+            used,
+            ..
+        } = read;
+        let segment = Segment::over(base, index.clone());
         segment.end.store(end, Relaxed);
         segment.bytes.store(used, Relaxed);
         *segment.index.lock().expect("no panic holds it") = Index::Sealed {
@@ -243,6 +300,12 @@ impl Segment {
 
     pub fn bytes(&self) -> u64 {
         self.bytes.load(Relaxed)
+    }
+
+    /// Whether the segment's index is in a file of its own.
+    pub fn is_sealed(&self) -> bool {
+        let index = self.index.lock().expect("no panic holds it");
+        matches!(*index, Index::Sealed { .. })
     }
 
     /// Notes that a write failed half-way, or that a crash cut one short.
@@ -303,7 +366,7 @@ impl Segment {
             let Index::Open { entries, .. } = &*index else {
                 return Ok(());
             };
-            write_index(entries, self.end().0, self.bytes())
+            write_index(entries, self.base, self.end().0, self.bytes())
         };
         let name = index_name(self.base);
         let temporary = format!("{name}.new");
@@ -316,13 +379,26 @@ impl Segment {
             file.sync()?;
         }
         disk.rename(&temporary, &name)?;
-        let (lines, entries_at, _, _) = read_index(&bytes).expect("just written");
+        let ReadIndex {
+            lines, entries_at, ..
+        } = read_index(&bytes).expect("just written");
         *self.index.lock().expect("no panic holds it") = Index::Sealed {
             lines,
             file,
             entries_at,
         };
         Ok(())
+    }
+
+    /// Empties the segment and leaves a file that says so, which the next start removes.
+    pub fn retire(&self, disk: &dyn Disk) -> io::Result<()> {
+        disk.rename(&log_name(self.base), &retired_name(self.base))?;
+        disk.sync()?;
+        self.file.truncate(0)?;
+        match disk.remove(&index_name(self.base)) {
+            Err(e) if e.kind() != io::ErrorKind::NotFound => Err(e),
+            _ => Ok(()),
+        }
     }
 
     pub fn remove(&self, disk: &dyn Disk) -> io::Result<()> {
@@ -481,9 +557,15 @@ impl From<io::Error> for ReadError {
 
 const LINE_LEN: usize = 24;
 const ENTRY_LEN: usize = 12;
-const INDEX_HEAD_LEN: usize = 36;
+const INDEX_HEAD_LEN: usize = 44;
+const UNNAMED_INDEX_HEAD_LEN: usize = 36;
 
-fn write_index(entries: &FxHashMap<SubscriptionId, (Vec<IndexEntry>, u32)>, end: u64, used: u64) -> Vec<u8> {
+fn write_index(
+    entries: &FxHashMap<SubscriptionId, (Vec<IndexEntry>, u32)>,
+    base: Position,
+    end: u64,
+    used: u64,
+) -> Vec<u8> {
     let mut ordered: Vec<_> = entries.iter().collect();
     ordered.sort_by_key(|(of, _)| **of);
     let mut out = Vec::new();
@@ -492,6 +574,7 @@ fn write_index(entries: &FxHashMap<SubscriptionId, (Vec<IndexEntry>, u32)>, end:
     out.extend_from_slice(&end.to_le_bytes());
     out.extend_from_slice(&used.to_le_bytes());
     out.extend_from_slice(&(ordered.len() as u64).to_le_bytes());
+    out.extend_from_slice(&base.0.to_le_bytes());
     let mut start = 0u32;
     for (of, (list, last)) in &ordered {
         let matches: u32 = list.iter().map(|e| e.matches).sum();
@@ -513,18 +596,31 @@ fn write_index(entries: &FxHashMap<SubscriptionId, (Vec<IndexEntry>, u32)>, end:
     out
 }
 
-type ReadIndex = (Vec<IndexLine>, u64, u64, u64);
+struct ReadIndex {
+    lines: Vec<IndexLine>,
+    entries_at: u64,
+    end: u64,
+    used: u64,
+    /// None in an index of an older program.
+    base: Option<Position>,
+}
 
 fn read_index(bytes: &[u8]) -> Option<ReadIndex> {
     let u32_at = |at: usize| Some(u32::from_le_bytes(bytes.get(at..at + 4)?.try_into().ok()?));
     let u64_at = |at: usize| Some(u64::from_le_bytes(bytes.get(at..at + 8)?.try_into().ok()?));
-    if bytes.get(..8)? != INDEX_MAGIC || u32_at(8)? != crc32fast::hash(&bytes[12..]) {
+    let magic = bytes.get(..8)?;
+    let is_named = magic == INDEX_MAGIC;
+    if !(is_named || magic == UNNAMED_INDEX_MAGIC) || u32_at(8)? != crc32fast::hash(bytes.get(12..)?) {
         return None;
     }
+    let (base, head_len) = match is_named {
+        true => (Some(Position(u64_at(36)?)), INDEX_HEAD_LEN),
+        false => (None, UNNAMED_INDEX_HEAD_LEN),
+    };
     let (end, used, count) = (u64_at(12)?, u64_at(20)?, u64_at(28)? as usize);
     let mut lines = Vec::with_capacity(count.min(bytes.len() / LINE_LEN));
     for i in 0..count {
-        let at = INDEX_HEAD_LEN + i * LINE_LEN;
+        let at = head_len + i * LINE_LEN;
         lines.push(IndexLine {
             of: SubscriptionId(u64_at(at)?),
             start: u32_at(at + 8)?,
@@ -533,7 +629,13 @@ fn read_index(bytes: &[u8]) -> Option<ReadIndex> {
             matches: u32_at(at + 20)?,
         });
     }
-    Some((lines, (INDEX_HEAD_LEN + count * LINE_LEN) as u64, end, used))
+    Some(ReadIndex {
+        lines,
+        entries_at: (head_len + count * LINE_LEN) as u64,
+        end,
+        used,
+        base,
+    })
 }
 
 fn read_entries(

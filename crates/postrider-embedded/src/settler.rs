@@ -370,7 +370,7 @@ impl Settler {
             }
             Next::DeadLetter(reason) => {
                 let delivery = RetryEntry {
-                    due: settled.at,
+                    due: settled.letter_since(),
                     ..entry
                 };
                 writes.push(Write::PutLetter(sub.of, LetterEntry { delivery, reason }));
@@ -388,6 +388,14 @@ impl Settler {
             if !queue.closed {
                 writes.push(Write::Cursor(sub.of, queue.progress(&FxHashSet::default())));
             }
+        }
+        writes.push(Write::Segments(self.shared.take_unrecorded()));
+        if let Some(empty) = self.shared.empty_at_end() {
+            writes.push(Write::SegmentsGone(vec![empty]));
+        }
+        let damage = self.shared.take_unrecorded_damage();
+        if !damage.is_empty() {
+            writes.push(Write::Losses(damage));
         }
         writes.push(Write::Facts { next, replay_from });
     }
@@ -409,6 +417,7 @@ impl Settler {
                 Ok(done) => {
                     if reported {
                         tracing::info!("the state database can be used again");
+                        self.shared.set_state_trouble(None);
                     }
                     return Some(done);
                 }
@@ -416,11 +425,13 @@ impl Settler {
                     if !reported {
                         tracing::error!(error = %e, "cannot record what was settled; trying again");
                         reported = true;
+                        self.shared.set_state_trouble(Some(e.to_string()));
                     }
+                    self.shared.note_state_error(&e);
                     if closing || self.shared.closing.load(Relaxed) {
                         return None;
                     }
-                    self.shared.sweep();
+                    self.shared.sweep_without_state();
                     if let Err(Error::Unavailable(e)) = self.shared.state.reopen() {
                         tracing::debug!(error = %e, "cannot open the state database again yet");
                     }

@@ -1,20 +1,30 @@
 //! The small, ordered part of the store, in redb: retries by due time, letters that are to be written, and
 //! how far subscriptions have come.
 
-use crate::database::Reopening;
+use crate::chain::Recorded;
+use crate::database::{Reopening, Salvaged, salvage, walk_table};
+use crate::disk::Disk;
+use crate::generations::GENERATIONS;
+use crate::generations::{FileKind, Generations};
+use crate::losses::{LOSSES_MAX, Loss};
 use crate::queue::RetryKey;
-use crate::record::{Progress, Reader};
+use crate::record::{Header, Kind, Progress, Reader, decode_batch};
+use crate::segment::{Head, Segment, base_of, log_name};
+use bytes::Bytes;
 use postrider_core::ids::{Position, SubscriptionId};
 use postrider_core::outcome::Outcome;
 use postrider_core::retry::Reason;
 use postrider_core::time::Timestamp;
 use postrider_store::log::LastAttempt;
 use postrider_store::{Error, LetterKey};
-use redb::{Key, ReadableTable, Table, TableDefinition, TableHandle};
+use redb::{Key, ReadTransaction, ReadableDatabase, ReadableTable, Table, TableDefinition, TableHandle};
 use rustc_hash::FxHashMap;
 use std::borrow::Borrow;
+use std::collections::BTreeSet;
+use std::io;
 use std::ops::Bound;
 use std::path::Path;
+use std::sync::Arc;
 
 /// (subscription, due, position) → what is known of the delivery.
 const RETRIES: TableDefinition<(u64, u64, u64), &[u8]> = TableDefinition::new("retries");
@@ -32,6 +42,10 @@ const DEAD_LETTERS: TableDefinition<(u64, u64), &[u8]> = TableDefinition::new("d
 const CURSORS: TableDefinition<u64, &[u8]> = TableDefinition::new("cursors");
 /// segment → retries and letters that refer to it.
 const REFERENCES: TableDefinition<u64, u64> = TableDefinition::new("references");
+/// segment → its end, or its base again while it is written to.
+const SEGMENTS: TableDefinition<u64, u64> = TableDefinition::new("segments");
+/// number → what was found lost or damaged, until the operator has taken note of it.
+const LOSSES: TableDefinition<u64, &[u8]> = TableDefinition::new("losses");
 /// identity, next position, where reading progress from the log begins.
 const FACTS: TableDefinition<&str, u64> = TableDefinition::new("facts");
 
@@ -142,6 +156,14 @@ pub enum Write {
     /// Letters that mostly follow each other: what lies between the first and the last is gone through.
     RemoveLetters(SubscriptionId, Vec<LetterKey>),
     Cursor(SubscriptionId, Progress),
+    /// Segments that were begun, or closed at this end.
+    Segments(Vec<(u64, u64)>),
+    /// Segments whose files may go.
+    SegmentsGone(Vec<u64>),
+    /// Losses and damage that were found.
+    Losses(Vec<Loss>),
+    /// The operator has taken note of all losses.
+    ForgetLosses,
     /// Removes everything of a subscription.
     Forget(SubscriptionId),
     Facts {
@@ -164,6 +186,9 @@ pub struct Recovered {
     /// For subscriptions with letters: when the first was given up, and how many there are.
     pub letters: Vec<(SubscriptionId, Timestamp, u64)>,
     pub references: FxHashMap<u64, u64>,
+    pub segments: Recorded,
+    /// Found in this life or earlier ones, in that order.
+    pub losses: Vec<Loss>,
 }
 
 /// What a list of writes has changed.
@@ -178,7 +203,7 @@ pub struct Changed {
 }
 
 pub struct State {
-    database: Reopening,
+    database: Arc<Reopening>,
 }
 
 /// Every key of a subscription.
@@ -221,9 +246,167 @@ where
     Ok(then)
 }
 
+/// Whether a file of this version has all that it needs.
+fn is_complete(txn: &ReadTransaction) -> Result<bool, redb::Error> {
+    let names: Vec<String> = txn.list_tables()?.map(|table| table.name().to_owned()).collect();
+    let there = |name: &str| names.iter().any(|known| known == name);
+    let complete = there(SEGMENTS.name()) && there(RETRY_AGES.name()) && !there(DEAD_LETTERS.name());
+    Ok(complete && there(FACTS.name()) && txn.open_table(FACTS)?.get("identity")?.is_some())
+}
+
+/// Damaged parts of the state database, by table and subscription.
+fn walk(txn: &ReadTransaction) -> Vec<String> {
+    let mut hit = Vec::new();
+    walk_table(txn, FACTS, &mut hit);
+    walk_table(txn, CURSORS, &mut hit);
+    walk_table(txn, REFERENCES, &mut hit);
+    walk_table(txn, SEGMENTS, &mut hit);
+    walk_table(txn, RETRY_AGES, &mut hit);
+    walk_table(txn, LOSSES, &mut hit);
+    for (rows, counts, what) in [
+        (RETRIES, RETRY_COUNTS, "retries"),
+        (LETTERS, LETTER_COUNTS, "dead letters"),
+    ] {
+        walk_table(txn, counts, &mut hit);
+        let before = hit.len();
+        walk_table(txn, rows, &mut hit);
+        if hit.len() == before {
+            continue;
+        }
+        let (Ok(rows), Ok(counts)) = (txn.open_table(rows), txn.open_table(counts)) else {
+            continue;
+        };
+        for (of, count) in counts.iter().into_iter().flatten().flatten() {
+            let (of, count) = (of.value(), count.value());
+            let readable = rows.range(all_of(of)).into_iter().flatten();
+            let readable = readable.take_while(Result::is_ok).count() as u64;
+            if readable < count {
+                hit.push(format!(
+                    "subscription {of}: {readable} of {count} {what} can be read"
+                ));
+            }
+        }
+    }
+    hit
+}
+
 impl State {
+    /// Makes a state database of what can be read of a damaged one, and of the log. Subscriptions of which retries,
+    /// letters or progress are lost begin at the oldest event that the log still holds: at least once. Returns what
+    /// was lost and what follows, in words.
+    pub fn rebuild(old: Option<&redb::Database>, new: &Path, log: &dyn Disk) -> Result<Vec<String>, Error> {
+        let held = Held::of(log)?;
+        let mut told = Vec::new();
+        let mut identity = held.identity;
+        let database = old.map(|old| old.begin_read()).transpose();
+        let old = database.map_err(|e| Error::Corrupt(e.to_string())).ok().flatten();
+        if let Some(old) = &old
+            && let Ok(facts) = old.open_table(FACTS)
+            && let Ok(Some(known)) = facts.get("identity")
+        {
+            identity = Some(known.value());
+        }
+        let Some(identity) = identity else {
+            return Err(Error::Corrupt(
+                "neither the state database nor the log says which log this is: put back a backup".into(),
+            ));
+        };
+        let state = State::open(new, identity)?;
+        let lost = state.database.write(|txn| {
+            let nothing = |is_there: bool| Salvaged {
+                copied: 0,
+                all: u64::from(!is_there),
+            };
+            let (retries, letters, cursors) = match &old {
+                None => (nothing(false), nothing(false), nothing(false)),
+                Some(old) => {
+                    salvage(old, txn, FACTS)?;
+                    salvage(old, txn, SEGMENTS)?;
+                    salvage(old, txn, LOSSES)?;
+                    salvage(old, txn, GENERATIONS)?;
+                    (
+                        salvage(old, txn, RETRIES)?,
+                        salvage(old, txn, LETTERS)?,
+                        salvage(old, txn, CURSORS)?,
+                    )
+                }
+            };
+            recount(txn)?;
+            let mut rewound: BTreeSet<u64> = BTreeSet::new();
+            if !cursors.is_whole() {
+                rewound.extend(&held.subscriptions);
+                let table = txn.open_table(CURSORS)?;
+                for row in table.iter()? {
+                    rewound.remove(&row?.0.value());
+                }
+            }
+            for (salvaged, counts) in [(&retries, RETRY_COUNTS), (&letters, LETTER_COUNTS)] {
+                if salvaged.is_whole() {
+                    continue;
+                }
+                rewound.extend(short_of(old.as_ref(), txn, counts)?.unwrap_or(held.subscriptions.clone()));
+            }
+            let mut table = txn.open_table(CURSORS)?;
+            for of in &rewound {
+                let mut bytes = Vec::new();
+                Progress::default().encode(SubscriptionId(*of), &mut bytes);
+                table.insert(of, bytes.as_slice())?;
+            }
+            drop(table);
+            let mut facts = txn.open_table(FACTS)?;
+            // The log's own progress records must not undo this.
+            facts.insert("replay_from", u64::MAX)?;
+            let next = facts.get("next")?.map_or(0, |next| next.value());
+            facts.insert("next", next.max(held.next))?;
+            Ok((retries, letters, cursors, rewound))
+        })?;
+        let (retries, letters, cursors, rewound) = lost;
+        for (what, salvaged) in [
+            ("retries", retries),
+            ("dead letters", letters),
+            ("positions", cursors),
+        ] {
+            if !salvaged.is_whole() && old.is_some() {
+                let Salvaged { copied, all } = salvaged;
+                told.push(format!("state.redb: {copied} of {all} {what} were kept"));
+            }
+        }
+        if old.is_none() {
+            told.push("state.redb: nothing of it could be read".into());
+        }
+        if !rewound.is_empty() {
+            let named: Vec<String> = rewound.iter().take(20).map(u64::to_string).collect();
+            told.push(format!(
+                "{} subscriptions begin again at the oldest event in the log, so that deliveries are made twice rather \
+                 than never: ids {}",
+                rewound.len(),
+                named.join(", ")
+            ));
+        }
+        Ok(told)
+    }
+
+    pub fn database(&self) -> Arc<Reopening> {
+        self.database.clone()
+    }
+
     pub fn open(path: &Path, fresh_identity: u64) -> Result<State, Error> {
-        let database = Reopening::open("state database", path, CACHE_BYTES)?;
+        State::open_with(path, fresh_identity, Arc::default())
+    }
+
+    pub fn open_with(
+        path: &Path,
+        fresh_identity: u64,
+        generations: Arc<Generations>,
+    ) -> Result<State, Error> {
+        let kind = FileKind::State;
+        let database = Reopening::open("state database", path, CACHE_BYTES, kind, generations, walk)?;
+        // Not by every start: an older copy that is refused stays as old as it is.
+        if database.read(is_complete)? {
+            return Ok(State {
+                database: Arc::new(database),
+            });
+        }
         database.write(|txn| {
             txn.open_table(RETRIES)?;
             txn.open_table(RETRY_COUNTS)?;
@@ -232,13 +415,21 @@ impl State {
             txn.open_table(LETTER_COUNTS)?;
             txn.open_table(CURSORS)?;
             txn.open_table(REFERENCES)?;
+            txn.open_table(SEGMENTS)?;
             let mut facts = txn.open_table(FACTS)?;
             if facts.get("identity")?.is_none() {
                 facts.insert("identity", fresh_identity)?;
             }
             take_over_dead_letters(txn)
         })?;
-        Ok(State { database })
+        Ok(State {
+            database: Arc::new(database),
+        })
+    }
+
+    /// How many commits there have been.
+    pub fn generation(&self) -> u64 {
+        self.database.generation()
     }
 
     /// Opens the database anew: after an error redb answers nothing but errors.
@@ -285,6 +476,19 @@ impl State {
             for row in txn.open_table(REFERENCES)?.iter()? {
                 let (segment, count) = row?;
                 out.references.insert(segment.value(), count.value());
+            }
+            for row in txn.open_table(SEGMENTS)?.iter()? {
+                let (base, end) = row?;
+                out.segments.insert(base.value(), end.value());
+            }
+            // Only there once something was lost.
+            match txn.open_table(LOSSES) {
+                Err(redb::TableError::TableDoesNotExist(_)) => {}
+                losses => {
+                    for row in losses?.iter()? {
+                        out.losses.extend(Loss::decode(row?.1.value()));
+                    }
+                }
             }
             Ok(out)
         })
@@ -402,6 +606,7 @@ impl State {
             let mut letter_counts = txn.open_table(LETTER_COUNTS)?;
             let mut cursors = txn.open_table(CURSORS)?;
             let mut references = txn.open_table(REFERENCES)?;
+            let mut segments = txn.open_table(SEGMENTS)?;
             let mut facts = txn.open_table(FACTS)?;
             let mut count_by: FxHashMap<u64, i64> = FxHashMap::default();
             // One that only fails again stays as old as it is, and nothing is written for it.
@@ -443,9 +648,9 @@ impl State {
                         }
                     }
                     Write::RemoveLetters(of, keys) => {
-                        let (removed, segments) = remove_letters(&mut letters, of.0, keys)?;
+                        let (removed, of_segments) = remove_letters(&mut letters, of.0, keys)?;
                         *letters_by.entry(of.0).or_default() -= removed;
-                        for (segment, by) in segments {
+                        for (segment, by) in of_segments {
                             *refer_by.entry(segment).or_default() -= by;
                         }
                     }
@@ -474,6 +679,28 @@ impl State {
                             if let Some(letter) = LetterEntry::decode(decided, position, value.value()) {
                                 *refer_by.entry(letter.delivery.segment.0).or_default() -= 1;
                             }
+                        }
+                    }
+                    Write::Losses(losses) => {
+                        let mut table = txn.open_table(LOSSES)?;
+                        for loss in losses {
+                            let last = table.last()?.map_or(0, |row| row.0.value());
+                            if last < LOSSES_MAX {
+                                table.insert(last + 1, loss.encode().as_slice())?;
+                            }
+                        }
+                    }
+                    Write::ForgetLosses => {
+                        txn.open_table(LOSSES)?.retain(|_, _| false)?;
+                    }
+                    Write::Segments(begun) => {
+                        for (base, end) in begun {
+                            segments.insert(base, end)?;
+                        }
+                    }
+                    Write::SegmentsGone(bases) => {
+                        for base in bases {
+                            segments.remove(base)?;
                         }
                     }
                     Write::Facts { next, replay_from } => {
@@ -509,6 +736,100 @@ impl State {
             Ok(changed)
         })
     }
+}
+
+/// What the log's files say without the state database.
+struct Held {
+    identity: Option<u64>,
+    next: u64,
+    subscriptions: BTreeSet<u64>,
+}
+
+impl Held {
+    fn of(log: &dyn Disk) -> Result<Held, Error> {
+        let unreadable = |e: io::Error| Error::Unavailable(format!("reading the log: {e}"));
+        let mut held = Held {
+            identity: None,
+            next: 0,
+            subscriptions: BTreeSet::new(),
+        };
+        for base in log
+            .names()
+            .map_err(unreadable)?
+            .iter()
+            .filter_map(|name| base_of(name))
+        {
+            let file = log.open(&log_name(base)).map_err(unreadable)?;
+            held.identity = held
+                .identity
+                .or(Head::read(&*file).map_err(unreadable)?.map(|head| head.identity));
+            let index = |segment: &Segment, offset, header: &Header, payload: &Bytes| {
+                if header.kind == Kind::Batch
+                    && let Some(batch) = decode_batch(payload)
+                {
+                    segment.index_batch(offset, header.first, &batch);
+                }
+            };
+            let scanned = Segment::open_scanned(log, base, Position(u64::MAX), index);
+            let (segment, scan) = scanned.map_err(unreadable)?;
+            held.next = held.next.max(scan.next.0);
+            held.subscriptions
+                .extend(segment.subscriptions().iter().map(|(of, _, _)| of.0));
+        }
+        Ok(held)
+    }
+}
+
+/// Subscriptions with fewer rows now than were counted; none if the counts cannot be read.
+fn short_of(
+    old: Option<&ReadTransaction>,
+    txn: &redb::WriteTransaction,
+    counts: TableDefinition<u64, u64>,
+) -> Result<Option<BTreeSet<u64>>, redb::Error> {
+    let Some(table) = old.and_then(|old| old.open_table(counts).ok()) else {
+        return Ok(None);
+    };
+    let Ok(rows) = table.iter() else {
+        return Ok(None);
+    };
+    let now = txn.open_table(counts)?;
+    let mut short = BTreeSet::new();
+    for row in rows {
+        let Ok((of, count)) = row else {
+            return Ok(None);
+        };
+        if now.get(of.value())?.map_or(0, |now| now.value()) < count.value() {
+            short.insert(of.value());
+        }
+    }
+    Ok(Some(short))
+}
+
+/// Makes the counts anew that follow from the retries and letters.
+fn recount(txn: &redb::WriteTransaction) -> Result<(), redb::Error> {
+    let mut references = txn.open_table(REFERENCES)?;
+    let mut ages = txn.open_table(RETRY_AGES)?;
+    for (rows, counts) in [(RETRIES, RETRY_COUNTS), (LETTERS, LETTER_COUNTS)] {
+        let rows = txn.open_table(rows)?;
+        let mut counts = txn.open_table(counts)?;
+        for row in rows.iter()? {
+            let (key, value) = row?;
+            let (of, due, position) = key.value();
+            let value = value.value();
+            add(&mut counts, of, 1)?;
+            // A letter is a retry and a byte more.
+            let delivery = RetryEntry::decode(due, position, &value[..value.len().min(40)]);
+            if let Some(delivery) = delivery {
+                add(&mut references, delivery.segment.0, 1)?;
+            }
+            if value.len() == 40
+                && let Some(second) = second_of(value)
+            {
+                add(&mut ages, (of, second), 1)?;
+            }
+        }
+    }
+    Ok(())
 }
 
 /// Removes those of these letters that are there. How many they were, and how many of each segment.

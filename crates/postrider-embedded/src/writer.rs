@@ -10,7 +10,7 @@ use postrider_core::ids::Position;
 use postrider_store::{Entry, Error};
 use std::io::{self, IoSlice};
 use std::sync::Arc;
-use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::Ordering::{Relaxed, Release};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
 use std::time::{Duration, Instant};
 use tokio::sync::{mpsc::UnboundedSender, oneshot};
@@ -19,8 +19,11 @@ use tokio::sync::{mpsc::UnboundedSender, oneshot};
 const COMMIT_REQUESTS_MAX: usize = 512;
 /// … and this many bytes.
 const COMMIT_BYTES_MAX: usize = 8 << 20;
-/// Settled deliveries are on disk at most this long after they were settled.
-const PROGRESS_EVERY: Duration = Duration::from_millis(50);
+/// Settled deliveries are on disk at most this long after they were settled, when no publish comes by whose commit
+/// takes them along.
+const PROGRESS_EVERY: Duration = Duration::from_millis(20);
+/// A commit of publishes takes along about so many bytes of progress; the rest is written when it is due.
+const PROGRESS_BYTES_ALONG: usize = 8 << 10;
 /// The state database is brought up to date this often while there is work.
 const CHECKPOINT_EVERY: Duration = Duration::from_secs(2);
 /// Space is reserved in steps of this size.
@@ -56,6 +59,8 @@ pub enum ToWriter {
     Append(Box<Append>),
     /// Some progress waits to be written.
     Progress,
+    /// Something else waits for the state database's next checkpoint.
+    CheckpointDue,
     /// Time has passed.
     Nothing,
     Close(oneshot::Sender<()>),
@@ -128,6 +133,7 @@ impl Writer {
                             progress_since = Some(instant());
                         }
                     }
+                    Some(ToWriter::CheckpointDue) => checkpoint_due = true,
                     Some(ToWriter::Nothing) => {}
                     Some(ToWriter::Close(done)) => closing = Some(done),
                     None => return,
@@ -157,7 +163,7 @@ impl Writer {
                         // What is settled meanwhile still becomes durable, and may make room.
                         let _ = self.settler.send(ToSettler::Checkpoint);
                         if let Some(done) = closing.take() {
-                            let _ = done.send(());
+                            self.end(done);
                             return;
                         }
                         continue;
@@ -167,7 +173,13 @@ impl Writer {
             let progress_due = progress_since.is_some_and(|s| s.elapsed() >= PROGRESS_EVERY);
             let progress = if progress_due || closing.is_some() {
                 progress_since = None;
-                self.shared.take_progress()
+                self.shared.take_progress(usize::MAX).0
+            } else if progress_since.is_some() && !group.is_empty() {
+                let (progress, is_all) = self.shared.take_progress(PROGRESS_BYTES_ALONG);
+                if is_all {
+                    progress_since = None;
+                }
+                progress
             } else {
                 Vec::new()
             };
@@ -186,10 +198,15 @@ impl Writer {
                 let _ = self.settler.send(ToSettler::Checkpoint);
             }
             if let Some(done) = closing.take() {
-                let _ = done.send(());
+                self.end(done);
                 return;
             }
         }
+    }
+
+    fn end(&self, done: oneshot::Sender<()>) {
+        self.shared.writer_ended.store(true, Release);
+        let _ = done.send(());
     }
 
     /// One commit: records, fdatasync, hand-over.
@@ -372,6 +389,7 @@ impl Shared {
             base,
             identity: self.identity,
             commit,
+            generation: self.state.generation(),
         };
         // Held to the end: a spare that is being made must not be taken for one left behind.
         let mut spare = self.spare.lock().expect("no panic holds it");

@@ -7,12 +7,18 @@ use postrider_embedded::{EmbeddedArchive, EmbeddedCatalog, EmbeddedLog};
 use postrider_store::conformance::{
     self, ArchiveSubject, CatalogSubject, Subject, WANT, at, events, settled, sub,
 };
+use postrider_store::seal::Keyring;
 use postrider_store::{Archive, Catalog, EventLog};
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use tempfile::TempDir;
+
+fn keys() -> Arc<Keyring> {
+    let text = "AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA=";
+    Arc::new(Keyring::parse(text, "a test").unwrap())
+}
 
 /// Opens stores in directories of their own.
 struct Embedded {
@@ -99,12 +105,12 @@ impl Subject for Embedded {
 #[async_trait]
 impl CatalogSubject for Embedded {
     async fn open(&self) -> Arc<dyn Catalog> {
-        Arc::new(EmbeddedCatalog::open(&self.fresh().join("catalog.redb")).unwrap())
+        Arc::new(EmbeddedCatalog::open(&self.fresh().join("catalog.redb"), keys()).unwrap())
     }
 
     async fn reopen(&self, catalog: Arc<dyn Catalog>) -> Arc<dyn Catalog> {
         drop(catalog);
-        Arc::new(EmbeddedCatalog::open(&self.newest().join("catalog.redb")).unwrap())
+        Arc::new(EmbeddedCatalog::open(&self.newest().join("catalog.redb"), keys()).unwrap())
     }
 }
 

@@ -6,11 +6,15 @@ use fault_disk::{FaultDisk, Image};
 use postrider_core::ids::{Position, SubscriptionId};
 use postrider_core::retry::{Next, Reason};
 use postrider_core::time::Timestamp;
-use postrider_embedded::{EmbeddedLog, segment};
-use postrider_store::conformance::{
-    Seeded, WANT, at, claim_all, events, eventually, is_unavailable, settled, sub,
+use postrider_embedded::generations::Generations;
+use postrider_embedded::{
+    EmbeddedArchive, EmbeddedCatalog, EmbeddedLog, Scrub, ScrubStep, chain, restore, rewrite_catalog, segment,
 };
-use postrider_store::{Backlog, Claim, Error, EventLog, Want};
+use postrider_store::conformance::{
+    Seeded, WANT, at, claim_all, events, eventually, is_unavailable, settled, sub, topic,
+};
+use postrider_store::seal::Keyring;
+use postrider_store::{Archive, Backlog, BlobId, Catalog, Change, Claim, Error, EventLog, Want};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
@@ -50,21 +54,25 @@ impl Opened {
 
     /// The state database as a crash would leave it: read until nobody has written to it meanwhile.
     fn state(&self) -> Vec<u8> {
-        let path = self.directory.path().join("state.redb");
-        let mut last = std::fs::read(&path).unwrap();
-        loop {
-            let now = std::fs::read(&path).unwrap();
-            if now == last {
-                return now;
-            }
-            last = now;
-        }
+        whole_file(&self.directory.path().join("state.redb"))
     }
 
     /// Closes the log; returns what is on disk then.
     async fn closed(self) -> (Image, Vec<u8>) {
         self.log.close().await.unwrap();
         (self.disk.image(), self.state())
+    }
+}
+
+/// A file as a crash would leave it: read until nobody has written to it meanwhile.
+fn whole_file(path: &Path) -> Vec<u8> {
+    let mut last = std::fs::read(path).unwrap();
+    loop {
+        let now = std::fs::read(path).unwrap();
+        if now == last {
+            return now;
+        }
+        last = now;
     }
 }
 
@@ -125,12 +133,10 @@ async fn a_power_cut_at_any_commit_loses_nothing_acknowledged() {
         let path = opened.directory.path().join("state.redb");
         opened.disk.at_sync({
             let (acknowledged, cuts) = (acknowledged.clone(), cuts.clone());
-            // Small segments are closed all the time and the database with them: only its first state is
-            // certain to be whole.
-            let state = std::fs::read(path).unwrap();
             move |image| {
                 let known = acknowledged.lock().unwrap().clone();
-                cuts.lock().unwrap().push((image, state.clone(), known));
+                // An older one would be refused beside this log.
+                cuts.lock().unwrap().push((image, whole_file(&path), known));
             }
         });
         let publish = |name, n: u64| publish(&opened.log, &acknowledged, name, 25, seed * 100 + n);
@@ -203,9 +209,9 @@ async fn a_segment_cut_short_keeps_what_is_before_the_cut() {
         ]);
     }
     for len in lengths {
-        // Unknown to the state database, the end is taken for a commit cut short. After an orderly end
-        // it is known that events are missing.
-        for (state, orderly) in [(&state, false), (&closed, true)] {
+        // Unknown to the state database, the end is taken for a commit cut short. After an orderly end, or without the
+        // head that was durable before anything else, it is known that events are missing.
+        for (state, orderly) in [(&state, len < 48), (&closed, true)] {
             let mut image = image.clone();
             only_log(&mut image).truncate(len as usize);
             let restarted = Opened::on(image, Some(state), SEGMENT).await;
@@ -669,6 +675,796 @@ async fn a_subscription_that_is_closed_lets_its_segments_go() {
     assert_eq!(opened.log.close_subscription(sub(1)).await.unwrap(), 50);
     let (image, _) = opened.closed().await;
     assert_eq!(image.keys().filter(|name| name.ends_with(".log")).count(), 1);
+}
+
+// ---- missing segments ----------------------------------------------------------------------
+
+/// Requests of two events for the subscriptions 1 and 2, in several segments; subscription 2 has settled the first
+/// half, one retry of it and one letter excepted.
+async fn several_segments() -> (Image, Vec<u8>, Vec<Claim>) {
+    let opened = Opened::fresh(&[1, 2, 3], 4 << 10).await;
+    let text = "p".repeat(500);
+    for n in 0..40 {
+        let text = format!("{n} {text}");
+        opened
+            .log
+            .append(events(&[(&text, &[1, 2]), ("two", &[2])]))
+            .await
+            .unwrap();
+    }
+    let log = &opened.log;
+    let half = Want {
+        events_max: 40,
+        ..WANT
+    };
+    let two = log.claim(sub(2), at(0), half).await.unwrap();
+    settle_all(log, sub(2), &two[..1], Next::RetryAt(at(50))).await;
+    settle_all(log, sub(2), &two[1..2], Next::DeadLetter(Reason::BadRequest)).await;
+    settle_all(log, sub(2), &two[2..], Next::Done).await;
+    log.flush().await.unwrap();
+    let one = claim_all(log, sub(1), at(0)).await;
+    assert_eq!(one.len(), 40);
+    log.release(sub(1), one.clone());
+    let (image, state) = opened.closed().await;
+    (image, state, one)
+}
+
+fn logs(image: &Image) -> Vec<String> {
+    image
+        .keys()
+        .filter(|name| name.ends_with(".log"))
+        .cloned()
+        .collect()
+}
+
+/// A round of verification: what its steps reported together.
+fn scrub_round(scrub: &mut Scrub) -> ScrubStep {
+    let mut round = ScrubStep::default();
+    while !round.is_last {
+        let step = scrub.step().unwrap();
+        round.bytes += step.bytes;
+        round.damaged += step.damaged;
+        round.is_last = step.is_last;
+    }
+    round
+}
+
+#[tokio::test]
+async fn damage_is_found_by_a_scrub_while_the_server_runs() {
+    let (image, state, claims) = several_segments().await;
+    let opened = Opened::on(image, Some(&state), 4 << 10).await;
+    let path = |name: &str| opened.directory.path().join(name);
+    let catalog = EmbeddedCatalog::open(&path("catalog.redb"), keys()).unwrap();
+    let archive = EmbeddedArchive::open(&path("archive.redb")).unwrap();
+    let mut scrub = opened.log.scrub(&catalog, &archive);
+    let whole = scrub_round(&mut scrub);
+    assert_eq!(whole.damaged, 0);
+    let image = opened.disk.image();
+    let used: u64 = logs(&image).iter().map(|name| image[name].len() as u64).sum();
+    assert!(whole.bytes > used / 2, "{} of {used} bytes", whole.bytes);
+
+    // A record that nobody has asked for since the start, an index, and blocks of two databases.
+    let (name, offset) = place_of(&image, &claims[20]);
+    opened.disk.flip(&name, offset + 50);
+    let index = segment::index_name(claims[0].entry.first);
+    opened.disk.flip(&index, 40);
+    for name in ["catalog.redb", "state.redb"] {
+        let mut bytes = std::fs::read(path(name)).unwrap();
+        bytes[10_000] ^= 1;
+        std::fs::write(path(name), bytes).unwrap();
+    }
+    assert_eq!(scrub_round(&mut scrub).damaged, 4);
+    let health = opened.log.health();
+    assert_eq!(health.corrupt_records, 4);
+    for place in [
+        format!("{name} at bytes {offset} to "),
+        index,
+        "catalog.redb: the block at byte ".into(),
+        "state.redb: the block at byte ".into(),
+    ] {
+        let named = health.corrupt.iter().any(|known| known.contains(&place));
+        assert!(named, "{place} is not in {:?}", health.corrupt);
+    }
+    // Known damage is reported once.
+    assert_eq!(scrub_round(&mut scrub).damaged, 0);
+    assert_eq!(opened.log.health().corrupt_records, 4);
+}
+
+// Damage that is found while the server runs is known to the next start, which does not read closed segments.
+#[tokio::test]
+async fn damage_that_was_found_is_reported_until_it_is_taken_note_of() {
+    let (image, state, claims) = several_segments().await;
+    let opened = Opened::on(image, Some(&state), 4 << 10).await;
+    let (name, offset) = place_of(&opened.disk.image(), &claims[20]);
+    opened.disk.flip(&name, offset + 50);
+    let found = claim_all(&opened.log, sub(1), at(0)).await;
+    assert_eq!(found.len(), 39);
+    let known = opened.log.health().corrupt;
+    assert_eq!(known.len(), 1);
+    opened.log.release(sub(1), found);
+    let (image, state) = opened.closed().await;
+    let again = Opened::on(image, Some(&state), 4 << 10).await;
+    assert_eq!(again.log.health().corrupt, known);
+}
+
+// One block of the state database cannot be read any more while the server runs.
+#[tokio::test]
+async fn a_state_database_that_is_damaged_while_it_is_used_shows() {
+    let opened = Opened::fresh(&[1], SEGMENT).await;
+    opened.log.append(events(&[("a", &[1])])).await.unwrap();
+    let claims = claim_all(&opened.log, sub(1), at(0)).await;
+    opened.log.flush().await.unwrap();
+    assert_eq!(opened.log.health().unrecorded, None);
+    let path = opened.directory.path().join("state.redb");
+    let flip = || {
+        use std::os::unix::fs::FileExt;
+        let file = std::fs::OpenOptions::new()
+            .read(true)
+            .write(true)
+            .open(&path)
+            .unwrap();
+        let mut byte = [0];
+        file.read_exact_at(&mut byte, 2000).unwrap();
+        file.write_all_at(&[byte[0] ^ 1], 2000).unwrap();
+    };
+    flip();
+    settle_all(&opened.log, sub(1), &claims, Next::RetryAt(at(50))).await;
+    eventually("it shows", || {
+        let health = opened.log.health();
+        health.unrecorded.is_some() && health.corrupt.iter().any(|place| place.contains("state.redb"))
+    })
+    .await;
+    flip();
+    eventually("it goes on", || opened.log.health().unrecorded.is_none()).await;
+    assert_eq!(claim_all(&opened.log, sub(1), at(50)).await.len(), 1);
+}
+
+// Remove, empty, cut or replace each segment in turn, with and without its index.
+#[tokio::test]
+async fn a_missing_segment_is_reported_with_what_it_held() {
+    let (image, state, one) = several_segments().await;
+    let logs = logs(&image);
+    assert!(logs.len() > 4, "{logs:?}");
+    let base = |name: &str| name[..20].parse::<u64>().unwrap();
+    for (n, name) in logs.iter().enumerate() {
+        let end = logs.get(n + 1).map_or(80, |next| base(next));
+        if base(name) == end {
+            continue;
+        }
+        for with_index in [true, false] {
+            for (how, keep) in [("gone", None), ("empty", Some(0)), ("cut", Some(1000))] {
+                let when = format!("{name} {how}, with its index: {with_index}");
+                let mut image = image.clone();
+                match keep {
+                    None => drop(image.remove(name)),
+                    Some(len) => image.get_mut(name).unwrap().truncate(len),
+                }
+                let index = name.replace(".log", ".idx");
+                if !with_index {
+                    image.remove(&index);
+                }
+                let restarted = Opened::on(image, Some(&state), 4 << 10).await;
+                let health = restarted.log.health();
+                assert!(!health.corrupt.is_empty(), "{when}");
+                let found = claim_all(&restarted.log, sub(1), at(0)).await;
+                let lost: Vec<&Claim> = one
+                    .iter()
+                    .filter(|claim| (base(name)..end).contains(&claim.position().0))
+                    .filter(|claim| !texts(&found).contains(&claim.object().to_owned()))
+                    .collect();
+                assert_eq!(
+                    found.len() + lost.len(),
+                    one.len(),
+                    "{when}: the rest is delivered"
+                );
+                if how == "cut" {
+                    assert!(health.corrupt[0].contains(name), "{when}: {:?}", health.corrupt);
+                    continue;
+                }
+                let [gap] = &health.lost[..] else {
+                    panic!("{when}: {:?}", health.lost);
+                };
+                assert_eq!((gap.from.0, gap.to.0), (base(name), end), "{when}");
+                let of_one = gap.deliveries[&sub(1)];
+                if of_one.exact {
+                    assert_eq!(of_one.first_attempts, lost.len() as u64, "{when}");
+                } else {
+                    assert!(of_one.first_attempts >= lost.len() as u64, "{when}");
+                }
+                let of_two = gap.deliveries.get(&sub(2)).copied().unwrap_or_default();
+                let failed = (of_two.retries, of_two.letters);
+                assert_eq!(failed, if n == 0 { (1, 1) } else { (0, 0) }, "{when}");
+                assert!(health.corrupt_deliveries >= lost.len() as u64, "{when}");
+                assert!(
+                    health.corrupt[0].contains("are lost"),
+                    "{when}: {:?}",
+                    health.corrupt
+                );
+                let next = restarted.log.append(events(&[("new", &[3])])).await.unwrap();
+                assert!(next.0 >= 80, "{when}: {next} was given out before");
+                // What was lost was said once, and the index stays as evidence.
+                if with_index && n + 1 < logs.len() && how == "gone" {
+                    assert!(
+                        restarted.disk.image().contains_key(&format!("{index}.orphan")),
+                        "{when}"
+                    );
+                }
+                let (image, state) = restarted.closed().await;
+                let again = Opened::on(image, Some(&state), 4 << 10).await;
+                // Until the operator has taken note of it.
+                let health_again = again.log.health();
+                assert_eq!(health_again.lost, health.lost, "{when}");
+                assert_eq!(health_again.corrupt_deliveries, 0, "{when}: counted once");
+                let directory = again.directory.path().to_owned();
+                again.log.close().await.unwrap();
+                let image = again.disk.image();
+                drop(again.log);
+                let path = directory.join("state.redb");
+                assert!(!chain::known_losses(&path).unwrap().is_empty(), "{when}");
+                assert!(!restore::forget_losses(&directory).unwrap().is_empty(), "{when}");
+                let state = std::fs::read(&path).unwrap();
+                let noted = Opened::on(image, Some(&state), 4 << 10).await;
+                assert_eq!(noted.log.health().lost, [], "{when}");
+                assert_eq!(noted.log.health().corrupt, [""; 0], "{when}");
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn exchanged_segments_are_refused_and_named() {
+    let (mut image, state, _) = several_segments().await;
+    let logs = logs(&image);
+    let of_first = image[&logs[1]].clone();
+    let of_second = image.insert(logs[2].clone(), of_first).unwrap();
+    image.insert(logs[1].clone(), of_second);
+    let Err(Error::Corrupt(why)) = Opened::try_on(image, Some(&state), 4 << 10).await else {
+        panic!("two segments are in each other's place");
+    };
+    for name in [&logs[1], &logs[2]] {
+        assert!(why.contains(name), "{why}");
+    }
+    assert!(!why.contains("another log"), "{why}");
+}
+
+// Segments of one length, whose indexes were exchanged: by their lengths alone each fits the other.
+#[tokio::test]
+async fn the_index_of_another_segment_is_not_believed() {
+    let opened = Opened::fresh(&[1], 4 << 10).await;
+    let text = "p".repeat(500);
+    for n in 10..50 {
+        let to_one = events(&[(&format!("{n} {text}"), &[1])]);
+        opened.log.append(to_one).await.unwrap();
+    }
+    let (image, state) = opened.closed().await;
+    let logs = logs(&image);
+    let (a, b) = (&logs[1], &logs[3]);
+    assert_eq!(image[a].len(), image[b].len());
+    let index = |name: &str| name.replace(".log", ".idx");
+    // As an older program wrote it: without the base.
+    let older = |index: &[u8]| {
+        let mut older = [b"PRidx1\0\0\0\0\0\0", &index[12..36], &index[44..]].concat();
+        let crc = crc32fast::hash(&older[12..]);
+        older[8..12].copy_from_slice(&crc.to_le_bytes());
+        older
+    };
+    for (is_older, is_swapped) in [(false, false), (true, false), (false, true), (true, true)] {
+        let when = format!("of an older program: {is_older}, swapped: {is_swapped}");
+        let mut image = image.clone();
+        for name in [a, b] {
+            let known = &image[&index(name)];
+            let known = if is_older { older(known) } else { known.clone() };
+            image.insert(index(name), known);
+        }
+        if is_swapped {
+            let of_a = image[&index(a)].clone();
+            let of_b = image.insert(index(b), of_a).unwrap();
+            image.insert(index(a), of_b);
+        }
+        let indexes = [a, b].map(|name| image[&index(name)].clone());
+        let restarted = Opened::on(image, Some(&state), 4 << 10).await;
+        assert_eq!(claim_all(&restarted.log, sub(1), at(0)).await.len(), 40, "{when}");
+        assert_eq!(restarted.log.health().corrupt, [""; 0], "{when}");
+        // A good one was read and not made anew.
+        let after = restarted.disk.image();
+        let kept = [a, b].map(|name| after[&index(name)].clone()) == indexes;
+        assert_eq!(kept, !is_swapped, "{when}");
+    }
+}
+
+#[tokio::test]
+async fn a_log_without_any_segment_is_a_loss_of_all_that_waited() {
+    let (_, state, _) = several_segments().await;
+    let restarted = Opened::on(Image::new(), Some(&state), 4 << 10).await;
+    let lost = restarted.log.health().lost;
+    assert_eq!(lost.first().unwrap().from, Position(0));
+    assert_eq!(lost.last().unwrap().to, Position(80));
+    let of_one: u64 = lost
+        .iter()
+        .filter_map(|one| one.deliveries.get(&sub(1)))
+        .map(|one| one.total())
+        .sum();
+    assert!(of_one >= 40, "{of_one}");
+    assert!(restarted.log.append(events(&[("new", &[1])])).await.unwrap() >= Position(80));
+}
+
+// Kill the process, and remove, empty or zero the file that it wrote to.
+#[tokio::test]
+async fn the_segment_that_a_killed_process_wrote_to_cannot_vanish_silently() {
+    for checkpointed in [false, true] {
+        for how in ["gone", "empty", "zeroed", "beginning only"] {
+            let when = format!("{how}, with a checkpoint before the last events: {checkpointed}");
+            let opened = Opened::fresh(&[1], SEGMENT).await;
+            for n in 0..300 {
+                if n == 100 && checkpointed {
+                    opened.log.flush().await.unwrap();
+                }
+                opened
+                    .log
+                    .append(events(&[(&n.to_string(), &[1])]))
+                    .await
+                    .unwrap();
+            }
+            let (mut image, state) = (opened.disk.image(), opened.state());
+            let name = logs(&image).pop().unwrap();
+            let file = image.get_mut(&name).unwrap();
+            match how {
+                "gone" => drop(image.remove(&name)),
+                "empty" => file.clear(),
+                "zeroed" => file.fill(0),
+                // Without a record of how far it went, that is as a power cut could leave it.
+                _ if !checkpointed => continue,
+                _ => file.truncate(500),
+            }
+            let directory = tempfile::tempdir().unwrap();
+            let copy = directory.path().join("state.redb");
+            std::fs::write(&copy, &state).unwrap();
+            let examined = chain::examine(&copy, &FaultDisk::new(image.clone())).unwrap();
+
+            let restarted = Opened::on(image, Some(&state), SEGMENT).await;
+            let health = restarted.log.health();
+            let [lost] = &health.lost[..] else {
+                panic!("{when}: {:?}", health.lost);
+            };
+            assert!(!lost.end_known, "{when}: {lost:?}");
+            assert!(
+                lost.from.0 < 10 && !lost.deliveries[&sub(1)].exact,
+                "{when}: {lost:?}"
+            );
+            assert_eq!(
+                lost.to.0,
+                if checkpointed { 100 } else { 0 },
+                "{when}: as far as is known"
+            );
+            assert_eq!(examined, health.lost, "{when}");
+            assert!(health.corrupt[0].contains(&name), "{when}: {:?}", health.corrupt);
+            let next = restarted.log.append(events(&[("new", &[1])])).await.unwrap();
+            assert!(next.0 >= 300, "{when}: position {next} was given out before");
+            let found = claim_all(&restarted.log, sub(1), at(0)).await;
+            assert_eq!(texts(&found).last().map(String::as_str), Some("new"), "{when}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_segment_without_an_event_is_no_loss() {
+    // Killed before the first event, and everything is there.
+    let opened = Opened::fresh(&[1], SEGMENT).await;
+    let again = Opened::on(opened.disk.image(), Some(&opened.state()), SEGMENT).await;
+    assert_eq!(again.log.health().lost, []);
+    // Stopped in order: the state database knows that there was nothing.
+    let (mut image, state) = again.closed().await;
+    image.retain(|name, _| !name.ends_with(".log"));
+    let again = Opened::on(image, Some(&state), SEGMENT).await;
+    assert_eq!(again.log.health().lost, []);
+    assert_eq!(
+        again.log.append(events(&[("a", &[1])])).await.unwrap(),
+        Position(0)
+    );
+}
+
+// The head of a first segment reached the disk before the power went, and the state database did not.
+#[tokio::test]
+async fn a_first_start_that_was_cut_short_leaves_a_usable_directory() {
+    let (image, _) = Opened::fresh(&[], SEGMENT).await.closed().await;
+    let directory = tempfile::tempdir().unwrap();
+    let disk = FaultDisk::new(image);
+    let state = directory.path().join("state.redb");
+    let log = EmbeddedLog::open_on(Arc::new(disk), &state, 8, SEGMENT)
+        .await
+        .unwrap();
+    assert_eq!(log.health().corrupt, [""; 0]);
+    log.open_subscription(sub(1)).await.unwrap();
+    log.append(events(&[("a", &[1])])).await.unwrap();
+    assert_eq!(claim_all(&log, sub(1), at(0)).await.len(), 1);
+}
+
+// With a publish every few milliseconds, what was settled before one is on disk with it: counted, not timed.
+#[tokio::test]
+async fn what_is_settled_is_on_disk_with_the_next_publish() {
+    let ids: Vec<u64> = (1..=23).collect();
+    let opened = Opened::fresh(&ids, SEGMENT).await;
+    let mut offered_again = 0;
+    for n in 0..20 {
+        opened
+            .log
+            .append(events(&[(&format!("{n}"), &ids)]))
+            .await
+            .unwrap();
+        for id in &ids {
+            let claims = claim_all(&opened.log, sub(*id), at(0)).await;
+            settle_all(&opened.log, sub(*id), &claims, Next::Done).await;
+        }
+        opened.log.append(events(&[("next", &[])])).await.unwrap();
+        // Killed here.
+        let again = Opened::on(opened.disk.image(), Some(&opened.state()), SEGMENT).await;
+        offered_again += again.log.health().redelivered;
+        for id in &ids {
+            offered_again += claim_all(&again.log, sub(*id), at(0)).await.len() as u64;
+        }
+    }
+    // A settle may reach the list while the next commit is under way already, but not all of 460.
+    assert!(offered_again <= 23, "{offered_again} of 460 were offered again");
+}
+
+// ---- damaged and older databases ----------------------------------------------------------------
+
+// Flip one bit after the other, all over the file: either nothing in use was hit, or the start says what was.
+#[tokio::test]
+async fn a_flipped_bit_in_the_state_database_is_never_silent() {
+    let opened = Opened::fresh(&[1, 2], SEGMENT).await;
+    for n in 0..300 {
+        opened
+            .log
+            .append(events(&[(&format!("{n}"), &[1, 2])]))
+            .await
+            .unwrap();
+    }
+    let one = claim_all(&opened.log, sub(1), at(0)).await;
+    settle_all(&opened.log, sub(1), &one, Next::RetryAt(at(50))).await;
+    let two = claim_all(&opened.log, sub(2), at(0)).await;
+    settle_all(&opened.log, sub(2), &two, Next::DeadLetter(Reason::BadRequest)).await;
+    opened.log.flush().await.unwrap();
+    let (image, state) = opened.closed().await;
+    let used = state.iter().rposition(|byte| *byte != 0).unwrap();
+    let (mut refused, mut unharmed) = (0, 0);
+    for at_byte in (20..used).step_by((used / 60).max(1)) {
+        let mut state = state.clone();
+        state[at_byte] ^= 1 << (at_byte % 8);
+        match Opened::try_on(image.clone(), Some(&state), SEGMENT).await {
+            Err(Error::Corrupt(why)) => {
+                assert!(
+                    why.contains("state.redb") && why.contains("postrider restore"),
+                    "{why}"
+                );
+                refused += 1;
+            }
+            Err(e) => panic!("byte {at_byte}: {e}"),
+            Ok(opened) => {
+                assert_eq!(opened.log.backlog(sub(1)).retrying, 300, "byte {at_byte}");
+                assert_eq!(opened.log.letters_waiting()[0].count, 300, "byte {at_byte}");
+                assert_eq!(
+                    claim_all(&opened.log, sub(1), at(50)).await.len(),
+                    300,
+                    "byte {at_byte}"
+                );
+                unharmed += 1;
+            }
+        }
+    }
+    assert!(refused > 0, "{refused} refused, {unharmed} in free space");
+}
+
+#[tokio::test]
+async fn a_damaged_state_database_is_salvaged_and_what_may_be_open_is_delivered_again() {
+    let directory = tempfile::tempdir().unwrap();
+    let log = EmbeddedLog::open(directory.path(), 7).await.unwrap();
+    for id in [1, 2] {
+        log.open_subscription(sub(id)).await.unwrap();
+    }
+    for n in 0..300 {
+        log.append(events(&[(&format!("{n}"), &[1, 2])])).await.unwrap();
+    }
+    for id in [1, 2] {
+        let claims = claim_all(&log, sub(id), at(0)).await;
+        settle_all(&log, sub(id), &claims, Next::RetryAt(at(50))).await;
+    }
+    log.flush().await.unwrap();
+    log.close().await.unwrap();
+    drop(log);
+    let path = directory.path().join("state.redb");
+    let whole = std::fs::read(&path).unwrap();
+    let used = whole.iter().rposition(|byte| *byte != 0).unwrap();
+    let mut salvaged = 0;
+    for at_byte in (20..used).step_by((used / 40).max(1)) {
+        let mut state = whole.clone();
+        state[at_byte] ^= 4;
+        // All files are of the same time, and only this one is damaged.
+        let copy = tempfile::tempdir().unwrap();
+        std::fs::create_dir(copy.path().join("log")).unwrap();
+        for file in std::fs::read_dir(directory.path().join("log")).unwrap() {
+            let file = file.unwrap();
+            std::fs::copy(file.path(), copy.path().join("log").join(file.file_name())).unwrap();
+        }
+        std::fs::write(copy.path().join("state.redb"), &state).unwrap();
+        let open = async || EmbeddedLog::open(copy.path(), 7).await;
+        if open().await.is_ok() {
+            continue;
+        }
+        let told = restore::accept_damage(copy.path()).unwrap();
+        assert!(told.iter().any(|line| line.contains("kept as")), "{told:?}");
+        let log = open().await.unwrap();
+        for id in [1, 2] {
+            let mut found: BTreeSet<Position> = claim_all(&log, sub(id), at(0))
+                .await
+                .iter()
+                .map(Claim::position)
+                .collect();
+            found.extend(claim_all(&log, sub(id), at(50)).await.iter().map(Claim::position));
+            assert_eq!(found.len(), 300, "byte {at_byte}, subscription {id}: {told:?}");
+        }
+        log.close().await.unwrap();
+        salvaged += 1;
+        if salvaged == 4 {
+            return;
+        }
+    }
+    assert!(salvaged > 0);
+}
+
+fn keys() -> Arc<Keyring> {
+    let key = "AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA=";
+    Arc::new(Keyring::parse(key, "a test").unwrap())
+}
+
+#[tokio::test]
+async fn an_older_state_database_or_catalogue_is_refused_until_it_is_accepted() {
+    let directory = tempfile::tempdir().unwrap();
+    let life = async |name: &str| {
+        let generations = Generations::check(directory.path())?;
+        let log = EmbeddedLog::open_with(directory.path(), 7, generations.clone()).await?;
+        let catalog = directory.path().join("catalog.redb");
+        let catalog = EmbeddedCatalog::open_with(&catalog, keys(), generations.clone())?;
+        let archive = directory.path().join("archive.redb");
+        let _archive = EmbeddedArchive::open_with(&archive, generations)?;
+        catalog.next_id().await?;
+        log.open_subscription(sub(1)).await?;
+        log.append(events(&[(name, &[1])])).await?;
+        log.close().await
+    };
+    life("a").await.unwrap();
+    for file in ["state.redb", "catalog.redb", "archive.redb"] {
+        let path = directory.path().join(file);
+        let older = std::fs::read(&path).unwrap();
+        life("b").await.unwrap();
+        let newer = std::fs::read(&path).unwrap();
+        std::fs::write(&path, &older).unwrap();
+        // However often it is tried.
+        for _ in 0..4 {
+            let Err(Error::Corrupt(why)) = life("c").await else {
+                panic!("{file} is older, and nobody minds");
+            };
+            assert!(why.contains(&format!("{file} is an older copy")), "{why}");
+            assert!(why.contains("--accept-mixed-files"), "{why}");
+        }
+        std::fs::write(&path, &newer).unwrap();
+        life("d").await.unwrap();
+        std::fs::write(&path, &older).unwrap();
+        let told = restore::accept_mixed_files(directory.path()).unwrap();
+        assert!(told.iter().any(|line| line.contains(file)), "{told:?}");
+        life("e").await.unwrap();
+        assert_eq!(restore::accept_mixed_files(directory.path()).unwrap(), [""; 0]);
+    }
+    // One that is rewritten is newer than it was, and the one from before is older.
+    let path = directory.path().join("catalog.redb");
+    let older = std::fs::read(&path).unwrap();
+    rewrite_catalog(&path, &keys()).unwrap();
+    assert!(std::fs::read(&path).unwrap().starts_with(b"PRblocks1"));
+    for file in ["archive.redb", "state.redb"] {
+        postrider_embedded::compact(&directory.path().join(file)).unwrap();
+    }
+    life("rewritten").await.unwrap();
+    let rewritten = std::fs::read(&path).unwrap();
+    std::fs::write(&path, &older).unwrap();
+    let Err(Error::Corrupt(why)) = life("c").await else {
+        panic!("the catalogue from before it was rewritten is older, and nobody minds");
+    };
+    assert!(why.contains("catalog.redb is an older copy"), "{why}");
+    std::fs::write(&path, &rewritten).unwrap();
+    life("again").await.unwrap();
+    // Without the others the log alone knows.
+    let path = directory.path().join("state.redb");
+    let older = std::fs::read(&path).unwrap();
+    life("f").await.unwrap();
+    std::fs::write(&path, &older).unwrap();
+    let Err(Error::Corrupt(why)) = EmbeddedLog::open(directory.path(), 7).await else {
+        panic!("the log has seen a later one");
+    };
+    assert!(why.contains("the log has seen"), "{why}");
+}
+
+// A change of the catalogue, and nothing published or delivered after it.
+#[tokio::test]
+async fn an_older_catalogue_is_found_out_though_nothing_followed_its_last_change() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = |name: &str| directory.path().join(name);
+    let generations = Generations::check(directory.path()).unwrap();
+    let log = EmbeddedLog::open_with(directory.path(), 7, generations.clone())
+        .await
+        .unwrap();
+    let catalog = EmbeddedCatalog::open_with(&path("catalog.redb"), keys(), generations).unwrap();
+    catalog
+        .commit(vec![Change::PutTopic(topic(1, "a"))])
+        .await
+        .unwrap();
+    let older = whole_file(&path("catalog.redb"));
+    catalog
+        .commit(vec![Change::PutTopic(topic(2, "b"))])
+        .await
+        .unwrap();
+    // Killed here, with the older catalogue put back: a checkpoint comes soon.
+    eventually("the older one is refused", || {
+        let copy = tempfile::tempdir().unwrap();
+        std::fs::write(copy.path().join("state.redb"), whole_file(&path("state.redb"))).unwrap();
+        std::fs::write(copy.path().join("catalog.redb"), &older).unwrap();
+        Generations::check(copy.path())
+            .is_err_and(|e| e.to_string().contains("catalog.redb is an older copy"))
+    })
+    .await;
+    log.close().await.unwrap();
+}
+
+/// Bytes of a database file, one in each block that is in use, and some of the header.
+fn places(file: &[u8]) -> Vec<usize> {
+    const STORED: usize = 4104;
+    let used = file.iter().rposition(|byte| *byte != 0).unwrap();
+    let header = [0, 3, 17, 25, 30, 100, 230, 4000];
+    let blocks = (STORED..used)
+        .step_by(STORED)
+        .flat_map(|block| [block + 60, block + 2000]);
+    let all = header.into_iter().chain(blocks);
+    all.filter(|at| {
+        *at < used
+            && file[*at / STORED * STORED..]
+                .iter()
+                .take(STORED)
+                .any(|byte| *byte != 0)
+    })
+    .collect()
+}
+
+// Kill the process after a commit, and flip one bit: the commit is there, or the start says what is damaged.
+#[tokio::test]
+async fn one_flipped_bit_after_a_kill_undoes_no_commit_silently() {
+    const LAST: u64 = 40;
+    let directory = tempfile::tempdir().unwrap();
+    let path = |name: &str| directory.path().join(name);
+    let catalog = EmbeddedCatalog::open(&path("catalog.redb"), keys()).unwrap();
+    let archive = EmbeddedArchive::open(&path("archive.redb")).unwrap();
+    for n in 1..=LAST {
+        let put = Change::PutTopic(topic(n, &n.to_string()));
+        catalog.commit(vec![put]).await.unwrap();
+        archive.skip_numbers(BlobId(n), n).await.unwrap();
+    }
+    let (killed_catalog, killed_archive) = (
+        whole_file(&path("catalog.redb")),
+        whole_file(&path("archive.redb")),
+    );
+    let mut refused = 0;
+    for (name, killed) in [("catalog.redb", killed_catalog), ("archive.redb", killed_archive)] {
+        for at_byte in places(&killed) {
+            let copy = tempfile::tempdir().unwrap();
+            let path = copy.path().join(name);
+            let mut flipped = killed.clone();
+            flipped[at_byte] ^= 16;
+            std::fs::write(&path, &flipped).unwrap();
+            let found = match name {
+                "catalog.redb" => match EmbeddedCatalog::open(&path, keys()) {
+                    Ok(catalog) => Ok(catalog.load().await.unwrap().topics.len() as u64),
+                    Err(e) => Err(e),
+                },
+                _ => match EmbeddedArchive::open(&path) {
+                    Ok(archive) => Ok(archive.numbers().await.unwrap().1),
+                    Err(e) => Err(e),
+                },
+            };
+            match found {
+                Ok(found) => assert_eq!(found, LAST, "{name}, byte {at_byte}"),
+                Err(e) => {
+                    refused += 1;
+                    assert!(e.to_string().contains(name), "{name}, byte {at_byte}: {e}");
+                }
+            }
+        }
+    }
+    assert!(refused > 4, "{refused}");
+}
+
+// Flip one bit of the beginning: magic, checksums, redb's header. The pages are whole, and so is what is salvaged.
+#[tokio::test]
+async fn a_damaged_beginning_does_not_keep_the_rest_from_being_salvaged() {
+    const TOPICS: u64 = 30;
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("catalog.redb");
+    let catalog = EmbeddedCatalog::open(&path, keys()).unwrap();
+    let put = |n: u64| Change::PutTopic(topic(n, &n.to_string()));
+    catalog.commit((1..=TOPICS).map(put).collect()).await.unwrap();
+    let killed = whole_file(&path);
+    drop(catalog);
+    let stopped = whole_file(&path);
+    for (how, whole) in [("killed", killed), ("stopped", stopped)] {
+        // The magic of the file, the header's checksum, redb's magic, its page size, a reserved byte.
+        for at_byte in [2, 17, 21, 26, 37, 2000] {
+            let copy = tempfile::tempdir().unwrap();
+            std::fs::create_dir(copy.path().join("log")).unwrap();
+            let path = copy.path().join("catalog.redb");
+            let mut flipped = whole.clone();
+            flipped[at_byte] ^= 1;
+            std::fs::write(&path, &flipped).unwrap();
+            let opened = EmbeddedCatalog::open(&path, keys());
+            assert!(opened.is_err(), "{how}, byte {at_byte}: damage must be reported");
+            let told = restore::accept_damage(copy.path()).unwrap();
+            let catalog = EmbeddedCatalog::open(&path, keys()).unwrap();
+            let topics = catalog.load().await.unwrap().topics.len() as u64;
+            assert_eq!(topics, TOPICS, "{how}, byte {at_byte}: {told:?}");
+        }
+    }
+}
+
+// The log alone says which one it is, and how far it went.
+#[tokio::test]
+async fn a_missing_state_database_is_made_anew_where_that_is_accepted() {
+    for (how, accept) in [
+        ("mixed", restore::accept_mixed_files as fn(&Path) -> _),
+        ("damage", restore::accept_damage),
+    ] {
+        let directory = tempfile::tempdir().unwrap();
+        let generations = Generations::check(directory.path()).unwrap();
+        let log = EmbeddedLog::open_with(directory.path(), 7, generations.clone())
+            .await
+            .unwrap();
+        let catalog = directory.path().join("catalog.redb");
+        let catalog = EmbeddedCatalog::open_with(&catalog, keys(), generations).unwrap();
+        log.open_subscription(sub(1)).await.unwrap();
+        for n in 0..20 {
+            log.append(events(&[(&n.to_string(), &[1])])).await.unwrap();
+        }
+        catalog.next_id().await.unwrap();
+        log.close().await.unwrap();
+        drop((log, catalog));
+        std::fs::remove_file(directory.path().join("state.redb")).unwrap();
+
+        let told = accept(directory.path()).unwrap();
+        let anew = told
+            .iter()
+            .any(|line| line.contains("made anew of what the log knows"));
+        assert!(anew, "{how}: {told:?}");
+        let generations = Generations::check(directory.path()).unwrap();
+        // Another fresh identity, as every start has.
+        let log = EmbeddedLog::open_with(directory.path(), 8, generations)
+            .await
+            .unwrap();
+        assert_eq!(claim_all(&log, sub(1), at(0)).await.len(), 20, "{how}");
+        let next = log.append(events(&[("new", &[1])])).await.unwrap();
+        assert_eq!(next, Position(20), "{how}");
+        log.close().await.unwrap();
+    }
+}
+
+// A plain redb file, as an older program left it.
+#[tokio::test]
+async fn a_database_without_checksums_is_taken_over() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("state.redb");
+    drop(redb::Database::create(&path).unwrap());
+    let log = EmbeddedLog::open(directory.path(), 7).await.unwrap();
+    log.open_subscription(sub(1)).await.unwrap();
+    log.append(events(&[("a", &[1])])).await.unwrap();
+    log.close().await.unwrap();
+    drop(log);
+    assert!(std::fs::read(&path).unwrap().starts_with(b"PRblocks1"));
+    let log = EmbeddedLog::open(directory.path(), 7).await.unwrap();
+    assert_eq!(claim_all(&log, sub(1), at(0)).await.len(), 1);
 }
 
 // ---- killed processes -------------------------------------------------------------------------

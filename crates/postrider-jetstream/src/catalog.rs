@@ -1,7 +1,10 @@
 //! The catalogue in a stream, the same on every node.
 
 use crate::connect::Connection;
+use crate::members::ChangeBarrier;
+use crate::members::lease::LeaseUntil;
 use crate::replicated::{Commit, Machine, Place, Replicated, Rest, put_bytes};
+use crate::sealer::ValueSealer;
 use async_trait::async_trait;
 use postrider_core::ids::{SubscriptionId, TopicId};
 use postrider_core::probation::EndpointDelay;
@@ -10,9 +13,8 @@ use postrider_store::record::Record;
 use postrider_store::record::batch::put;
 use postrider_store::replica::{Replica, Resources};
 use postrider_store::{Catalog, Change, Error, Follower, Handshake, Loaded};
-use std::sync::Arc;
-use std::sync::Mutex;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 use tokio::sync::watch;
 
@@ -24,6 +26,7 @@ const CATCH_UP_PATIENCE: Duration = Duration::from_secs(2);
 /// The catalogue of a cluster. Each node has all of it in memory.
 pub struct JetStreamCatalog {
     replicated: Replicated<Shared>,
+    sealer: ValueSealer,
     /// The next number to be given out, and the first that is not this node's.
     ids: Mutex<(u64, u64)>,
     reserving: tokio::sync::Mutex<()>,
@@ -33,6 +36,10 @@ pub struct JetStreamCatalog {
     caught_up: tokio::sync::Mutex<u64>,
     /// Everything that others have changed up to there is in force here.
     applied: watch::Sender<u64>,
+    /// The engine here has stopped: nobody acts by this catalogue any more.
+    retired: AtomicBool,
+    /// This node's place among the others, once it has one.
+    membership: OnceLock<(Arc<LeaseUntil>, ChangeBarrier)>,
 }
 
 impl JetStreamCatalog {
@@ -55,14 +62,57 @@ impl JetStreamCatalog {
     }
 
     async fn open_at(place: Place, me: u64) -> Result<JetStreamCatalog, Error> {
+        let sealer = place.connection.sealer.clone();
+        let shared = Shared {
+            replica: Replica::default(),
+            sealer: sealer.clone(),
+        };
         Ok(JetStreamCatalog {
-            replicated: Replicated::open(place, Shared::default(), me).await?,
+            replicated: Replicated::open(place, shared, me).await?,
+            sealer,
             ids: Mutex::default(),
             reserving: tokio::sync::Mutex::default(),
             looks: AtomicU64::new(0),
             caught_up: tokio::sync::Mutex::default(),
             applied: watch::Sender::new(0),
+            retired: AtomicBool::new(false),
+            membership: OnceLock::new(),
         })
+    }
+
+    /// From now on the catalogue is current while the lease is valid, and changes are in force when the barrier says so.
+    pub(crate) fn join(&self, lease: Arc<LeaseUntil>, barrier: ChangeBarrier) {
+        let _ = self.membership.set((lease, barrier));
+    }
+
+    /// The last commit that is in force here with all before it. Where the engine has stopped nothing waits to be.
+    pub fn in_force(&self) -> u64 {
+        let retired = self.retired.load(Relaxed);
+        self.replicated.read_at(|shared, last| {
+            let untold = shared.replica.oldest_untold().filter(|_| !retired);
+            untold.map_or(last, |untold| untold - 1)
+        })
+    }
+
+    /// What changes whenever [`JetStreamCatalog::in_force`] may have risen.
+    pub(crate) fn moves(&self) -> (watch::Receiver<u64>, watch::Receiver<u64>) {
+        (self.replicated.last(), self.applied.subscribe())
+    }
+
+    /// Returns when everything that was stored before now is in force here. Where [`Catalog::catch_up`] believes whoever
+    /// leads the stream, this makes a commit that changes nothing: a leader that the others have replaced cannot.
+    pub(crate) async fn confirm(&self) -> Result<(), Error> {
+        let mut nothing = vec![RESERVE_IDS];
+        put(&mut nothing, 0);
+        self.replicated.commit(&[nothing], Vec::new()).await?;
+        self.applied_in_time(self.sequence()).await
+    }
+
+    async fn applied_in_time(&self, sequence: u64) -> Result<(), Error> {
+        let behind = "the catalogue: other nodes' changes are not in force here yet";
+        tokio::time::timeout(CATCH_UP_PATIENCE, self.applied(sequence))
+            .await
+            .map_err(|_| Error::Unavailable(behind.into()))?
     }
 
     /// The sequence of the last commit that this node knows of. What it decides is decided by what was there up to
@@ -83,11 +133,7 @@ impl JetStreamCatalog {
         loop {
             last.mark_unchanged();
             applied.mark_unchanged();
-            let reached = self.replicated.read_at(|shared, last| {
-                let untold = shared.replica.oldest_untold();
-                untold.map_or(last, |untold| untold - 1)
-            });
-            if reached >= sequence {
+            if self.in_force() >= sequence {
                 return Ok(());
             }
             if let Some(broken) = self.replicated.broken() {
@@ -136,7 +182,10 @@ impl Catalog for JetStreamCatalog {
     }
 
     async fn commit(&self, changes: Vec<Change>) -> Result<(), Error> {
-        let records: Vec<Vec<u8>> = changes.iter().map(encode).collect();
+        let records: Vec<Vec<u8>> = changes
+            .iter()
+            .map(|change| encode(change, &self.sealer))
+            .collect();
         self.replicated.commit(&records, changes).await?;
         Ok(())
     }
@@ -166,15 +215,27 @@ impl Catalog for JetStreamCatalog {
         }
         let look = self.looks.fetch_add(1, Relaxed) + 1;
         let head = self.replicated.catch_up().await?;
-        let behind = "the catalogue: other nodes' changes are not in force here yet";
-        tokio::time::timeout(CATCH_UP_PATIENCE, self.applied(head))
-            .await
-            .map_err(|_| Error::Unavailable(behind.into()))??;
+        self.applied_in_time(head).await?;
         *caught_up = look;
         Ok(())
     }
 
+    fn is_current(&self) -> bool {
+        let current = |(lease, _): &(Arc<LeaseUntil>, ChangeBarrier)| lease.valid_now();
+        self.membership.get().is_none_or(current) && !self.is_broken() && !self.retired.load(Relaxed)
+    }
+
+    async fn in_force_everywhere(&self) -> Result<(), Error> {
+        let Some((_, barrier)) = self.membership.get() else {
+            return Ok(());
+        };
+        let version = self.sequence();
+        self.applied_in_time(version).await?;
+        barrier.wait(version).await
+    }
+
     async fn follow(&self, follower: Arc<dyn Follower>) {
+        let _ending = Following(self);
         self.replicated.local(|shared| shared.replica.follow());
         let mut last = self.replicated.last();
         loop {
@@ -191,9 +252,20 @@ impl Catalog for JetStreamCatalog {
     }
 }
 
+/// Ends with the engine that follows. Other nodes' changes need not wait for a node that is shutting down.
+struct Following<'c>(&'c JetStreamCatalog);
+
+impl Drop for Following<'_> {
+    fn drop(&mut self) {
+        self.0.retired.store(true, Relaxed);
+        self.0.applied.send_modify(|_| {});
+    }
+}
+
 #[derive(Default)]
 struct Shared {
     replica: Replica,
+    sealer: ValueSealer,
 }
 
 impl Machine for Shared {
@@ -210,7 +282,7 @@ impl Machine for Shared {
         let mut changes = Vec::with_capacity(commit.records.len());
         let mut first = 0;
         for record in commit.records {
-            match decode(record)? {
+            match decode(record, &self.sealer)? {
                 Stored::Change(change) => changes.push(*change),
                 Stored::ReserveIds(count) => first = self.replica.resources.give_ids(count),
             }
@@ -223,7 +295,7 @@ impl Machine for Shared {
     fn snapshot(&self, out: &mut Vec<u8>) {
         put(out, self.replica.resources.ids_given());
         for change in self.replica.resources.all() {
-            put_bytes(out, &encode(&change));
+            put_bytes(out, &encode(&change, &self.sealer));
         }
     }
 
@@ -233,7 +305,8 @@ impl Machine for Shared {
         let mut resources = Resources::default();
         resources.skip_ids(rest.number().ok_or_else(cut_short)?);
         while !rest.0.is_empty() {
-            if let Stored::Change(change) = decode(rest.bytes().ok_or_else(cut_short)?)? {
+            let record = rest.bytes().ok_or_else(cut_short)?;
+            if let Stored::Change(change) = decode(record, &self.sealer)? {
                 // Nobody knows any more who it was.
                 resources.apply(*change, 0);
             }
@@ -262,12 +335,17 @@ enum Stored {
     ReserveIds(u64),
 }
 
-fn encode(change: &Change) -> Vec<u8> {
-    fn whole(kind: u8, record: &impl Record) -> Vec<u8> {
+/// Authenticated with a sealed record.
+fn place(kind: u8) -> String {
+    format!("catalogue.{kind}")
+}
+
+fn encode(change: &Change, sealer: &ValueSealer) -> Vec<u8> {
+    let whole = |kind: u8, record: Vec<u8>| -> Vec<u8> {
         let mut out = vec![kind];
-        out.extend(record.encode());
+        out.extend(sealer.close(&place(kind), record));
         out
-    }
+    };
     fn number(kind: u8, number: u64) -> Vec<u8> {
         let mut out = vec![kind];
         put(&mut out, number);
@@ -278,23 +356,24 @@ fn encode(change: &Change) -> Vec<u8> {
         out
     }
     match change {
-        Change::PutTopic(one) => whole(PUT_TOPIC, one),
+        Change::PutTopic(one) => whole(PUT_TOPIC, one.encode()),
         Change::DeleteTopic(id) => number(DELETE_TOPIC, id.0),
-        Change::PutDomainTopic(one) => whole(PUT_DOMAIN_TOPIC, one),
+        Change::PutDomainTopic(one) => whole(PUT_DOMAIN_TOPIC, one.encode()),
         Change::DeleteDomainTopic(domain, name) => text(number(DELETE_DOMAIN_TOPIC, domain.0), name),
-        Change::PutSubscription(one) => whole(PUT_SUBSCRIPTION, one),
+        Change::PutSubscription(one) => whole(PUT_SUBSCRIPTION, one.encode()),
         Change::DeleteSubscription(id) => number(DELETE_SUBSCRIPTION, id.0),
-        Change::PutEndpointDelay(one) => whole(PUT_ENDPOINT_DELAY, one),
+        Change::PutEndpointDelay(one) => whole(PUT_ENDPOINT_DELAY, one.encode()),
         Change::DeleteEndpointDelay(endpoint) => text(vec![DELETE_ENDPOINT_DELAY], endpoint),
-        Change::PutHandshake(one) => whole(PUT_HANDSHAKE, one),
+        Change::PutHandshake(one) => whole(PUT_HANDSHAKE, one.encode()),
         Change::DeleteHandshake(operation) => text(vec![DELETE_HANDSHAKE], operation),
     }
 }
 
 /// The error says what is wrong with it, without anything of what is in it.
-fn decode(record: &[u8]) -> Result<Stored, String> {
-    fn whole<T: Record>(bytes: &[u8]) -> Result<T, String> {
-        T::decode(bytes).map_err(|e| e.to_string())
+fn decode(record: &[u8], sealer: &ValueSealer) -> Result<Stored, String> {
+    fn whole<T: Record>(sealer: &ValueSealer, kind: u8, bytes: &[u8]) -> Result<T, String> {
+        let opened = sealer.open(&place(kind), bytes)?;
+        T::decode(&opened).map_err(|e| e.to_string())
     }
     let text = |bytes: &[u8]| match std::str::from_utf8(bytes) {
         Ok(text) => Ok(text.to_owned()),
@@ -305,21 +384,107 @@ fn decode(record: &[u8]) -> Result<Stored, String> {
     let bytes = rest.0;
     let mut number = || rest.number().ok_or_else(|| "a number is missing".to_owned());
     let change = match kind {
-        PUT_TOPIC => Change::PutTopic(whole::<Topic>(bytes)?),
+        PUT_TOPIC => Change::PutTopic(whole::<Topic>(sealer, kind, bytes)?),
         DELETE_TOPIC => Change::DeleteTopic(TopicId(number()?)),
-        PUT_DOMAIN_TOPIC => Change::PutDomainTopic(whole::<DomainTopic>(bytes)?),
+        PUT_DOMAIN_TOPIC => Change::PutDomainTopic(whole::<DomainTopic>(sealer, kind, bytes)?),
         DELETE_DOMAIN_TOPIC => {
             let domain = TopicId(number()?);
             Change::DeleteDomainTopic(domain, text(rest.0)?)
         }
-        PUT_SUBSCRIPTION => Change::PutSubscription(whole::<Subscription>(bytes)?),
+        PUT_SUBSCRIPTION => Change::PutSubscription(whole::<Subscription>(sealer, kind, bytes)?),
         DELETE_SUBSCRIPTION => Change::DeleteSubscription(SubscriptionId(number()?)),
-        PUT_ENDPOINT_DELAY => Change::PutEndpointDelay(whole::<EndpointDelay>(bytes)?),
+        PUT_ENDPOINT_DELAY => Change::PutEndpointDelay(whole::<EndpointDelay>(sealer, kind, bytes)?),
         DELETE_ENDPOINT_DELAY => Change::DeleteEndpointDelay(text(bytes)?),
-        PUT_HANDSHAKE => Change::PutHandshake(whole::<Handshake>(bytes)?),
+        PUT_HANDSHAKE => Change::PutHandshake(whole::<Handshake>(sealer, kind, bytes)?),
         DELETE_HANDSHAKE => Change::DeleteHandshake(text(bytes)?),
         RESERVE_IDS => return Ok(Stored::ReserveIds(number()?)),
         other => return Err(format!("a record is of the unknown kind {other}")),
     };
     Ok(Stored::Change(Box::new(change)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use postrider_core::ids::Secret;
+    use postrider_store::seal::Keyring;
+
+    const A: &str = "AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA=";
+    const B: &str = "AQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQE=";
+
+    fn sealer(keys: &str) -> ValueSealer {
+        ValueSealer::new(Some(Arc::new(Keyring::parse(keys, "secrets.key").unwrap())))
+    }
+
+    fn topic(key: &str) -> Topic {
+        Topic::custom(TopicId(1), "orders", [Secret::new(key), Secret::new("other")])
+    }
+
+    fn opened(record: &[u8], sealer: &ValueSealer) -> Result<Topic, String> {
+        match decode(record, sealer)? {
+            Stored::Change(change) => match *change {
+                Change::PutTopic(topic) => Ok(topic),
+                _ => panic!("another change"),
+            },
+            Stored::ReserveIds(_) => panic!("no change"),
+        }
+    }
+
+    #[test]
+    fn records_are_sealed_where_keys_are_configured() {
+        let change = Change::PutTopic(topic("topic-key-1"));
+        let holds_key = |record: &[u8]| record.windows(11).any(|part| part == b"topic-key-1");
+        let (plain, sealed) = (
+            encode(&change, &ValueSealer::default()),
+            encode(&change, &sealer(A)),
+        );
+        assert!(holds_key(&plain) && !holds_key(&sealed));
+        assert_eq!(opened(&sealed, &sealer(A)), Ok(topic("topic-key-1")));
+        assert_eq!(opened(&plain, &sealer(A)), Ok(topic("topic-key-1")), "of before");
+        // A key that was put before another one opens what the other has sealed.
+        assert_eq!(
+            opened(&sealed, &sealer(&format!("{B},{A}"))),
+            Ok(topic("topic-key-1"))
+        );
+        let refused = opened(&sealed, &sealer(B)).unwrap_err();
+        assert!(
+            refused.contains("secrets.key") && refused.contains("put the key back"),
+            "{refused}"
+        );
+        let refused = opened(&sealed, &ValueSealer::default()).unwrap_err();
+        assert!(
+            refused.contains("secrets.key_file is set: give every node"),
+            "{refused}"
+        );
+        // A record is opened as what it was sealed as.
+        let mut moved = sealed.clone();
+        moved[0] = PUT_SUBSCRIPTION;
+        assert!(decode(&moved, &sealer(A)).is_err());
+    }
+
+    #[test]
+    fn a_snapshot_is_sealed_and_seals_what_was_not() {
+        let plain = encode(&Change::PutTopic(topic("topic-key-1")), &ValueSealer::default());
+        let mut shared = Shared {
+            sealer: sealer(A),
+            ..Shared::default()
+        };
+        let commit = Commit {
+            records: &[&plain],
+            by: 1,
+            known_here: false,
+            sequence: 1,
+        };
+        shared.apply(commit).unwrap();
+        let mut written = Vec::new();
+        shared.snapshot(&mut written);
+        assert!(!written.windows(11).any(|part| part == b"topic-key-1"));
+        shared.restore(&written, 1).unwrap();
+        assert_eq!(shared.replica.load().topics, [topic("topic-key-1")]);
+        let mut stranger = Shared {
+            sealer: sealer(B),
+            ..Shared::default()
+        };
+        assert!(stranger.restore(&written, 1).unwrap_err().contains("secrets.key"));
+    }
 }

@@ -2,7 +2,7 @@
 
 use crate::archive::JetStreamArchive;
 use crate::ask::Asker;
-use crate::bucket::Bucket;
+use crate::bucket::{Bucket, Swapped};
 use crate::catalog::JetStreamCatalog;
 use crate::connect::{Connection, Settings};
 use crate::facts::{self, FORMAT, Facts};
@@ -15,6 +15,7 @@ use crate::migration::Migration;
 use crate::node::NodeShared;
 use crate::partition::PARTITIONS_MAX;
 use async_nats::{Request, RequestErrorKind};
+use bytes::Bytes;
 use postrider_core::ids::Secret;
 use postrider_store::Error;
 use std::sync::{Arc, Mutex};
@@ -90,7 +91,8 @@ impl Cluster {
             partitions: facts.partitions,
         };
         let id = handle.node().id;
-        let members = Members::join(&connection, &bucket, rules, handle, log.clone()).await?;
+        let members =
+            Members::join(&connection, &bucket, rules, handle, log.clone(), catalog.clone()).await?;
         let members = Arc::new(members);
         let prefix = connection.names.prefix();
         let others = vec![
@@ -140,7 +142,29 @@ impl Cluster {
     /// A secret that all nodes share; what `new` makes becomes it if there is none yet. The name has letters, digits,
     /// `-` and `_`.
     pub async fn secret(&self, name: &str, new: impl FnOnce() -> Secret) -> Result<Secret, Error> {
-        facts::secret(&self.bucket, name, new).await
+        facts::secret(&self.bucket, &self.connection.sealer, name, new).await
+    }
+
+    /// A text that all nodes share, with its revision; none if there is none yet. The name is as that of a secret.
+    pub async fn shared_text(&self, name: &str) -> Result<Option<(Bytes, u64)>, Error> {
+        let key = format!("shared.{name}");
+        let Some(found) = self.bucket.read(&key).await? else {
+            return Ok(None);
+        };
+        let Some(value) = found.value else { return Ok(None) };
+        let opened = self.connection.sealer.open_key(&key, &value)?.into_owned();
+        Ok(Some((opened.into(), found.revision)))
+    }
+
+    /// Stores such a text if it still has this revision, 0: if there is none. False if it has another. No two texts that
+    /// were ever offered may be the same.
+    pub async fn swap_shared_text(&self, name: &str, text: Bytes, expected: u64) -> Result<bool, Error> {
+        let key = format!("shared.{name}");
+        let text = self.connection.sealer.close(&key, text.into());
+        match self.bucket.swap(&key, text.into(), expected).await? {
+            Swapped::Stored(_) => Ok(true),
+            Swapped::Refused(_) => Ok(false),
+        }
     }
 
     /// Lets a node, this one or another, give its partitions to the others; or take part again. Returns when the node

@@ -1,10 +1,12 @@
 //! Where JetStream is and how to get there.
 
+use crate::sealer::ValueSealer;
 use async_nats::jetstream::context::{AccountErrorKind, ContextBuilder};
 use async_nats::jetstream::{self, stream};
 use async_nats::{ConnectErrorKind, ConnectOptions, Event, ServerAddr};
 use postrider_core::ids::Secret;
 use postrider_store::Error;
+use postrider_store::seal::Keyring;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -38,6 +40,8 @@ pub struct Settings {
     pub monitor_urls: Vec<String>,
     /// How to get into the servers' system account, to learn the same without monitors.
     pub system: Option<Auth>,
+    /// Keys that values with secrets are sealed under, the same on every node; without any they are stored as they are.
+    pub keys: Option<Arc<Keyring>>,
 }
 
 impl Default for Settings {
@@ -52,6 +56,7 @@ impl Default for Settings {
             lease: Duration::from_secs(5),
             monitor_urls: Vec::new(),
             system: None,
+            keys: None,
         }
     }
 }
@@ -133,6 +138,7 @@ pub struct Connection {
     pub reading: jetstream::Context,
     pub names: Names,
     pub replicas: usize,
+    pub sealer: ValueSealer,
     reconnects: watch::Receiver<u64>,
 }
 
@@ -169,6 +175,7 @@ impl Connection {
             client,
             names: Names::new(&settings.prefix),
             replicas: settings.replicas,
+            sealer: ValueSealer::new(settings.keys.clone()),
             reconnects,
         })
     }

@@ -1,6 +1,7 @@
 //! What all nodes of a cluster have in common: decided once, by whoever starts first.
 
 use crate::bucket::{Bucket, Swapped};
+use crate::sealer::ValueSealer;
 use bytes::Bytes;
 use postrider_core::ids::Secret;
 use postrider_core::time::Timestamp;
@@ -102,7 +103,13 @@ impl Facts {
 }
 
 /// A secret that all nodes share; what `new` makes becomes it if there is none yet.
-pub async fn secret(bucket: &Bucket, name: &str, new: impl FnOnce() -> Secret) -> Result<Secret, Error> {
+/// A value that is stored unsealed, or under an earlier key, is sealed anew.
+pub async fn secret(
+    bucket: &Bucket,
+    sealer: &ValueSealer,
+    name: &str,
+    new: impl FnOnce() -> Secret,
+) -> Result<Secret, Error> {
     let key = format!("secret.{name}");
     let valid = !name.is_empty()
         && name
@@ -111,8 +118,17 @@ pub async fn secret(bucket: &Bucket, name: &str, new: impl FnOnce() -> Secret) -
     if !valid {
         return Err(Error::Corrupt(format!("{name:?} cannot name a secret")));
     }
-    let known = match attempt(|| bucket.read(&key)).await?.and_then(|found| found.value) {
-        Some(value) => value,
+    let found = attempt(|| bucket.read(&key)).await?;
+    let found = found.and_then(|found| Some((found.value?, found.revision)));
+    let stored = match found {
+        Some((value, revision)) if sealer.wants_to_seal(&value) => {
+            let plain = sealer.open_key(&key, &value)?.into_owned();
+            let sealed = sealer.close(&key, plain);
+            // Another node that has done so first did the same.
+            attempt(|| bucket.swap(&key, sealed.clone().into(), revision)).await?;
+            value
+        }
+        Some((value, _)) => value,
         None => {
             let new = new();
             if new.expose().is_empty() || new.expose().len() > SECRET_BYTES_MAX {
@@ -120,10 +136,12 @@ pub async fn secret(bucket: &Bucket, name: &str, new: impl FnOnce() -> Secret) -
                     "secret {name} must have 1 to {SECRET_BYTES_MAX} bytes"
                 )));
             }
-            get_or_put(bucket, &key, Bytes::from(new.expose().to_owned())).await?
+            let sealed = sealer.close(&key, new.expose().into());
+            get_or_put(bucket, &key, Bytes::from(sealed)).await?
         }
     };
-    String::from_utf8(known.to_vec())
+    let known = sealer.open_key(&key, &stored)?;
+    String::from_utf8(known.into_owned())
         .map(Secret::new)
         .map_err(|_| Error::Corrupt(format!("secret {name} of the bucket is not text")))
 }

@@ -10,7 +10,7 @@ use futures_util::future::join_all;
 use postrider_core::time::Timestamp;
 use postrider_store::Error;
 use serde_json::Value;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::error::Error as _;
 use std::fmt;
 use std::sync::Arc;
@@ -257,6 +257,18 @@ impl Report {
         }
     }
 
+    /// The same without the missing streams of these partitions, which nobody has made yet: a start is no trouble.
+    pub fn without_missing(&self, starting: &BTreeSet<u8>) -> Report {
+        let mut report = self.clone();
+        let partitions = report.streams.iter_mut().take(usize::from(self.partitions));
+        for (number, stream) in (0..=u8::MAX).zip(partitions) {
+            if starting.contains(&number) && stream.trouble.as_deref() == Some(NOT_THERE) {
+                stream.trouble = None;
+            }
+        }
+        report
+    }
+
     fn spent(&self, from: u64) -> Vec<String> {
         let partitions = self.streams.iter().take(usize::from(self.partitions));
         let spent = partitions.filter(|stream| stream.last_sequence >= from);
@@ -307,6 +319,11 @@ impl Health {
         let report = Arc::new(self.put_together(servers, streams));
         *known = Some((Instant::now(), report.clone()));
         report
+    }
+
+    /// Makes the next look a new one, whenever the last was.
+    pub async fn forget(&self) {
+        *self.report.lock().await = None;
     }
 
     fn put_together(&self, servers: Vec<Server>, streams: Vec<Stream>) -> Report {
@@ -533,6 +550,34 @@ fn describe(name: &str, info: &Info) -> Stream {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn streams_that_nobody_has_made_yet_are_no_trouble_and_lost_ones_are() {
+        let stream = |name: &str, why: &str| Stream {
+            name: name.into(),
+            trouble: Some(why.into()),
+            ..Stream::default()
+        };
+        let report = Report {
+            version: Some("2.12.0".into()),
+            servers: Vec::new(),
+            replicas: 1,
+            sync: Sync::Unknown,
+            guarantee: String::new(),
+            streams: vec![
+                stream("x-p00", NOT_THERE),
+                stream("x-p01", NOT_THERE),
+                stream("x-p02", "it has no leader"),
+                stream("x-catalog", NOT_THERE),
+            ],
+            partitions: 3,
+        };
+        let trouble = report.without_missing(&[0, 2, 3].into()).trouble();
+        assert_eq!(trouble.len(), 3, "{trouble:?}");
+        for (told, name) in trouble.iter().zip(["x-p01", "x-p02", "x-catalog"]) {
+            assert!(told.contains(name), "{told}");
+        }
+    }
 
     #[test]
     fn streams_that_use_up_their_numbers_are_named() {

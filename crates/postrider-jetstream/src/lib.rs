@@ -1,6 +1,7 @@
 //! The promise kept on NATS JetStream, by any number of nodes together.
 
 pub mod connect;
+pub mod sealer;
 pub mod chain;
 pub mod node;
 pub mod partition;

@@ -624,6 +624,8 @@ impl EventLog for JetStreamLog {
             corrupt: self.shared.corrupt(),
             corrupt_records: counters.corrupt_records.load(Relaxed),
             corrupt_deliveries: counters.corrupt_deliveries.load(Relaxed),
+            lost: Vec::new(),
+            unrecorded: None,
             redelivered: counters.redelivered.load(Relaxed),
             segments: partitions
                 .iter()

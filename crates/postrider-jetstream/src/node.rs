@@ -1,11 +1,11 @@
 //! What the partitions of one node have in common.
 
 use crate::partition::group::Message;
-use postrider_store::Listener;
+use postrider_store::{Entry, Listener};
 use rustc_hash::FxHashMap;
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, Weak};
 
 /// So many damaged records are told apart; the others are only counted.
 const CORRUPT_NAMED_MAX: usize = 20;
@@ -110,20 +110,20 @@ impl NodeShared {
         }
     }
 
-    pub(crate) fn keep(&self, partition: u8, sequence: u64, message: Arc<Message>) {
+    /// Keeps a message for as long as there is room for it. Returns the one to use: entries that somebody still
+    /// has in memory are those, so that there is no second copy of them.
+    pub(crate) fn keep(&self, partition: u8, sequence: u64, message: Arc<Message>) -> Arc<Message> {
         self.cache
             .lock()
             .expect("no panic holds it")
-            .keep((partition, sequence), message);
+            .keep((partition, sequence), message)
     }
 
     pub(crate) fn find(&self, partition: u8, sequence: u64) -> Option<Arc<Message>> {
         self.cache
             .lock()
             .expect("no panic holds it")
-            .messages
-            .get(&(partition, sequence))
-            .cloned()
+            .find((partition, sequence))
     }
 
     /// Events of a partition that is given away are of no use here.
@@ -146,12 +146,19 @@ impl NodeShared {
     }
 }
 
+/// Messages that were let go are forgotten when there are this many, and again whenever their number has
+/// doubled.
+const LET_GO_MIN: usize = 256;
+
 /// Messages by partition and sequence, the oldest out first.
 struct Cache {
     messages: FxHashMap<(u8, u64), Arc<Message>>,
     order: VecDeque<(u8, u64)>,
     bytes: usize,
     bytes_max: usize,
+    /// Messages that were let go, some of whose entries may still be on their way.
+    let_go: FxHashMap<(u8, u64), Vec<Weak<Entry>>>,
+    forget_at: usize,
 }
 
 impl Cache {
@@ -161,12 +168,26 @@ impl Cache {
             order: VecDeque::new(),
             bytes: 0,
             bytes_max,
+            let_go: FxHashMap::default(),
+            forget_at: 0,
         }
     }
 
-    fn keep(&mut self, key: (u8, u64), message: Arc<Message>) {
+    fn find(&self, key: (u8, u64)) -> Option<Arc<Message>> {
+        if let Some(message) = self.messages.get(&key) {
+            return Some(message.clone());
+        }
+        let entries: Option<Vec<_>> = self.let_go.get(&key)?.iter().map(Weak::upgrade).collect();
+        Some(Arc::new(Message::of_entries(entries?)))
+    }
+
+    fn keep(&mut self, key: (u8, u64), message: Arc<Message>) -> Arc<Message> {
+        let message = match self.let_go.remove(&key) {
+            Some(let_go) => with_those_in_memory(message, &let_go),
+            None => message,
+        };
         self.bytes += message.bytes;
-        match self.messages.insert(key, message) {
+        match self.messages.insert(key, message.clone()) {
             Some(known) => self.bytes -= known.bytes,
             None => self.order.push_back(key),
         }
@@ -176,12 +197,31 @@ impl Cache {
             };
             if let Some(message) = self.messages.remove(&oldest) {
                 self.bytes -= message.bytes;
+                self.let_go(oldest, &message);
             }
         }
+        message
+    }
+
+    fn let_go(&mut self, key: (u8, u64), message: &Arc<Message>) {
+        let entries = &message.entries;
+        let in_use =
+            Arc::strong_count(message) > 1 || entries.iter().any(|entry| Arc::strong_count(entry) > 1);
+        if !in_use {
+            return;
+        }
+        if self.let_go.len() >= self.forget_at.max(LET_GO_MIN) {
+            let in_use = |entries: &[Weak<Entry>]| entries.iter().any(|entry| entry.strong_count() > 0);
+            self.let_go.retain(|_, entries| in_use(entries));
+            self.forget_at = self.let_go.len() * 2;
+        }
+        self.let_go
+            .insert(key, entries.iter().map(Arc::downgrade).collect());
     }
 
     fn forget(&mut self, partition: u8) {
         self.order.retain(|key| key.0 != partition);
+        self.let_go.retain(|key, _| key.0 != partition);
         let bytes = &mut self.bytes;
         self.messages.retain(|key, message| {
             if key.0 == partition {
@@ -192,9 +232,56 @@ impl Cache {
     }
 }
 
+/// The message with those of its entries that are in memory already.
+fn with_those_in_memory(message: Arc<Message>, let_go: &[Weak<Entry>]) -> Arc<Message> {
+    let known: Vec<Arc<Entry>> = let_go.iter().filter_map(Weak::upgrade).collect();
+    if known.is_empty() {
+        return message;
+    }
+    let entries = message.entries.iter().map(|entry| {
+        let same = known.iter().find(|known| known.first == entry.first);
+        same.unwrap_or(entry).clone()
+    });
+    Arc::new(Message {
+        entries: entries.collect(),
+        bytes: message.bytes,
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use postrider_store::conformance::events;
+
+    // What was on its way was read again: two copies in memory, charged once.
+    #[test]
+    fn entries_that_are_let_go_while_in_use_are_not_read_twice() {
+        let read = |sequence: u64| {
+            let requests = vec![events(&[("a", &[1])]), events(&[("b", &[1])])];
+            Arc::new(Message::new(0, sequence, requests))
+        };
+        let mut cache = Cache::new(1);
+        let both = cache.keep((0, 1), read(1)).entries.clone();
+        cache.keep((0, 2), read(2));
+        assert!(!cache.messages.contains_key(&(0, 1)));
+        let found = cache.find((0, 1)).expect("both are in memory");
+        assert!(Arc::ptr_eq(&found.entries[0], &both[0]) && Arc::ptr_eq(&found.entries[1], &both[1]));
+        assert_eq!(found.bytes, read(1).bytes);
+        drop(found);
+        let [first, second] = <[_; 2]>::try_from(both).unwrap();
+        drop(second);
+        assert!(cache.find((0, 1)).is_none(), "one of them must be read");
+        let again = cache.keep((0, 1), read(1));
+        assert!(Arc::ptr_eq(&again.entries[0], &first));
+        drop((again, first));
+        // Entries that nobody uses are not remembered.
+        for sequence in 3..1000 {
+            cache.keep((0, sequence), read(sequence));
+        }
+        assert!(cache.let_go.len() <= LET_GO_MIN, "{}", cache.let_go.len());
+        cache.forget(0);
+        assert!(cache.let_go.is_empty());
+    }
 
     fn message(bytes: usize) -> Arc<Message> {
         Arc::new(Message {

@@ -185,6 +185,13 @@ impl FaultDisk {
             .collect()
     }
 
+    /// Flips a bit of what a file holds, as a failing disk does.
+    pub fn flip(&self, name: &str, at: usize) {
+        let mut files = self.lock();
+        let inode = files.now()[name];
+        files.contents[inode].bytes[at] ^= 0x10;
+    }
+
     pub fn limit(&self, room: Option<u64>) {
         self.lock().room = room;
     }

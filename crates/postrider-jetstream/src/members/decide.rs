@@ -10,6 +10,14 @@
 //! then the other's lease has run out, and whatever it stores later is stored too late to continue it. A lease that
 //! was not continued in time is *broken*: its holder must first confirm each of its partitions by a compare-and-swap
 //! of its key, and that fails if somebody took the partition meanwhile, just as the taking fails if it was confirmed.
+//!
+//! Why no node acts by a catalogue older than a change that was answered. Heartbeats carry the version of the catalogue
+//! that is in force at their node. A change is answered when each node has said a version that includes it, or is
+//! dead or gone by the rule above, as heard up to a heartbeat that the answering node began to send after the change was
+//! stored. A lease that was broken, and a first one, is not valid before the catalogue has been confirmed by a commit
+//! that began after the heartbeat which began the new stretch was stored: whoever answered a change without having heard
+//! that heartbeat had stored the change before it, and the confirmed catalogue includes the change. A node whose
+//! catalogue cannot follow for two leases sends no heartbeats, so that it holds up nobody's changes for longer.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
@@ -43,7 +51,7 @@ pub const REFUSED_WAIT: Duration = Duration::from_millis(500);
 /// How long a partition that could not be loaded is left to others at first, and at most.
 const FAILED_WAIT: (Duration, Duration) = (Duration::from_secs(5), Duration::from_secs(60));
 /// Heartbeats whose fate is not known yet; older ones are of no use any more.
-const BEATS_OPEN_MAX: usize = 16;
+const BEATS_OPEN_MAX: usize = 512;
 
 #[derive(Clone, Copy, Debug)]
 pub struct Rules {
@@ -61,13 +69,31 @@ impl Rules {
     pub fn dead_after(&self) -> Duration {
         self.lease * 3 / 2
     }
+
+    /// For how long the catalogue may fail to be found current before no heartbeat is sent any more: longer than the
+    /// catalogue's stream needs to elect a leader, with the usual lease.
+    pub fn catalogue_patience(&self) -> Duration {
+        self.lease * 2
+    }
+}
+
+/// The part of a heartbeat that decisions depend on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Heartbeat {
+    pub process: u64,
+    pub beat: u64,
+    pub draining: bool,
+    /// The catalogue's version that is in force at the node. None: an older program, for which nobody waits.
+    pub catalogue: Option<u64>,
 }
 
 /// What was heard of a node.
 #[derive(Clone, Debug)]
 struct Heard {
     revision: u64,
+    process: u64,
     draining: bool,
+    catalogue: Option<u64>,
     /// When something of it last came.
     at: Duration,
     /// For how long, between heartbeats of our own, nothing has come since.
@@ -119,6 +145,8 @@ pub enum Step {
     Take { partition: u8, revision: u64 },
     /// The lease was broken: swap the key once more, to see that nobody took the partition meanwhile.
     Confirm { partition: u8, revision: u64 },
+    /// The lease was broken, or is the first: see by a commit that the catalogue is current.
+    ConfirmCatalogue,
     /// Stop claiming, let attempts end, write everything down, free the key.
     Release { partition: u8 },
     /// It belongs to somebody else: stop at once and write nothing.
@@ -163,6 +191,11 @@ pub struct Known {
     stretch: u64,
     /// Partitions not to be tried before, and how long was waited last.
     waits: BTreeMap<u8, (Duration, Duration)>,
+    /// The stretch of lease in which the catalogue was confirmed last.
+    catalogue_stretch: Option<u64>,
+    confirming_catalogue: bool,
+    /// When the last look began that found the catalogue current.
+    catalogue_current: Duration,
 }
 
 impl Known {
@@ -185,7 +218,54 @@ impl Known {
             stored: None,
             stretch: 0,
             waits: BTreeMap::new(),
+            catalogue_stretch: None,
+            confirming_catalogue: false,
+            catalogue_current: now,
         }
+    }
+
+    /// Whether heartbeats may be sent: the catalogue here can still follow.
+    pub fn may_beat(&self, now: Duration) -> bool {
+        now < self.catalogue_current + self.rules.catalogue_patience()
+    }
+
+    /// Everything that was stored in the catalogue when a look at it `began` is in force here.
+    pub fn catalogue_seen(&mut self, began: Duration) {
+        self.catalogue_current = self.catalogue_current.max(began);
+    }
+
+    /// The commit for a `ConfirmCatalogue` is about to be sent. Returns the stretch of lease that it belongs to.
+    pub fn confirming_catalogue(&mut self) -> u64 {
+        self.confirming_catalogue = true;
+        self.stretch
+    }
+
+    /// The commit that was `began` in `stretch` is stored, and everything before it is in force here.
+    pub fn catalogue_confirmed(&mut self, stretch: u64, began: Duration) {
+        self.confirming_catalogue = false;
+        self.catalogue_stretch = Some(stretch);
+        self.catalogue_seen(began);
+    }
+
+    /// It is not known whether the catalogue is current; it is to be tried again.
+    pub fn catalogue_unconfirmed(&mut self) {
+        self.confirming_catalogue = false;
+    }
+
+    /// Whether no node acts by a catalogue older than `version`, which was stored before `since`. The error names nodes
+    /// that may: this one if it has not heard enough to say.
+    pub fn in_force(&self, version: u64, since: Duration) -> Result<(), Vec<NodeId>> {
+        if self.echo.is_none_or(|echo| echo <= since) {
+            return Err(vec![self.me.node]);
+        }
+        let lags = |heard: &Heard| heard.catalogue.is_some_and(|known| known < version);
+        let acts = |heard: &Heard| heard.left.is_none() && heard.dead.is_none();
+        let others = self.nodes.iter().filter(|(node, _)| **node != self.me.node);
+        let behind: Vec<NodeId> = others
+            .filter(|(_, heard)| acts(heard) && lags(heard))
+            .map(|(node, _)| *node)
+            .collect();
+        if behind.is_empty() { Ok(()) } else { Err(behind) }
     }
 
     /// A heartbeat is about to be sent. Returns its number, which goes with it.
@@ -221,25 +301,19 @@ impl Known {
     }
 
     /// Something of a node was heard.
-    pub fn node_heard(
-        &mut self,
-        node: NodeId,
-        process: u64,
-        beat: u64,
-        draining: bool,
-        revision: u64,
-        now: Duration,
-    ) {
-        if self
-            .nodes
-            .get(&node)
-            .is_some_and(|heard| revision <= heard.revision)
-        {
+    pub fn node_heard(&mut self, node: NodeId, said: Heartbeat, revision: u64, now: Duration) {
+        let Heartbeat { process, beat, .. } = said;
+        let before = self.nodes.get(&node);
+        if before.is_some_and(|heard| revision <= heard.revision) {
             return;
         }
+        // Heartbeats may be stored in another order than they were sent; a process never forgets a version.
+        let same = before.filter(|heard| heard.process == process);
         let heard = Heard {
             revision,
-            draining,
+            process,
+            draining: said.draining,
+            catalogue: said.catalogue.max(same.and_then(|heard| heard.catalogue)),
             at: now,
             silent: Duration::ZERO,
             dead: None,
@@ -413,10 +487,10 @@ impl Known {
         self.waits.insert(partition, (now + REFUSED_WAIT, Duration::ZERO));
     }
 
-    /// Until when this node may act, if everything it holds is known to be its own.
+    /// Until when this node may act, if everything it holds is known to be its own and its catalogue to be current.
     pub fn valid_until(&self) -> Option<Duration> {
         let unsure = |hold: &Hold| hold.doing != Doing::Loading && hold.stretch != self.stretch;
-        if self.held.values().any(unsure) {
+        if self.held.values().any(unsure) || self.catalogue_stretch != Some(self.stretch) {
             return None;
         }
         Some(self.stored? + self.rules.lease)
@@ -493,6 +567,17 @@ impl Known {
         live
     }
 
+    /// When a heartbeat has to be sent for the next silent node to be known to be dead as soon as it can be. A heartbeat
+    /// in turn may come a quarter of a lease later.
+    pub fn next_death_at(&self) -> Option<Duration> {
+        let echo = self.echo?;
+        let others = self.nodes.iter().filter(|(node, _)| **node != self.me.node);
+        let silent = others.filter(|(_, heard)| heard.left.is_none() && heard.dead.is_none());
+        let dead_at =
+            |heard: &Heard| echo.max(heard.at) + self.rules.dead_after().saturating_sub(heard.silent);
+        silent.map(|(_, heard)| dead_at(heard)).min()
+    }
+
     /// Since when nobody acts for the partition, if it is so.
     fn open_since(&self, partition: u8) -> Option<Duration> {
         let owner = self.owners[usize::from(partition)];
@@ -525,6 +610,9 @@ impl Known {
         }
         if !self.beating(now) {
             return plan;
+        }
+        if self.catalogue_stretch != Some(self.stretch) && !self.confirming_catalogue {
+            plan.steps.push(Step::ConfirmCatalogue);
         }
         for (partition, hold) in &self.held {
             let unsure = hold.stretch != self.stretch && hold.revision > 0;
@@ -665,16 +753,31 @@ mod tests {
         };
         let mut known = Known::new(holder(1), rules, Duration::ZERO);
         for other in others {
-            known.node_heard(NodeId(*other), other * 100, 1, false, *other, Duration::ZERO);
+            known.node_heard(NodeId(*other), said(*other, 1), *other, Duration::ZERO);
         }
         beat(&mut known, 100, Duration::ZERO);
+        confirm_catalogue(&mut known, Duration::ZERO);
         known
+    }
+
+    fn said(node: u64, beat: u64) -> Heartbeat {
+        Heartbeat {
+            process: node * 100,
+            beat,
+            draining: false,
+            catalogue: Some(1),
+        }
+    }
+
+    fn confirm_catalogue(known: &mut Known, now: Duration) {
+        let stretch = known.confirming_catalogue();
+        known.catalogue_confirmed(stretch, now);
     }
 
     fn beat(known: &mut Known, revision: u64, now: Duration) {
         let number = known.beat_sent(now);
         known.beat_stored(number, now);
-        known.node_heard(NodeId(1), 100, number, false, revision, now);
+        known.node_heard(NodeId(1), said(1, number), revision, now);
     }
 
     fn hold(known: &mut Known, partition: u8, revision: u64) {
@@ -721,6 +824,7 @@ mod tests {
         }
         // A silence of our own does not count, however long.
         beat(&mut known, 110, secs(100.0));
+        confirm_catalogue(&mut known, secs(100.0));
         assert_eq!(known.standing(NodeId(2)), Some(Standing::Live));
         beat(&mut known, 111, secs(101.25));
         assert_eq!(known.standing(NodeId(2)), Some(Standing::Dead));
@@ -729,8 +833,23 @@ mod tests {
             revision: 50,
         };
         assert_eq!(known.decide(secs(101.25)).steps, [take]);
-        known.node_heard(NodeId(2), 200, 9, false, 112, secs(102.0));
+        known.node_heard(NodeId(2), said(2, 9), 112, secs(102.0));
         assert!(known.decide(secs(102.0)).steps.is_empty(), "it lives");
+    }
+
+    #[test]
+    fn a_heartbeat_at_the_right_time_finds_a_death_at_once() {
+        let mut known = known(1, &[2]);
+        beat(&mut known, 101, secs(1.0));
+        known.node_heard(NodeId(2), said(2, 2), 102, secs(1.1));
+        for n in 1..6 {
+            beat(&mut known, 102 + n, secs(1.0 + n as f64 * 1.25));
+            assert_eq!(known.next_death_at(), Some(secs(8.6)), "{n}");
+        }
+        assert_eq!(known.standing(NodeId(2)), Some(Standing::Live));
+        beat(&mut known, 120, secs(8.6));
+        assert_eq!(known.standing(NodeId(2)), Some(Standing::Dead));
+        assert_eq!(known.next_death_at(), None);
     }
 
     #[test]
@@ -744,7 +863,7 @@ mod tests {
         let under_way = known.beat_sent(secs(5.0));
         known.slept();
         known.beat_stored(under_way, secs(8.5));
-        known.node_heard(NodeId(1), 100, under_way, false, 104, secs(8.5));
+        known.node_heard(NodeId(1), said(1, under_way), 104, secs(8.5));
         for n in 0..6 {
             let now = secs(8.5 + n as f64 * 1.25);
             beat(&mut known, 105 + n, now);
@@ -771,7 +890,9 @@ mod tests {
             partition: 0,
             revision: 51,
         };
-        assert_eq!(known.decide(secs(6.0)).steps, [confirm]);
+        assert_eq!(known.decide(secs(6.0)).steps, [Step::ConfirmCatalogue, confirm]);
+        confirm_catalogue(&mut known, secs(6.0));
+        assert_eq!(known.valid_until(), None, "the partition is not confirmed");
         let stretch = known.confirming(0);
         assert!(known.decide(secs(6.0)).steps.is_empty(), "it is under way");
         known.confirmed(0, 60, stretch, secs(6.1));
@@ -779,6 +900,74 @@ mod tests {
         // Somebody else has it: nothing is confirmed, it is gone.
         known.owner_heard(0, Some(holder(2)), 61, secs(6.2));
         assert_eq!(known.decide(secs(6.2)).steps[0], Step::Resign { partition: 0 });
+    }
+
+    #[test]
+    fn a_broken_lease_is_not_valid_before_the_catalogue_is_confirmed() {
+        let mut known = known(1, &[2]);
+        assert_eq!(known.valid_until(), Some(LEASE));
+        beat(&mut known, 101, secs(4.0));
+        assert_eq!(known.valid_until(), Some(secs(9.0)), "it was not broken");
+        // One that is under way when the lease breaks says nothing of the time after.
+        let late = known.confirming_catalogue();
+        beat(&mut known, 102, secs(9.5));
+        known.catalogue_confirmed(late, secs(4.5));
+        assert_eq!(known.valid_until(), None);
+        assert_eq!(known.decide(secs(9.5)).steps, [Step::ConfirmCatalogue]);
+        let stretch = known.confirming_catalogue();
+        assert!(known.decide(secs(9.5)).steps.is_empty(), "it is under way");
+        known.catalogue_unconfirmed();
+        assert_eq!(known.decide(secs(9.6)).steps, [Step::ConfirmCatalogue]);
+        known.catalogue_confirmed(stretch, secs(9.6));
+        assert_eq!(known.valid_until(), Some(secs(14.5)));
+    }
+
+    #[test]
+    fn a_node_whose_catalogue_cannot_follow_falls_silent() {
+        let mut known = known(1, &[]);
+        assert!(known.may_beat(secs(9.9)));
+        assert!(!known.may_beat(secs(10.0)));
+        known.catalogue_seen(secs(3.0));
+        assert!(known.may_beat(secs(12.9)) && !known.may_beat(secs(13.0)));
+    }
+
+    #[test]
+    fn a_change_is_in_force_when_every_node_has_said_so_or_is_dead_or_gone() {
+        let mut known = known(1, &[2, 3]);
+        let in_force = |known: &Known, since| known.in_force(5, secs(since));
+        let lags = |nodes: &[u64]| Err(nodes.iter().map(|node| NodeId(*node)).collect::<Vec<_>>());
+        assert_eq!(in_force(&known, 0.5), lags(&[1]), "nothing was heard since");
+        beat(&mut known, 101, secs(1.0));
+        assert_eq!(in_force(&known, 0.5), lags(&[2, 3]));
+        let applied = |node, version| Heartbeat {
+            catalogue: version,
+            ..said(node, 2)
+        };
+        known.node_heard(NodeId(2), applied(2, Some(5)), 102, secs(1.1));
+        known.node_heard(NodeId(3), applied(3, Some(4)), 103, secs(1.1));
+        assert_eq!(in_force(&known, 0.5), lags(&[3]));
+        // An earlier one that is stored later takes nothing back.
+        known.node_heard(NodeId(2), said(2, 1), 104, secs(1.1));
+        assert_eq!(in_force(&known, 0.5), lags(&[3]));
+        assert_eq!(
+            in_force(&known, 1.05),
+            lags(&[1]),
+            "a later change wants a later heartbeat"
+        );
+        // A node of an older program says nothing.
+        known.node_heard(NodeId(4), applied(4, None), 105, secs(1.2));
+        // The third falls silent.
+        for n in 2..8 {
+            let now = secs(1.1 + f64::from(n - 1) * 1.25);
+            beat(&mut known, 103 + 2 * n as u64, now);
+            known.node_heard(NodeId(2), applied(2, Some(5)), 104 + 2 * n as u64, now);
+            let dead = now - secs(1.1) >= LEASE * 3 / 2;
+            assert_eq!(in_force(&known, 0.5).is_ok(), dead, "{now:?}");
+        }
+        known.node_heard(NodeId(3), applied(3, Some(4)), 200, secs(9.0));
+        assert_eq!(in_force(&known, 0.5), lags(&[3]), "it is back");
+        known.node_left(NodeId(3), 201, secs(9.1));
+        assert_eq!(in_force(&known, 0.5), Ok(()));
     }
 
     #[test]

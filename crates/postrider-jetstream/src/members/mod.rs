@@ -8,6 +8,7 @@ mod run;
 mod simulation;
 
 use crate::bucket::Bucket;
+use crate::catalog::JetStreamCatalog;
 use crate::connect::Connection;
 use crate::log::JetStreamLog;
 use crate::partition::Partition;
@@ -20,7 +21,7 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
-use tokio::sync::{mpsc, watch};
+use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 pub use value::{Counts, Waiting};
@@ -71,6 +72,8 @@ pub struct Member {
     /// The partitions that it serves.
     pub partitions: Vec<u8>,
     pub counts: Counts,
+    /// The version of the catalogue that is in force there; none from an older program.
+    pub catalogue: Option<u64>,
     /// What the node says of itself: rates, counters.
     pub report: BTreeMap<String, f64>,
 }
@@ -155,6 +158,63 @@ enum Command {
     Undrain,
     /// Drain, then say goodbye.
     Leave,
+    /// Tell once no node can act by a catalogue older than this version.
+    InForce {
+        version: u64,
+        done: oneshot::Sender<()>,
+    },
+}
+
+/// Commands that wait for the loop.
+const COMMANDS_WAITING_MAX: usize = 64;
+/// How long a change waits at most for a node that has fallen silent or cannot follow, whatever the lease.
+const IN_FORCE_PATIENCE_MAX: Duration = Duration::from_secs(60);
+
+/// Tells when changes of the catalogue are in force at every node.
+#[derive(Clone)]
+pub struct ChangeBarrier {
+    commands: mpsc::Sender<Command>,
+    shared: Arc<Shared>,
+    patience: Duration,
+}
+
+impl ChangeBarrier {
+    /// Returns once no node can act by a catalogue older than `version`, which is stored and in force here: every other
+    /// node has it in force, or its lease has run out. The error names the nodes that are waited for.
+    pub async fn wait(&self, version: u64) -> Result<(), Error> {
+        let (done, settled) = oneshot::channel();
+        let wait = async {
+            let command = Command::InForce { version, done };
+            self.commands.send(command).await.map_err(|_| Error::Closed)?;
+            let full = || Error::Busy("too many changes wait to be in force at every node".into());
+            settled.await.map_err(|_| full())
+        };
+        match tokio::time::timeout(self.patience, wait).await {
+            Ok(settled) => settled,
+            Err(_) => Err(Error::Unavailable(format!(
+                "the change is stored but {} may still act by the old state; repeat the request until it is confirmed",
+                self.waited_for(version)
+            ))),
+        }
+    }
+
+    /// For people.
+    fn waited_for(&self, version: u64) -> String {
+        let membership = self.shared.membership.borrow().clone();
+        let lags = |member: &&Member| member.catalogue.is_some_and(|known| known < version);
+        let others = membership
+            .present()
+            .filter(|member| member.id != self.shared.node.id);
+        let names: Vec<String> = others
+            .filter(lags)
+            .map(|member| format!("node {:?}", member.name))
+            .collect();
+        if names.is_empty() {
+            "another node, whose heartbeats cannot be heard now,".into()
+        } else {
+            names.join(", ")
+        }
+    }
 }
 
 /// This node among the others.
@@ -209,17 +269,24 @@ impl Members {
         rules: Rules,
         handle: Handle,
         log: Arc<JetStreamLog>,
+        catalog: Arc<JetStreamCatalog>,
     ) -> Result<Members, Error> {
         let shared = handle.0;
         let incarnation = run::alone(connection, bucket, &rules, &shared.node).await?;
-        let (commands, taken) = mpsc::channel(4);
+        let (commands, taken) = mpsc::channel(COMMANDS_WAITING_MAX);
+        let barrier = ChangeBarrier {
+            commands: commands.clone(),
+            shared: shared.clone(),
+            patience: (rules.lease * 2 + rules.dead_after()).min(IN_FORCE_PATIENCE_MAX),
+        };
+        catalog.join(shared.lease.clone(), barrier);
         let stop = CancellationToken::new();
         let looping = run::Loop::new(
             connection.clone(),
             bucket.clone(),
             rules,
             shared.clone(),
-            log,
+            (log, catalog),
             incarnation,
             stop.clone(),
         );

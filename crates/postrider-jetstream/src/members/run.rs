@@ -1,10 +1,11 @@
 //! The loop: says that this node is there, hears the others, does what was decided.
 
-use super::decide::{Doing, Known, NodeId, Rules, Standing, Step};
+use super::decide::{Doing, Heartbeat, Known, NodeId, Rules, Standing, Step};
 use super::lease::Now;
 use super::value::{self, Beat, Counts, Key, Owned};
 use super::{Command, Member, Membership, Node, Ownership, PING_PATIENCE, RELEASE_PATIENCE, Shared, serves};
 use crate::bucket::{Bucket, Found, Swapped};
+use crate::catalog::JetStreamCatalog;
 use crate::chain::nap;
 use crate::connect::Connection;
 use crate::forward;
@@ -13,12 +14,12 @@ use crate::partition::Partition;
 use async_nats::{Request, RequestErrorKind};
 use futures_util::StreamExt;
 use postrider_core::time::Timestamp;
-use postrider_store::Error;
+use postrider_store::{Catalog, Error};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
-use tokio::sync::{Semaphore, mpsc};
+use tokio::sync::{Semaphore, mpsc, oneshot};
 use tokio::task::{AbortHandle, JoinSet};
 use tokio_util::sync::CancellationToken;
 
@@ -32,6 +33,10 @@ const WRITE_PATIENCE: Duration = Duration::from_secs(20);
 const TRY_AGAIN: Duration = Duration::from_millis(100);
 /// Changes of the bucket that were heard and not looked at yet.
 const FOUND_WAITING_MAX: usize = 256;
+/// Heartbeats that are sent because the catalogue changed are at least so far apart.
+const BEATS_APART: Duration = Duration::from_millis(10);
+/// Changes of the catalogue that wait to be in force everywhere.
+const CHANGES_WAITING_MAX: usize = 4096;
 /// A node that has been dead for so long and owns nothing is forgotten.
 const FORGET_AFTER: Duration = Duration::from_secs(3600);
 
@@ -110,6 +115,25 @@ enum Done {
         swapped: Result<Swapped, Error>,
     },
     Forgotten,
+    /// A look whether the catalogue here is current.
+    CatalogueSeen {
+        began: Duration,
+        current: Result<(), Error>,
+    },
+    CatalogueConfirmed {
+        stretch: u64,
+        began: Duration,
+        confirmed: Result<(), Error>,
+    },
+}
+
+/// A change of the catalogue that is answered once it is in force everywhere.
+struct Change {
+    version: u64,
+    /// When it was certainly stored.
+    since: Duration,
+    /// Dropped when the change is given up.
+    done: oneshot::Sender<()>,
 }
 
 /// What is done with a partition that is held.
@@ -127,6 +151,13 @@ pub struct Loop {
     rules: Rules,
     shared: Arc<Shared>,
     log: Arc<JetStreamLog>,
+    catalog: Arc<JetStreamCatalog>,
+    changes: Vec<Change>,
+    /// The catalogue's version in the last heartbeat, and when that was sent.
+    said: (u64, Duration),
+    beats_under_way: usize,
+    looking_at_catalogue: bool,
+    said_behind: bool,
     incarnation: u64,
     stop: CancellationToken,
     known: Known,
@@ -149,7 +180,7 @@ impl Loop {
         bucket: Bucket,
         rules: Rules,
         shared: Arc<Shared>,
-        log: Arc<JetStreamLog>,
+        (log, catalog): (Arc<JetStreamLog>, Arc<JetStreamCatalog>),
         incarnation: u64,
         stop: CancellationToken,
     ) -> Loop {
@@ -161,6 +192,12 @@ impl Loop {
             rules,
             shared,
             log,
+            catalog,
+            changes: Vec::new(),
+            said: (0, now),
+            beats_under_way: 0,
+            looking_at_catalogue: false,
+            said_behind: false,
             incarnation,
             stop,
             beats: BTreeMap::new(),
@@ -181,11 +218,16 @@ impl Loop {
         let stop = self.stop.clone();
         let mut beat_at = self.now();
         let mut watching = Watching::start(&self.bucket);
+        let (mut stored, mut applied) = self.catalog.moves();
         loop {
             let now = self.now();
             if now >= beat_at {
+                self.look_at_catalogue(now);
                 self.beat(now);
                 beat_at = now + self.rules.beat_every();
+            }
+            if self.news_at(now).is_some_and(|at| now >= at) {
+                self.beat(now);
             }
             // Before anything else: whoever was replaced must not extend its lease once more.
             if self.shared.failed.borrow().is_some() {
@@ -202,19 +244,24 @@ impl Loop {
                 self.echoed = now;
             }
             let lease_end = self.known.valid_until().filter(|until| *until > now);
-            let wake = [again, lease_end]
+            let wake = [again, lease_end, self.news_at(now)]
                 .into_iter()
                 .flatten()
                 .fold(beat_at, Duration::min);
             tokio::select! {
                 biased;
                 () = stop.cancelled() => break,
-                Some(command) = commands.recv() => {
-                    self.leaving |= matches!(command, Command::Leave);
-                    self.draining = self.leaving || matches!(command, Command::Drain);
-                    self.known.drain(self.draining);
-                    beat_at = self.now();
-                }
+                Some(command) = commands.recv() => match command {
+                    Command::InForce { version, done } => self.await_in_force(version, done),
+                    Command::Drain | Command::Undrain | Command::Leave => {
+                        self.leaving |= matches!(command, Command::Leave);
+                        self.draining = self.leaving || matches!(command, Command::Drain);
+                        self.known.drain(self.draining);
+                        beat_at = self.now();
+                    }
+                },
+                Ok(()) = stored.changed() => {}
+                Ok(()) = applied.changed() => {}
                 Some(done) = self.jobs.join_next(), if !self.jobs.is_empty() => match done {
                     Ok(done) => self.done(done),
                     Err(e) if e.is_panic() => std::panic::resume_unwind(e.into_panic()),
@@ -261,7 +308,86 @@ impl Loop {
         }
     }
 
+    /// When a heartbeat is to be sent that cannot wait for the next in turn: others wait to hear the version of the
+    /// catalogue here, a change waits for this node to have heard everything that was stored before it, or a node has
+    /// been silent for long enough.
+    fn news_at(&self, now: Duration) -> Option<Duration> {
+        let (version, sent) = self.said;
+        let waits = self.changes.iter().any(|change| change.since >= sent);
+        let news = waits || self.catalog.in_force() > version;
+        if self.beats_under_way > 0 || !self.known.may_beat(now) {
+            return None;
+        }
+        let news_at = news.then_some(sent + BEATS_APART);
+        let death_at = self.known.next_death_at().filter(|at| *at > sent);
+        [news_at, death_at].into_iter().flatten().min()
+    }
+
+    fn await_in_force(&mut self, version: u64, done: oneshot::Sender<()>) {
+        self.changes.retain(|change| !change.done.is_closed());
+        if self.changes.len() < CHANGES_WAITING_MAX {
+            let since = self.now();
+            self.changes.push(Change { version, since, done });
+        }
+    }
+
+    /// Tells those whose changes are in force everywhere.
+    fn settle_changes(&mut self) {
+        let (known, changes) = (&self.known, std::mem::take(&mut self.changes));
+        let in_force = |change: &Change| known.in_force(change.version, change.since).is_ok();
+        let (settled, waiting): (Vec<Change>, Vec<Change>) = changes.into_iter().partition(in_force);
+        self.changes = waiting;
+        for change in settled {
+            // Whoever made the change may have given up.
+            let _ = change.done.send(());
+        }
+    }
+
+    fn look_at_catalogue(&mut self, began: Duration) {
+        if std::mem::replace(&mut self.looking_at_catalogue, true) {
+            return;
+        }
+        let (catalog, patience) = (self.catalog.clone(), self.rules.lease);
+        self.jobs.spawn(async move {
+            let looked = tokio::time::timeout(patience, catalog.catch_up()).await;
+            Done::CatalogueSeen {
+                began,
+                current: looked.unwrap_or_else(|_| Err(Error::Unavailable("it does not answer".into()))),
+            }
+        });
+    }
+
+    fn confirm_catalogue(&mut self, began: Duration) {
+        let stretch = self.known.confirming_catalogue();
+        let catalog = self.catalog.clone();
+        self.jobs.spawn(async move {
+            let confirmed = catalog.confirm().await;
+            if confirmed.is_err() {
+                nap(TRY_AGAIN).await;
+            }
+            Done::CatalogueConfirmed {
+                stretch,
+                began,
+                confirmed,
+            }
+        });
+    }
+
+    /// Sends a heartbeat, unless the catalogue here cannot follow: others would wait for this node in vain.
     fn beat(&mut self, now: Duration) {
+        if !self.known.may_beat(now) {
+            if !std::mem::replace(&mut self.said_behind, true) {
+                tracing::warn!(
+                    "the catalogue is behind for too long: no heartbeats are sent until it is current"
+                );
+            }
+            return;
+        }
+        if std::mem::take(&mut self.said_behind) {
+            tracing::info!("the catalogue is current again");
+        }
+        self.beats_under_way += 1;
+        self.said = (self.catalog.in_force(), now);
         let number = self.known.beat_sent(now);
         let beat = self.describe(number);
         let bytes = value::write(&beat);
@@ -296,6 +422,7 @@ impl Loop {
             version: node.version.clone(),
             started: node.started.nanos(),
             draining: self.draining,
+            catalogue: Some(self.said.0),
             serves: serves(&self.log),
             counts: self.counts(),
             report: self
@@ -329,8 +456,13 @@ impl Loop {
                 if node == me.id {
                     self.echoed = now;
                 }
-                self.known
-                    .node_heard(node, beat.process, beat.beat, beat.draining, found.revision, now);
+                let said = Heartbeat {
+                    process: beat.process,
+                    beat: beat.beat,
+                    draining: beat.draining,
+                    catalogue: beat.catalogue,
+                };
+                self.known.node_heard(node, said, found.revision, now);
                 self.beats.insert(node, beat);
             }
             Some(Key::Partition(partition)) if partition < self.rules.partitions => {
@@ -373,6 +505,7 @@ impl Loop {
             match step {
                 Step::Take { partition, revision } => self.take(partition, revision),
                 Step::Confirm { partition, revision } => self.confirm(partition, revision),
+                Step::ConfirmCatalogue => self.confirm_catalogue(now),
                 Step::Release { partition } => self.release(partition),
                 Step::Resign { partition } => {
                     // One that was released is not served any more; that its key is free may be heard of first.
@@ -385,6 +518,7 @@ impl Loop {
             }
         }
         self.extend(moment);
+        self.settle_changes();
         self.show(now);
         plan.again
     }
@@ -581,6 +715,9 @@ impl Loop {
 
     fn done(&mut self, done: Done) {
         let now = self.now();
+        if matches!(done, Done::Beat { .. }) {
+            self.beats_under_way -= 1;
+        }
         match done {
             Done::Beat { beat, stored: Ok(_) } => {
                 self.known.beat_stored(beat, now);
@@ -648,6 +785,24 @@ impl Loop {
                 swapped,
             } => self.freed(partition, epoch, swapped, now),
             Done::Forgotten => {}
+            Done::CatalogueSeen { began, current } => {
+                self.looking_at_catalogue = false;
+                match current {
+                    Ok(()) => self.known.catalogue_seen(began),
+                    Err(e) => tracing::debug!(error = %e, "the catalogue is not known to be current"),
+                }
+            }
+            Done::CatalogueConfirmed {
+                stretch,
+                began,
+                confirmed,
+            } => match confirmed {
+                Ok(()) => self.known.catalogue_confirmed(stretch, began),
+                Err(e) => {
+                    tracing::debug!(error = %e, "the catalogue could not be confirmed yet");
+                    self.known.catalogue_unconfirmed();
+                }
+            },
         }
     }
 
@@ -739,6 +894,7 @@ impl Loop {
                     Standing::Dead | Standing::Left => Vec::new(),
                 },
                 counts: beat.counts,
+                catalogue: beat.catalogue,
                 report: beat.report.clone(),
             });
         }

@@ -4,8 +4,12 @@
 //! answers are late or lost, and what was given up can be stored all the same. Clocks begin anywhere and run at
 //! slightly different speeds. At every step: no partition has two nodes that serve it with valid leases. Once the
 //! faults are over: everything is served, evenly, soon, and then nothing moves any more.
+//!
+//! Meanwhile the catalogue changes, and cuts are one-way too: a node's requests arrive and it hears nothing, or it hears
+//! everything and nothing of it arrives; or its copy of the catalogue stands still. At every step: no node with a valid
+//! lease has a catalogue older than a change that was answered. Once the faults are over all changes are answered.
 
-use super::decide::{Doing, Holder, Known, NodeId, Rules, Step};
+use super::decide::{Doing, Heartbeat, Holder, Known, NodeId, Rules, Step};
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
 use std::time::Duration;
@@ -47,7 +51,7 @@ enum Key {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Value {
-    Beat { process: u64, beat: u64, draining: bool },
+    Beat(Heartbeat),
     Owned(Holder, u64),
     Free(Holder, u64),
     Deleted,
@@ -104,6 +108,37 @@ enum Happening {
     Crash,
     Start,
     Drain,
+    /// A heartbeat that does not wait for the next in turn.
+    News,
+    /// Somebody changes the catalogue at this node.
+    Change,
+    /// A commit arrives at the catalogue's stream; for a change, or to confirm a stretch of lease.
+    Commit(Commit),
+    /// A commit is acknowledged.
+    Committed(Commit, u64),
+    /// It is not known what became of a commit that was to confirm this stretch.
+    Unconfirmed(u64),
+    /// What others have changed arrives.
+    Apply,
+    /// A look at the catalogue's stream, begun then.
+    Look(Duration),
+    /// The old rule, planted: a change is answered a second after it was stored, whoever has it.
+    Answer(u64),
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Commit {
+    Change,
+    Confirm { stretch: u64, began: Duration },
+}
+
+/// A bug that the simulation has to find.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Planted {
+    /// A change is answered after a second, though a node may not have heard of it.
+    AnswersAfterASecond,
+    /// After a lease has run out the next heartbeat makes it valid again.
+    ResumesUnconfirmed,
 }
 
 struct Node {
@@ -120,6 +155,12 @@ struct Node {
     drained: bool,
     leaving: bool,
     wakes_at: u64,
+    /// The version of the catalogue that is in force here.
+    in_force: u64,
+    /// Changes made here that are not answered yet: version, since when they are stored, when that was.
+    changes: Vec<(u64, Duration, u64)>,
+    has_news: bool,
+    confirms: u64,
 }
 
 impl Node {
@@ -138,6 +179,18 @@ struct World {
     /// Until when a node is stopped, or cannot reach the bucket.
     stopped: BTreeMap<usize, u64>,
     cut: BTreeMap<usize, u64>,
+    /// Nothing that the node sends arrives before then.
+    mute: BTreeMap<usize, u64>,
+    /// Nothing arrives at the node before then.
+    deaf: BTreeMap<usize, u64>,
+    /// The node's catalogue stands still until then, and nothing else.
+    stale: BTreeMap<usize, u64>,
+    /// The version of the catalogue that is stored, and the newest change that was answered.
+    catalogue: u64,
+    answered: u64,
+    answers: u64,
+    slowest_answer: u64,
+    planted: Option<Planted>,
     silent_until: u64,
     revision: u64,
     bucket: BTreeMap<Key, (Value, u64)>,
@@ -147,6 +200,8 @@ struct World {
     moves: u64,
     /// No message is late.
     calm: bool,
+    /// How long it took to come to rest.
+    took: u64,
 }
 
 const NOBODY: u64 = 0;
@@ -162,6 +217,14 @@ impl World {
             nodes: BTreeMap::new(),
             stopped: BTreeMap::new(),
             cut: BTreeMap::new(),
+            mute: BTreeMap::new(),
+            deaf: BTreeMap::new(),
+            stale: BTreeMap::new(),
+            catalogue: 0,
+            answered: 0,
+            answers: 0,
+            slowest_answer: 0,
+            planted: None,
             silent_until: 0,
             revision: 0,
             bucket: BTreeMap::new(),
@@ -170,6 +233,7 @@ impl World {
             processes: 0,
             moves: 0,
             calm: false,
+            took: 0,
         }
     }
 
@@ -223,6 +287,11 @@ impl World {
             drained: false,
             leaving: false,
             wakes_at: 0,
+            // A node opens the catalogue before it joins.
+            in_force: self.catalogue,
+            changes: Vec::new(),
+            has_news: false,
+            confirms: 0,
         };
         let began = made.clock(self.now);
         made.known = Known::new(
@@ -264,6 +333,11 @@ impl World {
         // What goes on in the bucket, or to a node from outside, is nobody's own doing.
         match thing {
             Happening::Swap { asked, reply } => return self.swap(node, process, asked, reply),
+            Happening::Commit(commit) => return self.commit(node, process, commit),
+            Happening::Answer(version) => {
+                self.answered = self.answered.max(version);
+                return;
+            }
             Happening::Crash => {
                 self.nodes.remove(&node);
                 let wait = self.chance.between(100, 20_000);
@@ -290,14 +364,67 @@ impl World {
             Happening::Tick => {
                 let every = LEASE.as_millis() as u64 / 4;
                 self.later(node, every, Happening::Tick);
+                self.beat(node, now);
+                let wait = self.latency() + self.latency();
+                self.later(node, wait, Happening::Look(now));
+            }
+            Happening::News => {
+                self.nodes.get_mut(&node).expect("it lives").has_news = false;
+                self.beat(node, now);
+            }
+            Happening::Change => {
+                if self.nodes[&node].known.held().next().is_some() {
+                    let wait = self.latency();
+                    let reaches = self.mute_until(node).map_or(0, |until| until - self.now);
+                    self.later(node, reaches + wait, Happening::Commit(Commit::Change));
+                }
+            }
+            Happening::Committed(commit, version) => {
+                if let Some(until) = self.deaf_until(node) {
+                    return self.later(node, until - self.now, thing);
+                }
+                let at = self.now;
                 let n = self.nodes.get_mut(&node).expect("it lives");
-                let beat = n.known.beat_sent(now);
-                let value = Value::Beat {
-                    process,
-                    beat,
-                    draining: n.drained,
-                };
-                self.ask(node, Key::Node(node as u64), value, None, Wish::Beat(beat));
+                n.in_force = n.in_force.max(version);
+                match commit {
+                    Commit::Change => n.changes.push((version, now, at)),
+                    Commit::Confirm { stretch, began } => {
+                        n.known.catalogue_confirmed(stretch, began);
+                        n.confirms += 1;
+                    }
+                }
+                self.news(node);
+            }
+            Happening::Unconfirmed(confirms) => {
+                let n = self.nodes.get_mut(&node).expect("it lives");
+                if n.confirms == confirms {
+                    n.confirms += 1;
+                    n.known.catalogue_unconfirmed();
+                }
+            }
+            Happening::Apply => {
+                if let Some(until) = self.catalogue_stands_until(node) {
+                    return self.later(node, until - self.now, Happening::Apply);
+                }
+                let stored = self.catalogue;
+                let n = self.nodes.get_mut(&node).expect("it lives");
+                if n.in_force < stored {
+                    n.in_force = stored;
+                    self.news(node);
+                }
+            }
+            Happening::Look(began) => {
+                let quiet = self.now < self.silent_until || self.mute_until(node).is_some();
+                if !quiet && self.catalogue_stands_until(node).is_none() {
+                    let stored = self.catalogue;
+                    let n = self.nodes.get_mut(&node).expect("it lives");
+                    let news = n.in_force < stored;
+                    n.in_force = stored;
+                    n.known.catalogue_seen(began);
+                    if news {
+                        self.news(node);
+                    }
+                }
             }
             Happening::Wake => {}
             Happening::Hear => self.hear(node, now),
@@ -329,9 +456,92 @@ impl World {
                 n.drained = true;
                 n.known.drain(true);
             }
-            Happening::Swap { .. } | Happening::Crash | Happening::Start => unreachable!("done above"),
+            Happening::Swap { .. }
+            | Happening::Commit(_)
+            | Happening::Answer(_)
+            | Happening::Crash
+            | Happening::Start => unreachable!("done above"),
         }
         self.act(node);
+    }
+
+    fn beat(&mut self, node: usize, now: Duration) {
+        let n = self.nodes.get_mut(&node).expect("it lives");
+        if !n.known.may_beat(now) {
+            return;
+        }
+        let beat = n.known.beat_sent(now);
+        let value = Value::Beat(Heartbeat {
+            process: n.process,
+            beat,
+            draining: n.drained,
+            catalogue: Some(n.in_force),
+        });
+        self.ask(node, Key::Node(node as u64), value, None, Wish::Beat(beat));
+    }
+
+    fn news(&mut self, node: usize) {
+        let n = self.nodes.get_mut(&node).expect("it lives");
+        if !std::mem::replace(&mut n.has_news, true) {
+            self.later(node, 10, Happening::News);
+        }
+    }
+
+    /// A commit is stored, unless the stream has no leader: then it is given up.
+    fn commit(&mut self, node: usize, process: u64, commit: Commit) {
+        if self.now < self.silent_until {
+            return;
+        }
+        self.catalogue += 1;
+        let version = self.catalogue;
+        let nodes: Vec<usize> = self.nodes.keys().copied().collect();
+        for other in nodes {
+            let wait = self.latency();
+            self.later(other, wait, Happening::Apply);
+        }
+        if self.planted == Some(Planted::AnswersAfterASecond) && matches!(commit, Commit::Change) {
+            self.at(self.now + 1_000, node, process, Happening::Answer(version));
+        }
+        let wait = self.latency();
+        self.at(
+            self.now + wait,
+            node,
+            process,
+            Happening::Committed(commit, version),
+        );
+    }
+
+    /// Until when nothing that the node sends arrives.
+    fn mute_until(&self, node: usize) -> Option<u64> {
+        let until = [&self.cut, &self.mute].map(|all| all.get(&node).copied().unwrap_or(0));
+        until.into_iter().max().filter(|until| self.now < *until)
+    }
+
+    /// Until when nothing arrives at the node.
+    fn deaf_until(&self, node: usize) -> Option<u64> {
+        let until = [&self.cut, &self.deaf].map(|all| all.get(&node).copied().unwrap_or(0));
+        until.into_iter().max().filter(|until| self.now < *until)
+    }
+
+    fn catalogue_stands_until(&self, node: usize) -> Option<u64> {
+        let stale = self.stale.get(&node).copied().filter(|until| self.now < *until);
+        self.deaf_until(node).max(stale)
+    }
+
+    fn answer_changes(&mut self, node: usize) {
+        let now = self.now;
+        let Some(n) = self.nodes.get_mut(&node) else {
+            return;
+        };
+        let known = &n.known;
+        let in_force = |(version, since, _): &(u64, Duration, u64)| known.in_force(*version, *since).is_ok();
+        let (answered, waiting): (Vec<_>, Vec<_>) = n.changes.drain(..).partition(in_force);
+        n.changes = waiting;
+        for (version, _, stored) in answered {
+            self.answered = self.answered.max(version);
+            self.answers += 1;
+            self.slowest_answer = self.slowest_answer.max(now - stored);
+        }
     }
 
     fn free(&mut self, node: usize, partition: u8, revision: u64) {
@@ -392,6 +602,22 @@ impl World {
                         Wish::Confirm { partition, stretch },
                     );
                 }
+                Step::ConfirmCatalogue => {
+                    let mute = self.mute_until(node).map_or(0, |until| until - self.now);
+                    let n = self.nodes.get_mut(&node).expect("it lives");
+                    let stretch = n.known.confirming_catalogue();
+                    let commit = Commit::Confirm { stretch, began: now };
+                    if self.planted == Some(Planted::ResumesUnconfirmed) {
+                        n.known.catalogue_confirmed(stretch, now);
+                        continue;
+                    }
+                    let confirms = n.confirms;
+                    self.later(node, PATIENCE, Happening::Unconfirmed(confirms));
+                    let wait = self.latency();
+                    if !(self.faulty() && self.chance.percent(2)) {
+                        self.later(node, mute + wait, Happening::Commit(commit));
+                    }
+                }
                 Step::Release { partition } => {
                     self.nodes
                         .get_mut(&node)
@@ -418,15 +644,12 @@ impl World {
                 self.later(node, wait, Happening::Wake);
             }
         }
+        self.answer_changes(node);
         let n = self.nodes.get_mut(&node).expect("it lives");
         if n.drained && !n.leaving && n.known.held().next().is_none() && n.known.valid_until().is_some() {
             n.leaving = true;
             self.ask(node, Key::Node(node as u64), Value::Deleted, None, Wish::Leave);
         }
-    }
-
-    fn cut_off(&self, node: usize) -> Option<u64> {
-        self.cut.get(&node).copied().filter(|until| self.now < *until)
     }
 
     fn ask(&mut self, node: usize, key: Key, value: Value, expected: Option<u64>, wish: Wish) {
@@ -438,7 +661,7 @@ impl World {
             expected,
             wish,
         };
-        let reaches = self.cut_off(node).map_or(self.now, |until| until + 1) + self.latency();
+        let reaches = self.mute_until(node).map_or(self.now, |until| until + 1) + self.latency();
         let lost = self.faulty() && self.chance.percent(2);
         let reply = !(self.faulty() && self.chance.percent(2));
         self.nodes.get_mut(&node).expect("it lives").open.insert(asked.id);
@@ -484,7 +707,7 @@ impl World {
         } else {
             Answer::Refused
         };
-        if reply && self.cut_off(node).is_none() {
+        if reply && self.deaf_until(node).is_none() {
             let wait = self.latency();
             self.at(
                 self.now + wait,
@@ -496,7 +719,7 @@ impl World {
     }
 
     fn hear(&mut self, node: usize, now: Duration) {
-        if let Some(until) = self.cut_off(node) {
+        if let Some(until) = self.deaf_until(node) {
             return self.later(node, until - self.now + 1, Happening::Hear);
         }
         let n = self.nodes.get_mut(&node).expect("it lives");
@@ -510,16 +733,8 @@ impl World {
         for (revision, key, value) in news {
             n.heard = revision;
             match (key, value) {
-                (
-                    Key::Node(id),
-                    Value::Beat {
-                        process,
-                        beat,
-                        draining,
-                    },
-                ) => {
-                    n.known
-                        .node_heard(NodeId(id), process, beat, draining, revision, now);
+                (Key::Node(id), Value::Beat(said)) => {
+                    n.known.node_heard(NodeId(id), said, revision, now);
                 }
                 (Key::Node(id), _) => n.known.node_left(NodeId(id), revision, now),
                 (Key::Part(partition), Value::Owned(holder, _)) => {
@@ -542,7 +757,8 @@ impl World {
         // Whoever does not know what became of a swap looks at what is stored.
         let process = self.nodes[&node].process;
         let from = self
-            .cut_off(node)
+            .mute_until(node)
+            .max(self.deaf_until(node))
             .unwrap_or(self.now)
             .max(self.silent_until.max(self.now));
         let wait = self.latency();
@@ -567,10 +783,10 @@ impl World {
         };
         match wish {
             Wish::Beat(_) => {
-                if let Value::Beat { process, beat, .. } = found
-                    && process == n.process
+                if let Value::Beat(said) = found
+                    && said.process == n.process
                 {
-                    n.known.beat_stored(beat, now);
+                    n.known.beat_stored(said.beat, now);
                 }
             }
             Wish::Take { partition } => n.known.take_refused(partition, now),
@@ -615,8 +831,18 @@ impl World {
         }
     }
 
-    /// The one thing that must never be.
+    /// The two things that must never be.
     fn check(&self) {
+        for (id, n) in &self.nodes {
+            let acts = n.clock(self.now) < n.lease;
+            assert!(
+                !acts || n.in_force >= self.answered,
+                "at {} ms node {id} acts by version {} of the catalogue though {} was answered",
+                self.now,
+                n.in_force,
+                self.answered
+            );
+        }
         for partition in 0..self.partitions {
             let acting: Vec<usize> = self
                 .nodes
@@ -655,8 +881,13 @@ impl World {
     }
 }
 
-fn trouble(seed: u64) -> u64 {
+fn trouble(seed: u64) -> World {
+    trouble_with(seed, None)
+}
+
+fn trouble_with(seed: u64, planted: Option<Planted>) -> World {
     let mut world = World::new(seed, 8);
+    world.planted = planted;
     world.partitions = *[1u8, 3, 8, 8, 13, 64]
         .get(world.chance.below(6) as usize)
         .expect("one of six");
@@ -672,7 +903,16 @@ fn trouble(seed: u64) -> u64 {
         let until = world.now + world.chance.between(100, 8_000);
         let node = world.chance.below(count as u64) as usize;
         let length = world.chance.between(500, 20_000);
-        match world.chance.below(6) {
+        for _ in 0..world.chance.below(12) {
+            let (at, by) = (
+                world.now + world.chance.below(10_000),
+                world.chance.below(count as u64) as usize,
+            );
+            if let Some(process) = world.nodes.get(&by).map(|n| n.process) {
+                world.at(at, by, process, Happening::Change);
+            }
+        }
+        match world.chance.below(10) {
             0 => world.at(until, node, NOBODY, Happening::Crash),
             1 | 2 => {
                 world.stopped.insert(node, world.now + length);
@@ -681,6 +921,15 @@ fn trouble(seed: u64) -> u64 {
                 world.cut.insert(node, world.now + length);
             }
             4 => world.silent_until = world.now + length / 2,
+            5 | 6 => {
+                world.mute.insert(node, world.now + length);
+            }
+            7 | 8 => {
+                world.deaf.insert(node, world.now + length);
+            }
+            9 => {
+                world.stale.insert(node, world.now + length);
+            }
             _ => {
                 if let Some(process) = world.nodes.get(&node).map(|n| n.process) {
                     world.at(until, node, process, Happening::Drain);
@@ -714,24 +963,92 @@ fn trouble(seed: u64) -> u64 {
     world.run(world.now + 30_000, |_| false);
     assert!(world.rested(), "it did not stay so");
     assert_eq!(world.moves, moves, "something moved though nothing happened");
-    took
+    assert!(
+        world.nodes.values().all(|n| n.changes.is_empty()),
+        "a change was never answered"
+    );
+    world.took = took;
+    world
 }
 
 #[test]
 fn never_two_and_soon_all() {
     let mut slowest = (0, 0);
+    let mut answers = 0;
     for seed in 0..100 {
-        let took = std::panic::catch_unwind(|| trouble(seed)).unwrap_or_else(|e| {
+        let world = std::panic::catch_unwind(|| trouble(seed)).unwrap_or_else(|e| {
             eprintln!("seed {seed}");
             std::panic::resume_unwind(e)
         });
-        slowest = slowest.max((took, seed));
+        slowest = slowest.max((world.took, seed));
+        answers += world.answers;
     }
+    assert!(answers > 1_000, "only {answers} changes were answered");
     println!(
         "slowest to come to rest: {} ms with seed {}",
         slowest.0, slowest.1
     );
     assert!(slowest.0 < 30_000, "{slowest:?}");
+}
+
+// A simulation that finds nothing would let every rule pass.
+#[test]
+fn planted_bugs_are_found() {
+    for planted in [Planted::AnswersAfterASecond, Planted::ResumesUnconfirmed] {
+        let finds = |seed: &u64| {
+            let Err(e) = std::panic::catch_unwind(|| trouble_with(*seed, Some(planted))) else {
+                return false;
+            };
+            let said = e
+                .downcast_ref::<String>()
+                .expect("an assertion says what is wrong");
+            assert!(said.contains("acts by version"), "{planted:?}: {said}");
+            true
+        };
+        let seed = (0..30).find(finds);
+        assert!(seed.is_some(), "{planted:?} is not found");
+    }
+}
+
+/// A change is answered in milliseconds while all is well, and when a node has died, as soon as it is known to be dead.
+#[test]
+fn a_change_is_answered_in_time() {
+    let mut at_once = 0;
+    for seed in 0..50 {
+        let mut world = World::new(seed, 8);
+        world.calm = true;
+        for node in 0..3 {
+            world.at(node as u64 * 10, node, NOBODY, Happening::Start);
+        }
+        assert!(world.run(60_000, World::rested), "seed {seed}");
+        let process = world.nodes[&0].process;
+        world.at(world.now + 1, 0, process, Happening::Change);
+        assert!(
+            world.run(world.now + 2_000, |world| world.answers == 1),
+            "seed {seed}"
+        );
+        // Heartbeats may overtake each other here: then the next in turn tells.
+        assert!(
+            world.slowest_answer < 1_400,
+            "seed {seed}: {} ms",
+            world.slowest_answer
+        );
+        at_once += u32::from(world.slowest_answer < 150);
+        // The node dies just before the next change.
+        world.nodes.remove(&1);
+        world.at(world.now + 1, 0, process, Happening::Change);
+        assert!(
+            world.run(world.now + 30_000, |world| world.answers == 2),
+            "seed {seed}"
+        );
+        let bound = 1_250 + 7_500 + 1_250;
+        assert!(
+            (6_000..bound).contains(&world.slowest_answer),
+            "seed {seed}: {} ms",
+            world.slowest_answer
+        );
+    }
+    assert!(at_once >= 45, "{at_once} of 50");
 }
 
 /// A node that dies without a word is replaced within a lease and a half, what is heard late, and the time it takes

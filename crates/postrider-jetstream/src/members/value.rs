@@ -66,6 +66,9 @@ pub struct Beat {
     pub started: i64,
     #[serde(default)]
     pub draining: bool,
+    /// The version of the catalogue that is in force at the node.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub catalogue: Option<u64>,
     /// The partitions that it serves, and what waits in each.
     #[serde(default)]
     pub serves: BTreeMap<u8, Waiting>,

@@ -425,13 +425,14 @@ impl Book {
                         });
                     }
                     Next::DeadLetter(reason) => {
-                        sub.letters.insert((one.at, position), GivenUp { tried, reason });
+                        let decided = one.letter_since();
+                        sub.letters.insert((decided, position), GivenUp { tried, reason });
                         letters = true;
                         journal.push(Record::Letter {
                             of,
                             was,
                             position,
-                            decided: one.at,
+                            decided,
                             tried,
                             reason,
                         });
@@ -1057,10 +1058,14 @@ mod tests {
                                 }
                             }
                             _ => {
-                                one.next = Next::DeadLetter(Reason::BadRequest);
+                                one.next = Next::DeadLetter(match kind % 2 {
+                                    0 => Reason::BadRequest,
+                                    _ => Reason::TimeToLiveExceeded,
+                                });
                                 if known {
+                                    let since = one.letter_since();
                                     self.deliveries
-                                        .insert(key, Stands::GivenUp(time, one.attempts_made));
+                                        .insert(key, Stands::GivenUp(since, one.attempts_made));
                                 }
                             }
                         }

@@ -107,9 +107,7 @@ impl Message {
     pub fn new(partition: u8, sequence: u64, requests: Vec<Batch>) -> Message {
         let mut entries = Vec::with_capacity(requests.len());
         let mut event = 0;
-        let mut bytes = 0;
         for batch in requests {
-            bytes += batch.body.len() + 256 + batch.events.len() * 40;
             let count = batch.events.len() as u32;
             entries.push(Arc::new(Entry {
                 batch,
@@ -118,6 +116,13 @@ impl Message {
             }));
             event += count;
         }
+        Message::of_entries(entries)
+    }
+
+    /// The same of requests that have their positions.
+    pub fn of_entries(entries: Vec<Arc<Entry>>) -> Message {
+        let size = |batch: &Batch| batch.body.len() + 256 + batch.events.len() * 40;
+        let bytes = entries.iter().map(|entry| size(&entry.batch)).sum();
         Message { entries, bytes }
     }
 

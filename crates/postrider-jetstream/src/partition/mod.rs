@@ -599,8 +599,8 @@ impl Partition {
         for (sequence, message) in found {
             match message {
                 Some(message) => {
-                    self.shared.node.keep(self.number(), sequence, message.clone());
-                    read.insert(sequence, message);
+                    let kept = self.shared.node.keep(self.number(), sequence, message);
+                    read.insert(sequence, kept);
                 }
                 None => self.drop_message(sequence),
             }

@@ -72,6 +72,7 @@ fn blob(marks: Vec<Mark>) -> BlobRecord {
         path: "p".into(),
         written: at(1),
         bytes: 5,
+        sha256: None,
         marks,
     }
 }
@@ -116,6 +117,8 @@ fn job(id: u64) -> ReplayJob {
         last: BlobId(9),
         replayed: 0,
         failed: 0,
+        unreadable: 0,
+        unreadable_blobs: Vec::new(),
         state: ReplayState::Running,
     }
 }

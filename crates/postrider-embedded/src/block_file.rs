@@ -1,0 +1,313 @@
+//! A database file whose every block carries a checksum, under redb.
+//!
+//! redb verifies its own checksums only after a crash. Here each 4 KiB of the database is stored behind the CRC-32 of
+//! its number and content, so that a flipped bit anywhere (key, value, branch, root) is an error of the read that
+//! meets it, and all of the file can be verified without understanding it. redb never overwrites a page that is in
+//! use, except for its header, which lies within one sector together with its checksum.
+
+use redb::StorageBackend;
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::{Arc, Mutex};
+
+/// The first bytes of a file of this kind.
+pub const MAGIC: &[u8; 16] = b"PRblocks1\0\0\0\0\0\0\0";
+/// The first bytes of a plain redb file, as older programs left it.
+pub const PLAIN_MAGIC: &[u8; 9] = b"redb\x1A\x0A\xA9\x0D\x0A";
+/// What redb reads and writes at once, or a multiple of it.
+pub const BLOCK: usize = 4096;
+/// CRC-32 of the block's number and content, and its complement.
+const PREFIX: usize = 8;
+const STORED: usize = PREFIX + BLOCK;
+const FIRST: u64 = MAGIC.len() as u64;
+/// Blocks that are read at once when all are verified.
+const VERIFY_BLOCKS: u64 = 256;
+/// Blocks that are looked at to recognize a file whose magic is damaged.
+const LOOKED_AT: u64 = 8;
+/// In redb's header, behind the magic and the flags: the size of a page.
+const PAGE_SIZE_AT: usize = 12;
+/// In redb's header: whether the file was not closed in order.
+const FLAGS_AT: usize = 9;
+const NOT_CLOSED: u8 = 2;
+
+#[derive(Debug)]
+pub struct BlockFile {
+    file: File,
+    /// After a crash redb looks for torn pages by its own checksums: it is shown what is there.
+    lenient: AtomicBool,
+    /// Held while a block is written, and by whoever verifies one that looks damaged.
+    writing: Mutex<()>,
+}
+
+/// What redb is given.
+#[derive(Debug)]
+pub struct Backend(pub Arc<BlockFile>);
+
+fn checksum(number: u64, block: &[u8]) -> [u8; PREFIX] {
+    let mut crc = crc32fast::Hasher::new();
+    crc.update(&number.to_le_bytes());
+    crc.update(block);
+    let crc = crc.finalize();
+    let mut prefix = [0; PREFIX];
+    prefix[..4].copy_from_slice(&crc.to_le_bytes());
+    prefix[4..].copy_from_slice(&(!crc).to_le_bytes());
+    prefix
+}
+
+/// The byte of the file at which a block begins.
+pub fn place(number: u64) -> u64 {
+    FIRST + number * STORED as u64
+}
+
+/// Whether a stored block is whole, or was never written.
+fn holds(number: u64, stored: &[u8]) -> bool {
+    let (prefix, block) = stored.split_at(PREFIX);
+    prefix == checksum(number, block) || stored.iter().all(|byte| *byte == 0)
+}
+
+/// Whether most of the first blocks of a file are whole, whatever its magic says.
+pub fn looks_like_blocks(file: &File) -> bool {
+    let whole = |number: &u64| {
+        let mut stored = vec![0; STORED];
+        let read = file.read_exact_at(&mut stored, place(*number));
+        read.is_ok() && holds(*number, &stored) && stored.iter().any(|byte| *byte != 0)
+    };
+    (0..LOOKED_AT).filter(whole).count() > 1
+}
+
+impl BlockFile {
+    /// Takes a file that begins with [`MAGIC`], or an empty one.
+    pub fn new(file: File) -> io::Result<BlockFile> {
+        if file.metadata()?.len() < FIRST {
+            file.write_all_at(MAGIC, 0)?;
+        }
+        let made = BlockFile {
+            file,
+            lenient: AtomicBool::new(false),
+            writing: Mutex::new(()),
+        };
+        if made.blocks()? > 0 {
+            // Damaged or not: whoever reads it for its content is told.
+            let header = made.read_stored(0, 1)?;
+            made.lenient
+                .store(header[PREFIX + FLAGS_AT] & NOT_CLOSED != 0, Relaxed);
+        }
+        Ok(made)
+    }
+
+    /// For a salvage: gives a damaged header a checksum that holds, and the parts of it that are the same in every file.
+    /// What else is in it redb verifies by its own checksums, as far as there are any.
+    pub fn mend_header(&self) -> io::Result<()> {
+        self.file.write_all_at(MAGIC, 0)?;
+        if self.blocks()? == 0 {
+            return Ok(());
+        }
+        let stored = self.read_stored(0, 1)?;
+        if holds(0, &stored) {
+            return Ok(());
+        }
+        let mut block = stored[PREFIX..].to_vec();
+        block[..PLAIN_MAGIC.len()].copy_from_slice(PLAIN_MAGIC);
+        block[PAGE_SIZE_AT..PAGE_SIZE_AT + 4].copy_from_slice(&(BLOCK as u32).to_le_bytes());
+        self.write_blocks(0, &block)
+    }
+
+    /// From now on every damaged block is an error.
+    pub fn be_strict(&self) {
+        self.lenient.store(false, Relaxed);
+    }
+
+    /// How many blocks there are.
+    pub fn blocks(&self) -> io::Result<u64> {
+        let len = self.file.metadata()?.len();
+        Ok(len.saturating_sub(FIRST) / STORED as u64)
+    }
+
+    fn read_stored(&self, first: u64, count: u64) -> io::Result<Vec<u8>> {
+        let mut stored = vec![0; count as usize * STORED];
+        self.file.read_exact_at(&mut stored, place(first))?;
+        Ok(stored)
+    }
+
+    fn read_blocks(&self, first: u64, count: u64) -> io::Result<Vec<u8>> {
+        let stored = self.read_stored(first, count)?;
+        let mut blocks = Vec::with_capacity(count as usize * BLOCK);
+        for (number, one) in (first..).zip(stored.chunks_exact(STORED)) {
+            // The header lies within one sector and is never torn.
+            let strict = number == 0 || !self.lenient.load(Relaxed);
+            if strict && !holds(number, one) {
+                let what = format!("the block at byte {} is damaged", place(number));
+                return Err(io::Error::new(io::ErrorKind::InvalidData, what));
+            }
+            blocks.extend_from_slice(&one[PREFIX..]);
+        }
+        Ok(blocks)
+    }
+
+    fn write_blocks(&self, first: u64, blocks: &[u8]) -> io::Result<()> {
+        let mut stored = Vec::with_capacity(blocks.len() / BLOCK * STORED);
+        for (number, block) in (first..).zip(blocks.chunks_exact(BLOCK)) {
+            stored.extend_from_slice(&checksum(number, block));
+            stored.extend_from_slice(block);
+        }
+        let _writing = self.writing.lock().expect("no panic holds it");
+        self.file.write_all_at(&stored, place(first))
+    }
+
+    /// Verifies some blocks from `first` on. The numbers of those that are damaged, and the next one to verify; none
+    /// after the last.
+    pub fn verify(&self, first: u64) -> io::Result<(Vec<u64>, Option<u64>)> {
+        let end = self.blocks()?;
+        let count = end.saturating_sub(first).min(VERIFY_BLOCKS);
+        let mut damaged = Vec::new();
+        for (number, one) in (first..).zip(self.read_stored(first, count)?.chunks_exact(STORED)) {
+            if holds(number, one) {
+                continue;
+            }
+            // Or it was being written meanwhile.
+            let _writing = self.writing.lock().expect("no panic holds it");
+            if self
+                .read_stored(number, 1)
+                .is_ok_and(|again| !holds(number, &again))
+            {
+                damaged.push(number);
+            }
+        }
+        let next = first + count;
+        Ok((damaged, (next < end).then_some(next)))
+    }
+
+    pub fn verify_all(&self) -> io::Result<Vec<u64>> {
+        let (mut damaged, mut next) = self.verify(0)?;
+        while let Some(first) = next {
+            let (more, following) = self.verify(first)?;
+            damaged.extend(more);
+            next = following;
+        }
+        Ok(damaged)
+    }
+
+    /// Empties a block that nothing refers to.
+    pub fn clear(&self, number: u64) -> io::Result<()> {
+        let _writing = self.writing.lock().expect("no panic holds it");
+        self.file.write_all_at(&[0; STORED], place(number))
+    }
+
+    /// Copies a plain redb file into this empty one.
+    pub fn take_over(&self, plain: &File) -> io::Result<()> {
+        let blocks = plain.metadata()?.len().div_ceil(BLOCK as u64);
+        for number in 0..blocks {
+            let mut block = [0; BLOCK];
+            let mut got = 0;
+            while got < BLOCK {
+                match plain.read_at(&mut block[got..], number * BLOCK as u64 + got as u64)? {
+                    0 => break,
+                    more => got += more,
+                }
+            }
+            self.write_blocks(number, &block)?;
+        }
+        self.file.sync_all()
+    }
+}
+
+impl StorageBackend for Backend {
+    fn len(&self) -> io::Result<u64> {
+        Ok(self.0.blocks()? * BLOCK as u64)
+    }
+
+    fn read(&self, offset: u64, out: &mut [u8]) -> io::Result<()> {
+        if out.is_empty() {
+            return Ok(());
+        }
+        let (first, within) = (offset / BLOCK as u64, offset as usize % BLOCK);
+        let count = (within + out.len()).div_ceil(BLOCK) as u64;
+        let blocks = self.0.read_blocks(first, count)?;
+        out.copy_from_slice(&blocks[within..within + out.len()]);
+        Ok(())
+    }
+
+    fn set_len(&self, len: u64) -> io::Result<()> {
+        self.0.file.set_len(place(len.div_ceil(BLOCK as u64)))
+    }
+
+    fn sync_data(&self) -> io::Result<()> {
+        self.0.file.sync_data()
+    }
+
+    fn write(&self, offset: u64, data: &[u8]) -> io::Result<()> {
+        let (first, within) = (offset / BLOCK as u64, offset as usize % BLOCK);
+        if within == 0 && data.len().is_multiple_of(BLOCK) {
+            return self.0.write_blocks(first, data);
+        }
+        // The header alone is smaller than a block.
+        let count = (within + data.len()).div_ceil(BLOCK) as u64;
+        let mut blocks = self.0.read_blocks(first, count)?;
+        blocks[within..within + data.len()].copy_from_slice(data);
+        self.0.write_blocks(first, &blocks)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn file() -> (Arc<BlockFile>, File) {
+        let file = tempfile::tempfile().unwrap();
+        let same = file.try_clone().unwrap();
+        (Arc::new(BlockFile::new(file).unwrap()), same)
+    }
+
+    #[test]
+    fn what_is_written_is_read_and_what_is_new_is_zero() {
+        let (blocks, _) = file();
+        let backend = Backend(blocks.clone());
+        assert_eq!(backend.len().unwrap(), 0);
+        backend.set_len(5 * BLOCK as u64).unwrap();
+        let mut all = vec![1; 5 * BLOCK];
+        backend.read(0, &mut all).unwrap();
+        assert!(all.iter().all(|byte| *byte == 0));
+        backend.write(BLOCK as u64, &vec![7; 2 * BLOCK]).unwrap();
+        backend.write(10, b"header").unwrap();
+        let mut some = [0; 8];
+        backend.read(9, &mut some).unwrap();
+        assert_eq!(&some, b"\0header\0");
+        backend.read(3 * BLOCK as u64 - 4, &mut some).unwrap();
+        assert_eq!(some, [7, 7, 7, 7, 0, 0, 0, 0]);
+        assert_eq!(blocks.verify_all().unwrap(), [0; 0]);
+    }
+
+    #[test]
+    fn every_flipped_bit_is_found() {
+        let (blocks, file) = file();
+        let backend = Backend(blocks.clone());
+        backend.set_len(3 * BLOCK as u64).unwrap();
+        backend.write(0, &vec![3; 2 * BLOCK]).unwrap();
+        for at in [
+            FIRST,
+            FIRST + 5,
+            FIRST + 100,
+            place(1) + 2,
+            place(1) + 4000,
+            place(2),
+            place(2) + 77,
+        ] {
+            let mut byte = [0];
+            file.read_exact_at(&mut byte, at).unwrap();
+            file.write_all_at(&[byte[0] ^ 4], at).unwrap();
+            let number = (at - FIRST) / STORED as u64;
+            assert_eq!(blocks.verify_all().unwrap(), [number], "byte {at}");
+            let read = backend.read(number * BLOCK as u64, &mut [0; BLOCK]);
+            assert_eq!(read.unwrap_err().kind(), io::ErrorKind::InvalidData);
+            file.write_all_at(&byte, at).unwrap();
+        }
+        // A block in another's place is damaged, too.
+        let one = blocks.read_stored(0, 1).unwrap();
+        file.write_all_at(&one, place(1)).unwrap();
+        assert_eq!(blocks.verify_all().unwrap(), [1]);
+        blocks.clear(1).unwrap();
+        assert_eq!(blocks.verify_all().unwrap(), [0; 0]);
+    }
+}

@@ -1,0 +1,358 @@
+//! Which parts of the log must be there, and what is lost with those that are not.
+//!
+//! The state database records every segment when it is begun and when it is closed, and forgets it before its file is
+//! deleted. The head of a segment is durable before the segment is recorded. A recorded segment without a file or a
+//! head, or with less in it than recorded, is therefore a loss and never the trace of a crash.
+
+use crate::disk::Disk;
+use crate::losses::Loss;
+use crate::record::Progress;
+use crate::segment::{Head, POSITIONS_MAX, SPARE_NAMES, Segment, base_of, log_name, retired_name};
+use crate::state::State;
+use postrider_core::ids::{Position, SubscriptionId};
+use postrider_store::Error;
+use postrider_store::log::{LostDeliveries, LostEvents};
+use rustc_hash::FxHashMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::io;
+use std::path::Path;
+
+/// Subscriptions that a message names; all of them are in the health report.
+const NAMED_MAX: usize = 8;
+
+/// Segments as the state database knows them: base → end, or the base again while the segment is written to.
+pub type Recorded = BTreeMap<u64, u64>;
+
+/// Events of one segment that are gone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Gap {
+    pub base: Position,
+    pub from: u64,
+    /// The position after the last of them, as far as that is known.
+    pub to: u64,
+    /// False for a segment that was being written to: events after the last checkpoint were recorded nowhere else.
+    pub end_known: bool,
+}
+
+impl Gap {
+    fn holds(&self, position: Position) -> bool {
+        (self.from..self.beyond()).contains(&position.0)
+    }
+
+    /// Takes the end from the segment's index, which is written when the segment is closed.
+    pub fn end_at(&mut self, index: Option<&Segment>) {
+        if let Some(index) = index.filter(|index| !self.end_known && index.end().0 >= self.to) {
+            (self.to, self.end_known) = (index.end().0, true);
+        }
+    }
+
+    /// The first position that cannot have been given out in the gap.
+    pub fn beyond(&self) -> u64 {
+        match self.end_known {
+            true => self.to,
+            false => self.to.max(self.base.0.saturating_add(POSITIONS_MAX)),
+        }
+    }
+}
+
+/// Everything that a recorded segment held. `next` is the position that the next event was to have at the last
+/// checkpoint.
+pub fn whole_segment(recorded: &Recorded, present: &BTreeSet<u64>, base: u64, next: u64) -> Gap {
+    let closed_at = recorded.get(&base).copied().filter(|end| *end > base);
+    let following = || {
+        let following = [
+            recorded.range(base + 1..).next().map(|(base, _)| *base),
+            present.range(base + 1..).next().copied(),
+        ];
+        following.into_iter().flatten().min()
+    };
+    let end = closed_at.or_else(following);
+    Gap {
+        base: Position(base),
+        from: base,
+        to: end.unwrap_or(next.max(base)),
+        end_known: end.is_some(),
+    }
+}
+
+/// The gaps left by recorded segments without a file.
+pub fn missing(recorded: &Recorded, present: &BTreeSet<u64>, next: u64) -> Vec<Gap> {
+    let absent = recorded.keys().filter(|base| !present.contains(base));
+    let gaps = absent.map(|base| whole_segment(recorded, present, *base, next));
+    gaps.filter(|gap| gap.to > gap.from || !gap.end_known).collect()
+}
+
+/// Where a segment with a file has to end, as far as that is recorded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ExpectedEnd {
+    pub end: u64,
+    /// Whether it must end there; otherwise not before.
+    pub exact: bool,
+}
+
+pub fn expected_end(
+    recorded: &Recorded,
+    present: &BTreeSet<u64>,
+    base: u64,
+    next: u64,
+) -> Option<ExpectedEnd> {
+    if let Some(&end) = recorded.get(&base).filter(|end| **end > base) {
+        return Some(ExpectedEnd { end, exact: true });
+    }
+    let is_last = present.range(base + 1..).next().is_none();
+    let after = recorded.range(base + 1..).next().map(|(base, _)| *base);
+    is_last.then(|| ExpectedEnd {
+        end: next.min(after.unwrap_or(u64::MAX)),
+        exact: after.is_some_and(|after| after <= next),
+    })
+}
+
+/// Whether a recorded segment has lost even its head, which was durable before it was recorded.
+pub fn is_headless(disk: &dyn Disk, base: Position, identity: u64) -> io::Result<bool> {
+    let head = Head::read(&*disk.open(&log_name(base))?)?;
+    Ok(head.is_none_or(|head| head.base != base || head.identity != identity))
+}
+
+/// What the subscriptions lose with a gap: exactly with the segment's index, at most so much without it.
+pub fn losses(
+    gap: Gap,
+    index: Option<&Segment>,
+    progress: &FxHashMap<SubscriptionId, Progress>,
+) -> io::Result<BTreeMap<SubscriptionId, LostDeliveries>> {
+    let mut lost = BTreeMap::new();
+    for (of, known) in progress {
+        let begun = known.open.iter().filter(|position| gap.holds(**position)).count() as u64;
+        let from = gap.from.max(known.frontier.0);
+        let (fresh, exact) = match index {
+            None => (gap.to.saturating_sub(from), false),
+            Some(index) => {
+                let mut count = 0;
+                for entry in index.entries(*of, Position(from), usize::MAX)? {
+                    if index.base.0 + u64::from(entry.first) >= from {
+                        count += u64::from(entry.matches);
+                    }
+                }
+                (count, true)
+            }
+        };
+        if begun + fresh > 0 || !gap.end_known {
+            let one = LostDeliveries {
+                first_attempts: begun + fresh,
+                exact: gap.end_known && (exact || fresh == 0),
+                ..LostDeliveries::default()
+            };
+            lost.insert(*of, one);
+        }
+    }
+    Ok(lost)
+}
+
+/// Takes what is lost off a subscription's progress: it is not offered again.
+pub fn settle_lost(gap: Gap, progress: &mut FxHashMap<SubscriptionId, Progress>) {
+    for known in progress.values_mut() {
+        known.open.retain(|position| !gap.holds(*position));
+    }
+}
+
+/// Describes one loss.
+pub fn describe(lost: &LostEvents) -> String {
+    let last = lost.to.0.saturating_sub(1);
+    let events = match (lost.end_known, last >= lost.from.0) {
+        (true, _) => format!("events {} to {last} are lost", lost.from),
+        (false, true) => format!("events {} to {last} and possibly later ones are lost", lost.from),
+        (false, false) => format!(
+            "events from {} on are lost, if there were any; how many is not known",
+            lost.from
+        ),
+    };
+    let mut text = format!("{}: {events}", lost.cause);
+    for (of, one) in lost.deliveries.iter().take(NAMED_MAX) {
+        match (one.exact, lost.end_known) {
+            (true, _) => text.push_str(&format!(
+                "; subscription {of}: {} first attempts",
+                one.first_attempts
+            )),
+            (false, true) => text.push_str(&format!(
+                "; subscription {of}: up to {} first attempts",
+                one.first_attempts
+            )),
+            (false, false) => text.push_str(&format!(
+                "; subscription {of}: an unknown number of first attempts"
+            )),
+        }
+        for (count, what) in [
+            (one.retries, "retries"),
+            (one.letters, "dead letters not yet written"),
+        ] {
+            if count > 0 {
+                text.push_str(&format!(", {count} {what}"));
+            }
+        }
+    }
+    match lost.deliveries.len() {
+        0 => text.push_str("; no subscription was waiting for any of them"),
+        count if count > NAMED_MAX => {
+            text.push_str(&format!("; {} more subscriptions", count - NAMED_MAX));
+        }
+        _ => {}
+    }
+    text
+}
+
+/// Why the events of a gap are lost.
+pub fn cause(gap: Gap) -> String {
+    let name = log_name(gap.base);
+    match gap.from == gap.base.0 {
+        true => format!("segment {name} is missing, empty or older than its record"),
+        false => format!("the end of segment {name} is missing, or the file is an older copy"),
+    }
+}
+
+/// Losses that earlier starts found and nobody has taken note of, in words.
+pub fn known_losses(state: &Path) -> Result<Vec<String>, Error> {
+    let losses = State::open(state, 0)?.recover()?.losses;
+    let described = losses.iter().map(|loss| match loss {
+        Loss::Events(lost) => describe(lost),
+        Loss::Damage(place) => place.clone(),
+    });
+    Ok(described.collect())
+}
+
+/// Looks for what is lost without changing anything but `state`, which is a copy of the state database. Nobody may be
+/// writing the log.
+pub fn examine(state: &Path, disk: &dyn Disk) -> Result<Vec<LostEvents>, Error> {
+    let unreadable = |e: io::Error| Error::Unavailable(format!("reading the log: {e}"));
+    let known = State::open(state, 0)?.recover()?;
+    let progress: FxHashMap<SubscriptionId, Progress> = known.cursors.iter().cloned().collect();
+    let names = disk.names().map_err(unreadable)?;
+    let mut present: BTreeSet<u64> = names
+        .iter()
+        .filter_map(|name| base_of(name))
+        .map(|base| base.0)
+        .collect();
+    for name in SPARE_NAMES
+        .iter()
+        .filter(|name| names.iter().any(|known| known == *name))
+    {
+        // A segment whose new name was lost; the next start gives it back.
+        let file = disk.open(name).map_err(unreadable)?;
+        let head = Head::read(&*file).map_err(unreadable)?;
+        present.extend(
+            head.filter(|head| head.identity == known.identity)
+                .map(|head| head.base.0),
+        );
+    }
+    let mut recorded = known.segments.clone();
+    recorded.retain(|base, _| !names.contains(&retired_name(Position(*base))));
+    let mut gaps = missing(&recorded, &present, known.next.0);
+    let named = present
+        .iter()
+        .filter(|base| names.contains(&log_name(Position(**base))));
+    for &base in named {
+        let expected = expected_end(&recorded, &present, base, known.next.0);
+        let end = match Segment::open_fitting(disk, Position(base), &recorded).map_err(unreadable)? {
+            Some(segment) => segment.end().0,
+            None => {
+                let limit = present.range(base + 1..).next().map_or(u64::MAX, |base| *base);
+                let (_, scan) = Segment::open_scanned(disk, Position(base), Position(limit), |_, _, _, _| {})
+                    .map_err(unreadable)?;
+                // Damaged records are reported as such.
+                scan.damage
+                    .iter()
+                    .map(|one| one.events.end)
+                    .fold(scan.next.0, u64::max)
+            }
+        };
+        let is_open = recorded.get(&base) == Some(&base);
+        if is_open && end == base && is_headless(disk, Position(base), known.identity).map_err(unreadable)? {
+            gaps.push(whole_segment(&recorded, &present, base, known.next.0));
+            continue;
+        }
+        gaps.extend(
+            expected
+                .filter(|expected| expected.end > end)
+                .map(|expected| Gap {
+                    base: Position(base),
+                    from: end,
+                    to: expected.end,
+                    end_known: expected.exact,
+                }),
+        );
+    }
+    gaps.sort_by_key(|gap| gap.from);
+    gaps.into_iter()
+        .map(|mut gap| {
+            let index = Segment::open_index(disk, gap.base).map_err(unreadable)?;
+            let index = index.filter(|index| index.end().0 >= gap.to);
+            gap.end_at(index.as_ref());
+            Ok(LostEvents {
+                from: Position(gap.from),
+                to: Position(gap.to),
+                end_known: gap.end_known,
+                cause: cause(gap),
+                deliveries: losses(gap, index.as_ref(), &progress).map_err(unreadable)?,
+            })
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn set<const N: usize>(bases: [u64; N]) -> BTreeSet<u64> {
+        bases.into()
+    }
+
+    #[test]
+    fn a_recorded_segment_without_a_file_is_a_gap() {
+        let recorded = Recorded::from([(0, 10), (10, 20), (25, 30), (30, 30)]);
+        let gap = |base, to| Gap {
+            base: Position(base),
+            from: base,
+            to,
+            end_known: true,
+        };
+        let open = |base, to| Gap {
+            end_known: false,
+            ..gap(base, to)
+        };
+        let missing = |present: &BTreeSet<u64>| missing(&recorded, present, 34);
+        assert_eq!(missing(&set([0, 10, 25, 30])), []);
+        assert_eq!(missing(&set([10, 25, 30])), [gap(0, 10)]);
+        assert_eq!(missing(&set([0, 30])), [gap(10, 20), gap(25, 30)]);
+        assert_eq!(missing(&set([0, 10, 25])), [open(30, 34)]);
+        assert_eq!(
+            missing(&set([])),
+            [gap(0, 10), gap(10, 20), gap(25, 30), open(30, 34)]
+        );
+        // A crash came before the newest segments were recorded.
+        assert_eq!(missing(&set([0, 10, 25, 36])), [gap(30, 36)]);
+    }
+
+    #[test]
+    fn a_segment_that_was_being_written_to_has_no_known_end() {
+        let recorded = Recorded::from([(0, 10), (10, 10)]);
+        let [gap] = missing(&recorded, &set([0]), 10)[..] else {
+            panic!("the row is written after a durable head: its file cannot just be absent");
+        };
+        assert_eq!((gap.from, gap.to, gap.end_known), (10, 10, false));
+        assert!(gap.beyond() > 10 + (64 << 20), "more than a segment can hold");
+        assert!(gap.holds(Position(500)) && !gap.holds(Position(9)));
+        // Nothing was ever in it if the next one begins where it does.
+        let recorded = Recorded::from([(0, 10), (11, 11)]);
+        assert_eq!(missing(&recorded, &set([0, 11]), 11), []);
+    }
+
+    #[test]
+    fn a_closed_segment_has_to_end_where_it_was_closed() {
+        let recorded = Recorded::from([(0, 10), (10, 10)]);
+        let exactly = |end| Some(ExpectedEnd { end, exact: true });
+        let at_least = |end| Some(ExpectedEnd { end, exact: false });
+        assert_eq!(expected_end(&recorded, &set([0, 10]), 0, 15), exactly(10));
+        assert_eq!(expected_end(&recorded, &set([0, 10]), 10, 15), at_least(15));
+        // Begun after the last checkpoint: only the file itself tells.
+        assert_eq!(expected_end(&recorded, &set([0, 10, 20]), 10, 15), None);
+        assert_eq!(expected_end(&recorded, &set([0, 10, 20]), 20, 15), at_least(15));
+    }
+}

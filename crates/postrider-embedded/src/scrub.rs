@@ -1,0 +1,214 @@
+//! Verification of everything that is stored while the server runs, a piece at a time, so that damage is known before
+//! the damaged part is needed.
+//!
+//! The log's closed segments are read record by record, their indexes whole, and the databases block by block. The
+//! segment that is being written is verified in a later round, when it is closed.
+
+use crate::Shared;
+use crate::archive::EmbeddedArchive;
+use crate::catalog::EmbeddedCatalog;
+use crate::database::Reopening;
+use crate::segment::{FIRST_RECORD, ReadError, Segment, index_name, log_name};
+use std::io;
+use std::sync::Arc;
+
+/// Bytes of the log that one step reads, or one record if that is larger.
+const STEP_BYTES: u64 = 1 << 20;
+
+/// A round of verification over the log and the databases, which begins again when it has ended.
+pub struct Scrub {
+    log: Arc<Shared>,
+    databases: Vec<Arc<Reopening>>,
+    next: ScrubPlace,
+}
+
+/// Where the next step of a round begins.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum ScrubPlace {
+    /// In the segment with this base or the first one after it.
+    Log {
+        base: u64,
+        offset: u64,
+    },
+    Database {
+        number: usize,
+        block: u64,
+    },
+}
+
+const ROUND_START: ScrubPlace = ScrubPlace::Log { base: 0, offset: 0 };
+
+/// Outcome of one step.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct ScrubStep {
+    /// Bytes that were read.
+    pub bytes: u64,
+    /// Places that were found damaged in this step and were not known before.
+    pub damaged: u64,
+    /// Everything has been verified; the next step begins a new round.
+    pub is_last: bool,
+}
+
+impl Scrub {
+    pub(crate) fn new(log: Arc<Shared>, catalog: &EmbeddedCatalog, archive: &EmbeddedArchive) -> Scrub {
+        let databases = vec![log.state.database(), catalog.database(), archive.database()];
+        Scrub {
+            log,
+            databases,
+            next: ROUND_START,
+        }
+    }
+
+    /// Verifies the next piece. Damage is logged and shown by the log's `health`, each place once. An error is about
+    /// one file that cannot be read now: the step after it goes on behind that file.
+    pub fn step(&mut self) -> io::Result<ScrubStep> {
+        match self.next {
+            ScrubPlace::Log { base, offset } => self.step_log(base, offset),
+            ScrubPlace::Database { number, block } => self.step_database(number, block),
+        }
+    }
+
+    fn step_log(&mut self, base: u64, offset: u64) -> io::Result<ScrubStep> {
+        let Some(segment) = self.closed_segment(base) else {
+            self.next = ScrubPlace::Database { number: 0, block: 0 };
+            return Ok(ScrubStep::default());
+        };
+        // A failure below must not bring the next step here again.
+        self.next = ScrubPlace::Log {
+            base: segment.base.0 + 1,
+            offset: 0,
+        };
+        let mut step = ScrubStep::default();
+        let mut at = offset;
+        if segment.base.0 != base || offset == 0 {
+            at = FIRST_RECORD;
+            step.damaged += u64::from(self.verify_index(&segment)?);
+        }
+        let read = self.read_records(&segment, at);
+        // Its files may have gone meanwhile, when nothing needed them any more.
+        if !self.log.is_current(&segment) {
+            return Ok(step);
+        }
+        let RecordsRead { next, bytes } = read?;
+        step.bytes = bytes;
+        match next {
+            NextRecord::At(offset) => {
+                self.next = ScrubPlace::Log {
+                    base: segment.base.0,
+                    offset,
+                };
+            }
+            NextRecord::End => {}
+            NextRecord::Damaged => step.damaged += self.report_segment(&segment)?,
+        }
+        Ok(step)
+    }
+
+    /// The first segment from `base` on that is not written to any more.
+    fn closed_segment(&self, base: u64) -> Option<Arc<Segment>> {
+        let segments = self.log.segments.read().expect("no panic holds it");
+        let active = *segments.keys().next_back()?;
+        let (_, segment) = segments.range(base..active).next()?;
+        Some(segment.clone())
+    }
+
+    /// Reports an index that cannot be read; a segment that is about to get its index has none.
+    fn verify_index(&self, segment: &Arc<Segment>) -> io::Result<bool> {
+        if !segment.is_sealed() || Segment::open_index(&*self.log.disk, segment.base)?.is_some() {
+            return Ok(false);
+        }
+        let name = index_name(segment.base);
+        Ok(self.log.is_current(segment) && self.report(format!("{name}: the index of a segment")))
+    }
+
+    fn read_records(&self, segment: &Segment, from: u64) -> io::Result<RecordsRead> {
+        let (mut at, end) = (from, segment.bytes());
+        while at < end && at - from < STEP_BYTES {
+            match segment.read(at) {
+                Ok((header, _)) => at += header.record_len() as u64,
+                Err(ReadError::Damaged) => {
+                    return Ok(RecordsRead {
+                        next: NextRecord::Damaged,
+                        bytes: at - from,
+                    });
+                }
+                Err(ReadError::Io(e)) => return Err(e),
+            }
+        }
+        Ok(RecordsRead {
+            next: if at < end {
+                NextRecord::At(at)
+            } else {
+                NextRecord::End
+            },
+            bytes: at - from,
+        })
+    }
+
+    /// Reads a damaged segment whole, and reports each damaged place with the events that stood there.
+    fn report_segment(&self, segment: &Segment) -> io::Result<u64> {
+        let limit = segment.end();
+        let (_, scan) = Segment::open_scanned(&*self.log.disk, segment.base, limit, |_, _, _, _| {})?;
+        let name = log_name(segment.base);
+        let mut reported = 0;
+        for damage in scan.damage.iter().filter(|damage| damage.from < segment.bytes()) {
+            let (from, to) = (damage.events.start, damage.events.end.min(limit.0));
+            let place = format!(
+                "{name} at bytes {} to {}, events {from} to {to}",
+                damage.from, damage.to
+            );
+            reported += u64::from(self.report(place));
+        }
+        Ok(reported)
+    }
+
+    fn step_database(&mut self, number: usize, block: u64) -> io::Result<ScrubStep> {
+        let Some(database) = self.databases.get(number) else {
+            self.next = ROUND_START;
+            return Ok(ScrubStep {
+                is_last: true,
+                ..ScrubStep::default()
+            });
+        };
+        self.next = ScrubPlace::Database {
+            number: number + 1,
+            block: 0,
+        };
+        let verified = database.verify_blocks(block)?;
+        if let Some(block) = verified.next {
+            self.next = ScrubPlace::Database { number, block };
+        }
+        let damaged = verified.damaged.into_iter();
+        Ok(ScrubStep {
+            bytes: verified.bytes,
+            damaged: damaged.map(|place| u64::from(self.report(place))).sum(),
+            is_last: false,
+        })
+    }
+
+    /// Returns whether the place was not known to be damaged.
+    fn report(&self, place: String) -> bool {
+        let is_new = !self.log.knows_corrupt(&place);
+        if is_new {
+            self.log.note_corrupt(place);
+        }
+        is_new
+    }
+}
+
+struct RecordsRead {
+    next: NextRecord,
+    bytes: u64,
+}
+
+enum NextRecord {
+    At(u64),
+    End,
+    Damaged,
+}
+
+impl std::fmt::Debug for Scrub {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Scrub({:?})", self.next)
+    }
+}
