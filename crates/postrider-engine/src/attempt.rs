@@ -5,11 +5,12 @@ pub mod queue;
 pub mod broker;
 pub mod trace;
 
-use crate::deliver::{Failure, FailureKind, Reply, Request, Sending, Transport};
+use crate::deliver::{Failure, FailureKind, Reply, Request, SendGuard, Sending, Transport};
 use crate::destinations::{Destinations, Reach};
 use crate::directory::TopicEntry;
 use crate::endpoint;
 use crate::in_flight::{ATTEMPT_OVERHEAD, InFlightCharge, InFlightNeed, SHARED_ENTRY_MIN};
+use crate::masking::{ConfiguredSecret, SentSecrets};
 use broker::{BROKER_PROPERTIES, Broker, SERVICE_BUS_AUTHORIZATION, quoted};
 use bytes::Bytes;
 use http::header::{AUTHORIZATION, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, ORIGIN, RETRY_AFTER};
@@ -22,7 +23,9 @@ use postrider_core::outcome::Outcome;
 use postrider_core::profile::{EndpointKind, Profile};
 use postrider_core::render::{self, Rendering, TopicValue};
 use postrider_core::retry::{Attempt, RetryPolicy};
-use postrider_core::subscription::{AttributeValue, Destination, Origin, Subscription, Topic, TopicKind};
+use postrider_core::subscription::{
+    AttributeValue, BatchDefaults, Destination, Origin, Subscription, Topic, TopicKind,
+};
 use postrider_core::time::{Clock, Timestamp};
 use postrider_store::{Claim, Entry, Want};
 use queue::Queue;
@@ -40,6 +43,8 @@ pub struct Plan {
     pub policy: RetryPolicy,
     pub kind: EndpointKind,
     pub want: Want,
+    /// How long to wait for an answer.
+    pub response_wait: Duration,
     pub endpoint: Arc<endpoint::Endpoint>,
     url: Arc<Uri>,
     /// Headers that are the same for every attempt.
@@ -54,6 +59,8 @@ pub struct Plan {
     log: u64,
     rate_max: Option<u32>,
     way: Way,
+    /// Secrets of the configuration that requests carry.
+    secrets: Box<[ConfiguredSecret]>,
 }
 
 /// How requests are made of claims.
@@ -94,22 +101,6 @@ pub struct OfTopic {
     pub full_id: Arc<str>,
 }
 
-/// What edge deliveries assume where a subscription is silent.
-#[derive(Clone, Copy, Debug)]
-pub struct BatchDefaults {
-    pub events_max: u32,
-    pub edge_bytes_max: usize,
-}
-
-impl Default for BatchDefaults {
-    fn default() -> BatchDefaults {
-        BatchDefaults {
-            events_max: 10,
-            edge_bytes_max: 1_058_576,
-        }
-    }
-}
-
 const DELIVERY_COUNT: HeaderName = HeaderName::from_static("aeg-delivery-count");
 const DATA_VERSION: HeaderName = HeaderName::from_static("aeg-data-version");
 const METADATA_VERSION: HeaderName = HeaderName::from_static("aeg-metadata-version");
@@ -117,6 +108,9 @@ const OUTPUT_EVENT_ID: HeaderName = HeaderName::from_static("aeg-output-event-id
 const SUBSCRIPTION_NAME: HeaderName = HeaderName::from_static("aeg-subscription-name");
 const EVENT_TYPE: HeaderName = HeaderName::from_static("aeg-event-type");
 const REPLAY: HeaderName = HeaderName::from_static("postrider-replay");
+/// How many deliveries have led to this one, itself included. Sent always: a loop may lead back here by a name
+/// or through a forwarder that nobody here knows of.
+pub const HOPS: HeaderName = HeaderName::from_static("postrider-hops");
 const FUNCTIONS_KEY: HeaderName = HeaderName::from_static("x-functions-key");
 const SAS_KEY: HeaderName = HeaderName::from_static("aeg-sas-key");
 
@@ -150,6 +144,7 @@ impl Plan {
             kind,
             way,
             function_key,
+            secrets,
         } = reach;
         let rate_max = match &subscription.destination {
             Destination::WebHook(hook) => hook.rate_max,
@@ -157,20 +152,11 @@ impl Plan {
         };
         let input = topic.topic.input_schema;
         let delivery = render::delivered_schema(input, subscription.delivery_schema);
-        let batching = subscription.destination.batching();
-        let batched = batching.events_max.is_some() || batching.preferred_kilobytes.is_some();
         let edge = subscription.origin == Origin::Edge;
-        let events_max = match (batched, batching.events_max) {
-            (false, _) => 1,
-            (true, Some(n)) => n,
-            (true, None) => defaults.events_max,
-        };
-        let bytes_max = match batching.preferred_kilobytes {
-            Some(kilobytes) => kilobytes as usize * 1024,
-            None if edge => defaults.edge_bytes_max,
-            None => 64 * 1024,
-        };
-        let array = (delivery != Schema::CloudEvent || batched) && !way.one_object();
+        let batching = subscription.destination.batching();
+        let limits = batching.in_force(defaults.of(subscription.origin));
+        let bytes_max = limits.kilobytes as usize * 1024;
+        let array = (delivery != Schema::CloudEvent || limits.is_batched()) && !way.one_object();
         let domain = matches!(topic.topic.kind, TopicKind::Domain { .. });
         let retry = subscription.retry;
         let policy = RetryPolicy {
@@ -196,8 +182,9 @@ impl Plan {
             profile,
             policy,
             kind,
+            response_wait: profile.response_wait(limits.events_max as usize),
             want: Want {
-                events_max: events_max as usize,
+                events_max: limits.events_max as usize,
                 bytes_max: bytes_max.saturating_sub(2),
                 overhead,
             },
@@ -216,12 +203,18 @@ impl Plan {
             log,
             rate_max,
             way,
+            secrets,
             subscription,
             topic: OfTopic {
                 topic: topic.topic.clone(),
                 full_id: topic.full_id.clone(),
             },
         }
+    }
+
+    /// Secrets in requests, to be masked in recorded answers.
+    pub fn sent_secrets(&self) -> SentSecrets {
+        SentSecrets::of(&self.subscription, &self.secrets)
     }
 
     /// What decides whether it may send.
@@ -240,7 +233,12 @@ impl Plan {
     /// The value of `topic` that the subscriber sees.
     fn topic_value(&self) -> TopicValue<'_> {
         match &self.subscription.destination {
-            Destination::EventGrid { topic_name, .. } => TopicValue::Overwrite(topic_name.as_deref()),
+            // A CloudEvent must have a source: without another name it is the topic that the event came to first.
+            Destination::EventGrid { topic_name, .. }
+                if topic_name.is_some() || self.delivery != Schema::CloudEvent =>
+            {
+                TopicValue::Overwrite(topic_name.as_deref())
+            }
             _ if !self.domain_prefix.is_empty() => TopicValue::InDomain {
                 prefix: &self.domain_prefix,
             },
@@ -302,10 +300,12 @@ impl Plan {
         claims: &[Claim],
         charge: &Arc<InFlightCharge>,
         traced: &Traced,
+        guard: Option<SendGuard>,
         wall: &dyn Clock,
     ) -> Sending {
         let charged = |mut request: Request| {
             request.body.charge = Some(charge.clone());
+            request.guard.clone_from(&guard);
             request
         };
         match &self.way {
@@ -341,6 +341,7 @@ impl Plan {
             headers: self.headers.clone(),
             more,
             body: self.body(claims, &how).into(),
+            guard: None,
         }
     }
 
@@ -416,7 +417,7 @@ impl Plan {
 
     /// The headers that tell one attempt from another.
     fn more(&self, claims: &[Claim], how: &Rendering<'_>) -> Vec<(HeaderName, HeaderValue)> {
-        let mut more = Vec::with_capacity(3 + self.dynamic.len());
+        let mut more = Vec::with_capacity(4 + self.dynamic.len());
         let made = claims.iter().map(|c| c.attempts_made).max().unwrap_or(0);
         let count = match made {
             0 => HeaderValue::from_static("0"),
@@ -432,6 +433,10 @@ impl Plan {
         let replays = claims.iter().map(|c| c.entry.batch.replay).max().unwrap_or(0);
         if replays > 0 {
             more.push((REPLAY, HeaderValue::from(replays)));
+        }
+        if matches!(self.way, Way::Plain | Way::Relay { .. }) {
+            let hops = claims.iter().map(|c| c.entry.batch.hops).max().unwrap_or(0);
+            more.push((HOPS, HeaderValue::from(hops.saturating_add(1))));
         }
         if self.delivery != Schema::CloudEvent {
             let version = render::data_version(&first.entry.batch, first.index as usize, how);
@@ -477,6 +482,9 @@ impl Plan {
                     FailureKind::Resolution => Outcome::ResolutionError,
                     FailureKind::Forbidden => Outcome::Forbidden,
                     FailureKind::Socket => Outcome::SocketError,
+                    FailureKind::Proxy => Outcome::ProxyError,
+                    // A withdrawn request is no attempt: the dispatcher gives the events back.
+                    FailureKind::Withdrawn => Outcome::SocketError,
                 },
                 status: None,
                 retry_after: None,

@@ -24,6 +24,9 @@ pub enum BlobError {
     Refused { account: String, detail: String },
     #[error("blob {0:?} does not exist")]
     NotFound(String),
+    /// Larger than any blob of dead letters: something else has taken its place.
+    #[error("blob {path:?} is larger than {max} bytes, the largest that is read")]
+    TooLarge { path: String, max: usize },
     /// Anything that may be otherwise in a while.
     #[error("storage account {account:?} cannot be reached: {detail}")]
     Unreachable { account: String, detail: String },

@@ -1,15 +1,72 @@
-//! The catalogue, watched: whether what was last to be stored could be.
+//! The catalogue, watched: whether what was last to be stored could be, and who is told of what was.
 
+use crate::Engine;
+use crate::directory::TopicEntry;
 use async_trait::async_trait;
+use postrider_core::subscription::{DomainTopic, Subscription};
 use postrider_core::time::{Clock, Timestamp};
 use postrider_store::{Catalog, Change, Error, Follower, Loaded};
-use std::sync::{Arc, Mutex};
+use std::future::Future;
+use std::sync::{Arc, Mutex, OnceLock, Weak};
+
+/// Told of every change of the catalogue that this node has made durable.
+pub trait ChangeObserver: Send + Sync {
+    /// The changes of one commit. Must not wait.
+    fn committed(&self, changes: Vec<CommittedChange>);
+}
+
+/// A change with what it replaced.
+#[derive(Clone, Debug)]
+pub struct CommittedChange {
+    pub change: Change,
+    pub before: Before,
+    /// The topic, domain or system topic that the changed resource belongs to, as it was when the change was made.
+    pub topic: Option<Arc<TopicEntry>>,
+}
+
+/// A resource before it was changed.
+#[derive(Clone, Debug)]
+pub enum Before {
+    Nothing,
+    Topic(Arc<TopicEntry>),
+    DomainTopic(DomainTopic),
+    Subscription(Arc<Subscription>),
+}
+
+tokio::task_local! {
+    /// The observer of what is changed on behalf of the current task.
+    static OBSERVER: Arc<dyn ChangeObserver>;
+}
+
+/// Runs something whose changes this observer is told of, instead of the engine's own. Changes that go on after their
+/// caller has gone away are told too.
+pub async fn observed<F: Future>(observer: Arc<dyn ChangeObserver>, run: F) -> F::Output {
+    OBSERVER.scope(observer, run).await
+}
+
+/// The same future, observed by the observer of the current task wherever it runs.
+pub(crate) async fn observed_as_here<F: Future>(
+    observer: Option<Arc<dyn ChangeObserver>>,
+    run: F,
+) -> F::Output {
+    match observer {
+        Some(observer) => observed(observer, run).await,
+        None => run.await,
+    }
+}
+
+pub(crate) fn observer_here() -> Option<Arc<dyn ChangeObserver>> {
+    OBSERVER.try_with(Arc::clone).ok()
+}
 
 /// Passes everything on, and remembers why the last commit failed, until one succeeds.
 pub(crate) struct Watched {
     catalog: Arc<dyn Catalog>,
     clock: Arc<dyn Clock>,
     trouble: Mutex<Option<(Timestamp, String)>>,
+    /// Told of changes that nobody in particular asked for; none: nobody observes changes.
+    observer: OnceLock<Arc<dyn ChangeObserver>>,
+    engine: OnceLock<Weak<Engine>>,
 }
 
 impl Watched {
@@ -18,7 +75,27 @@ impl Watched {
             catalog,
             clock,
             trouble: Mutex::default(),
+            observer: OnceLock::new(),
+            engine: OnceLock::new(),
         }
+    }
+
+    /// Sets the observer of an engine's changes, once.
+    pub fn observe(&self, engine: Weak<Engine>, observer: Arc<dyn ChangeObserver>) {
+        let _ = self.engine.set(engine);
+        let _ = self.observer.set(observer);
+    }
+
+    /// The changes with what they replace, for whoever is to be told of them. To be asked before they are in force.
+    fn observe_commit(&self, changes: &[Change]) -> Option<(Arc<dyn ChangeObserver>, Vec<CommittedChange>)> {
+        let default = self.observer.get()?;
+        let engine = self.engine.get()?.upgrade()?;
+        let told: Vec<CommittedChange> = changes
+            .iter()
+            .filter_map(|change| committed_change(&engine, change))
+            .collect();
+        let observer = observer_here().unwrap_or_else(|| default.clone());
+        (!told.is_empty()).then_some((observer, told))
     }
 
     pub fn trouble(&self) -> Option<(Timestamp, String)> {
@@ -33,7 +110,11 @@ impl Catalog for Watched {
     }
 
     async fn commit(&self, changes: Vec<Change>) -> Result<(), Error> {
+        let observed = self.observe_commit(&changes);
         let result = self.catalog.commit(changes).await;
+        if let (Ok(()), Some((observer, changes))) = (&result, observed) {
+            observer.committed(changes);
+        }
         if let Err(Error::Conflict(_)) = result {
             // The catalogue is well: somebody else was faster.
             return result;
@@ -51,9 +132,62 @@ impl Catalog for Watched {
         self.catalog.catch_up().await
     }
 
+    fn is_current(&self) -> bool {
+        self.catalog.is_current()
+    }
+
+    async fn in_force_everywhere(&self) -> Result<(), Error> {
+        self.catalog.in_force_everywhere().await
+    }
+
     async fn follow(&self, follower: Arc<dyn Follower>) {
         self.catalog.follow(follower).await
     }
+}
+
+/// None for what is no resource: the engine's own notes about endpoints and validations that have ended.
+fn committed_change(engine: &Engine, change: &Change) -> Option<CommittedChange> {
+    let directory = &engine.directory;
+    let of_topic = |id| directory.topic_by_id(id);
+    let (before, topic) = match change {
+        Change::PutTopic(topic) => {
+            let before = of_topic(topic.id);
+            (before.map_or(Before::Nothing, Before::Topic), None)
+        }
+        Change::DeleteTopic(id) => (Before::Topic(of_topic(*id)?), None),
+        Change::PutDomainTopic(topic) => {
+            let before = directory.domain_topic(topic.domain, &topic.name);
+            let before = before.map_or(Before::Nothing, Before::DomainTopic);
+            (before, of_topic(topic.domain))
+        }
+        Change::DeleteDomainTopic(domain, name) => {
+            let before = directory.domain_topic(*domain, name)?;
+            (Before::DomainTopic(before), of_topic(*domain))
+        }
+        Change::PutSubscription(subscription) => {
+            let before = directory.subscription_by_id(subscription.id);
+            let before = before.map_or(Before::Nothing, Before::Subscription);
+            (before, of_topic(subscription.topic))
+        }
+        Change::DeleteSubscription(id) => {
+            let before = directory.subscription_by_id(*id)?;
+            let topic = of_topic(before.topic);
+            (Before::Subscription(before), topic)
+        }
+        Change::PutHandshake(handshake) => {
+            let before = directory.subscription_by_id(handshake.subscription.id);
+            let before = before.map_or(Before::Nothing, Before::Subscription);
+            (before, of_topic(handshake.subscription.topic))
+        }
+        Change::DeleteHandshake(_) | Change::PutEndpointDelay(_) | Change::DeleteEndpointDelay(_) => {
+            return None;
+        }
+    };
+    Some(CommittedChange {
+        change: change.clone(),
+        before,
+        topic,
+    })
 }
 
 #[cfg(test)]

@@ -24,8 +24,33 @@ impl Clock for SystemClock {
                 if left.is_zero() {
                     return;
                 }
-                tokio::time::sleep(left.min(NAP_MAX)).await;
+                // Outside the task's budget: a loop of reads that always finds something to read uses the
+                // budget up at every poll, and a deadline that is polled after it would never pass.
+                tokio::task::unconstrained(tokio::time::sleep(left.min(NAP_MAX))).await;
             }
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tokio::task::coop::consume_budget;
+
+    #[tokio::test]
+    async fn a_busy_loop_in_the_same_task_does_not_starve_a_deadline() {
+        let clock = SystemClock;
+        let begun = clock.now();
+        let busy = async {
+            while clock.now().since(begun) < Duration::from_secs(5) {
+                consume_budget().await;
+            }
+        };
+        let passed = tokio::select! {
+            biased;
+            () = busy => false,
+            () = clock.sleep_until(begun + Duration::from_millis(10)) => true,
+        };
+        assert!(passed, "the deadline was starved");
     }
 }

@@ -15,17 +15,74 @@ pub struct Counters {
     /// Those of the delivered whose answer came after the time for it.
     pub delivered_late: AtomicU64,
     pub retried: AtomicU64,
-    /// Given up, to be written to a blob.
+    /// Given up, to be written to a blob. Each is counted once more when that is done: as dead-lettered, as dropped
+    /// because it could not be written, or as withdrawn.
+    pub given_up: [AtomicU64; Reason::ALL.len()],
+    /// Given up, and delivered after all: the answer came late. They count as delivered.
+    pub letters_withdrawn: [AtomicU64; Reason::ALL.len()],
+    /// Given up, and in a blob.
     pub dead_lettered: [AtomicU64; Reason::ALL.len()],
-    /// Those of them that are in a blob.
+    /// The same of all reasons, also of subscriptions that were deleted meanwhile.
     pub dead_letters_written: AtomicU64,
     pub blobs_written: AtomicU64,
     /// Dead letters that were sent on their way again.
     pub replayed: AtomicU64,
     pub dropped: [AtomicU64; Reason::ALL.len()],
+    /// Counted by earlier processes, and no part of the numbers above.
+    earlier: OnceLock<CountTotals>,
+}
+
+/// The counts that go on over restarts.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct CountTotals {
+    pub matched: u64,
+    pub attempts: u64,
+    pub attempts_failed: u64,
+    pub delivered: u64,
+    pub dead_lettered: [u64; Reason::ALL.len()],
+    pub dropped: [u64; Reason::ALL.len()],
+}
+
+impl CountTotals {
+    fn add(&mut self, other: &CountTotals) {
+        self.matched += other.matched;
+        self.attempts += other.attempts;
+        self.attempts_failed += other.attempts_failed;
+        self.delivered += other.delivered;
+        let given_up = self.dead_lettered.iter_mut().chain(&mut self.dropped);
+        let others = other.dead_lettered.iter().chain(&other.dropped);
+        for (count, more) in given_up.zip(others) {
+            *count += more;
+        }
+    }
 }
 
 impl Counters {
+    /// Sets what earlier processes have counted; once.
+    pub fn set_earlier(&self, earlier: CountTotals) {
+        // The second of two would count the same again.
+        let _ = self.earlier.set(earlier);
+    }
+
+    /// With what earlier processes have counted.
+    pub fn totals(&self) -> CountTotals {
+        let each = |counters: &[AtomicU64; Reason::ALL.len()]| {
+            std::array::from_fn(|reason| counters[reason].load(Relaxed))
+        };
+        let mut totals = CountTotals {
+            matched: self.matched.load(Relaxed),
+            attempts: self.attempts.load(Relaxed),
+            attempts_failed: self.attempts_failed.load(Relaxed),
+            delivered: self.delivered.load(Relaxed),
+            dead_lettered: each(&self.dead_lettered),
+            dropped: each(&self.dropped),
+        };
+        if let Some(earlier) = self.earlier.get() {
+            totals.add(earlier);
+        }
+        totals
+    }
+
     /// A number that changes with every attempt and every end.
     pub(crate) fn pulse(&self) -> u64 {
         let ends = [
@@ -36,7 +93,7 @@ impl Counters {
         ];
         let counts = ends
             .into_iter()
-            .chain(&self.dead_lettered)
+            .chain(&self.given_up)
             .chain(&self.dropped)
             .map(|n| n.load(Relaxed));
         counts.fold(0, u64::wrapping_add)
@@ -60,6 +117,33 @@ pub struct Published {
     /// decided once: a topic that changed sides would make both sides' numbers leap.
     pub labelled: OnceLock<bool>,
     pub labelled_in_full: OnceLock<bool>,
+    /// Counted by earlier processes, and no part of the numbers above.
+    earlier: OnceLock<PublishTotals>,
+}
+
+/// The counts of what was published that go on over restarts.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PublishTotals {
+    pub events: u64,
+    pub unmatched: u64,
+    pub refused: u64,
+}
+
+impl Published {
+    /// Sets what earlier processes have counted; once.
+    pub fn set_earlier(&self, earlier: PublishTotals) {
+        let _ = self.earlier.set(earlier);
+    }
+
+    /// With what earlier processes have counted.
+    pub fn totals(&self) -> PublishTotals {
+        let earlier = self.earlier.get().copied().unwrap_or_default();
+        PublishTotals {
+            events: earlier.events + self.events.load(Relaxed),
+            unmatched: earlier.unmatched + self.unmatched.load(Relaxed),
+            refused: earlier.refused + self.refused.load(Relaxed),
+        }
+    }
 }
 
 impl Counters {
@@ -82,7 +166,9 @@ impl Counters {
             &self.blobs_written,
             &self.replayed,
         ];
-        single.into_iter().chain(&self.dead_lettered).chain(&self.dropped)
+        let given_up = self.given_up.iter().chain(&self.letters_withdrawn);
+        let ends = given_up.chain(&self.dead_lettered).chain(&self.dropped);
+        single.into_iter().chain(ends)
     }
 }
 

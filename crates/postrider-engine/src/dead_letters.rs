@@ -4,6 +4,9 @@ use crate::attempt::Plan;
 use crate::blobs::{BlobError, Blobs, Stored};
 use crate::counters::{add, by_reason};
 use crate::directory::TopicEntry;
+use crate::dispatch::metering::letters_by_cause;
+use crate::letter_blob::sha256;
+use crate::meters::FailureCause;
 use crate::recorder::{BlobPlace, BlobWritten, Disposition, Ended, Place};
 use crate::tasks::TaskKind;
 use crate::{Engine, Error};
@@ -27,6 +30,7 @@ use std::sync::atomic::Ordering::{AcqRel, Acquire};
 use std::sync::atomic::{AtomicU64, AtomicUsize};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 use tokio::task::JoinSet;
 
 /// A blob holds no more letters than this …
@@ -38,6 +42,11 @@ pub const BLOBS_IN_FLIGHT_MAX: usize = 6;
 /// Blobs of one subscription that are written and being recorded meanwhile. They hold no events any more, and the
 /// more of them wait, the more are recorded by one commit.
 const BLOBS_RECORDED_MAX: usize = 12;
+/// Blobs that are being put together or written keep no more than this in memory, those of all subscriptions
+/// together: the events as they were read, and the blobs' bodies.
+const DRAFT_BYTES_MAX: usize = 64 << 20;
+/// Taken of it while letters are read; what they do not need is given back afterwards.
+const DRAFT_BYTES_READ: usize = 4 * BLOB_BYTES_MAX;
 /// Bytes that the diagnostics add to an event, about.
 const DIAGNOSTICS_BYTES: usize = 320;
 /// Waits before a blob that could not be written, or told of, is tried again; the last one repeats.
@@ -56,6 +65,61 @@ const ANNOUNCE_FOR: Duration = Duration::from_secs(4 * 60 * 60);
 const GATHER_PART: u32 = 100;
 /// Letters that are dropped are named in the log, this many to a line.
 const NAMED_PER_LINE: usize = 100;
+
+/// Letters that wait to be written and that somebody means.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PendingFilter {
+    pub subscription: Option<SubscriptionId>,
+    pub reason: Option<Reason>,
+    /// Given up at this time or later.
+    pub since: Option<Timestamp>,
+    /// Just this one.
+    pub letter: Option<LetterKey>,
+}
+
+impl PendingFilter {
+    fn takes(&self, letter: &Letter) -> bool {
+        self.reason.is_none_or(|reason| reason == letter.reason)
+            && self.letter.is_none_or(|key| key == letter.key())
+    }
+
+    /// Whether letters need not be read to know that all of a subscription are meant.
+    fn takes_all(&self) -> bool {
+        self.reason.is_none() && self.since.is_none() && self.letter.is_none()
+    }
+
+    /// Where the letters begin that may be meant: after this one, or with the first.
+    fn after(&self) -> Option<LetterKey> {
+        let since = self.since.map(|since| (since, Position(0)));
+        before(self.letter.max(since)?)
+    }
+}
+
+/// The greatest key that is less, so that this one comes first after it; none if every one is.
+pub fn before((decided, position): LetterKey) -> Option<LetterKey> {
+    match position.0.checked_sub(1) {
+        Some(position) => Some((decided, Position(position))),
+        None if decided > Timestamp::MIN => Some((decided - Duration::from_nanos(1), Position(u64::MAX))),
+        None => None,
+    }
+}
+
+/// Letters that wait to be written.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PendingLetters {
+    pub count: u64,
+    /// When the first of them is to be written.
+    pub due: Option<Timestamp>,
+}
+
+/// Which letters of a subscription a writer takes.
+#[derive(Clone, Copy)]
+enum WriteOrder {
+    /// Those whose delay is over.
+    Due,
+    /// Those that somebody wants written at once, given up by this time.
+    Now(PendingFilter, Timestamp),
+}
 
 /// What is known about the writing of one subscription's letters.
 #[derive(Default)]
@@ -94,7 +158,10 @@ pub struct DeadLetters {
     /// Blobs that nobody was told of because the log would not take the event.
     pub announcements_given_up: AtomicU64,
     desks: Mutex<Desks>,
+    /// Told when a writer has ended.
+    writer_ended: Notify,
     busy: AtomicUsize,
+    drafts: DraftRoom,
     /// Held while marks are read and written back: replays and purges may want the same blob.
     pub(crate) marking: tokio::sync::Mutex<()>,
 }
@@ -116,7 +183,9 @@ impl DeadLetters {
             fallback,
             announcements_given_up: AtomicU64::new(0),
             desks: Mutex::default(),
+            writer_ended: Notify::new(),
             busy: AtomicUsize::new(0),
+            drafts: DraftRoom::new(DRAFT_BYTES_MAX),
             marking: tokio::sync::Mutex::default(),
         }
     }
@@ -165,8 +234,59 @@ fn desk_name(of: SubscriptionId) -> String {
     format!("dead letters of {of}")
 }
 
+/// Room in memory for blobs that are being put together or written. First come, first served.
+struct DraftRoom {
+    free: Arc<Semaphore>,
+}
+
+/// A share of the room, given back when it is dropped.
+struct DraftPermit {
+    permit: OwnedSemaphorePermit,
+}
+
+impl DraftRoom {
+    /// The room is given out in units of this many bytes.
+    const UNIT: usize = 1024;
+
+    fn new(bytes: usize) -> DraftRoom {
+        DraftRoom {
+            free: Arc::new(Semaphore::new(bytes / DraftRoom::UNIT)),
+        }
+    }
+
+    /// Waits for room to read the letters of one blob.
+    async fn take(&self) -> DraftPermit {
+        let units = (DRAFT_BYTES_READ / DraftRoom::UNIT) as u32;
+        let permit = self.free.clone().acquire_many_owned(units).await;
+        DraftPermit {
+            permit: permit.expect("never closed"),
+        }
+    }
+}
+
+impl DraftPermit {
+    /// Gives back what these bytes do not need.
+    fn keep(&mut self, bytes: usize) {
+        let units = bytes.div_ceil(DraftRoom::UNIT);
+        let more = self.permit.num_permits().saturating_sub(units);
+        drop(self.permit.split(more));
+    }
+}
+
+/// The memory that letters take: the requests that they were part of, each once, and the body of their blob.
+fn draft_bytes(letters: &[Letter], body: usize) -> usize {
+    let mut requests: Vec<(Position, usize)> = letters
+        .iter()
+        .map(|letter| (letter.entry.first, letter.entry.batch.body.len()))
+        .collect();
+    requests.sort_unstable();
+    requests.dedup();
+    requests.iter().map(|(_, bytes)| bytes).sum::<usize>() + body
+}
+
 /// Letters that go into one blob, and what it will be called.
 struct Draft {
+    permit: DraftPermit,
     plan: Arc<Plan>,
     place: DeadLetterDestination,
     letters: Vec<Letter>,
@@ -177,6 +297,8 @@ struct Draft {
 struct Written {
     of: SubscriptionId,
     letters: Vec<LetterKey>,
+    /// Why the events were given up, and how many for each cause.
+    causes: Vec<(FailureCause, usize)>,
     /// The same letters as the recorder knows them, if there is one.
     places: Vec<Place>,
     record: BlobRecord,
@@ -218,11 +340,185 @@ impl Engine {
             if !self.take_desk(&waiting, now) {
                 continue;
             }
-            self.dead_letters.busy.fetch_add(1, AcqRel);
-            self.dispatcher
-                .tasks
-                .spawn(TaskKind::DeadLetterWriter, self.clone().write_letters(waiting.of));
+            let writing = self.clone().write_letters(waiting.of, WriteOrder::Due);
+            self.dispatcher.tasks.spawn(TaskKind::DeadLetterWriter, writing);
         }
+    }
+
+    /// Writes letters at once that wait for their delay to be over. Returns how many are in their blobs. Goes on to
+    /// the end even if the caller goes away.
+    pub async fn write_pending(self: &Arc<Self>, filter: PendingFilter) -> Result<u64, String> {
+        let writing = self.clone().write_pending_of_all(filter);
+        let task = self.dispatcher.tasks.spawn(TaskKind::DeadLetterWriter, writing);
+        joined(task.await)
+    }
+
+    async fn write_pending_of_all(self: Arc<Self>, filter: PendingFilter) -> Result<u64, String> {
+        let now = self.clock.now();
+        let mut written = 0;
+        for waiting in self.pending_subscriptions(&filter) {
+            let of = waiting.of;
+            let Some(plan) = self.dispatcher.outlet(of).and_then(|outlet| outlet.plan()) else {
+                continue;
+            };
+            if self.letter_place(&plan).is_none() {
+                let name = &plan.subscription.name;
+                return Err(format!(
+                    "subscription {name:?} names no place for dead letters; {written} were written"
+                ));
+            }
+            if !self.wait_for_desk(of).await {
+                return Err("the server is shutting down".to_owned());
+            }
+            let (count, outcome) = self.clone().write_letters(of, WriteOrder::Now(filter, now)).await;
+            written += count as u64;
+            outcome.map_err(|trouble| {
+                let name = &plan.subscription.name;
+                format!("dead letters of subscription {name:?} cannot be written: {trouble}; {written} were written")
+            })?;
+        }
+        Ok(written)
+    }
+
+    /// Waits until nobody is writing letters of a subscription; then it is up to the caller. False when the server is
+    /// shutting down.
+    async fn wait_for_desk(&self, of: SubscriptionId) -> bool {
+        loop {
+            let writer_ended = self.dead_letters.writer_ended.notified();
+            tokio::pin!(writer_ended);
+            writer_ended.as_mut().enable();
+            if self.dispatcher.stop.is_cancelled() {
+                return false;
+            }
+            if self.take_free_desk(of) {
+                return true;
+            }
+            tokio::select! {
+                biased;
+                () = self.dispatcher.stop.cancelled() => {}
+                () = writer_ended => {}
+            }
+        }
+    }
+
+    /// Takes letters out of the log whose events turned out to have been delivered, unless they are written by now.
+    /// Returns those that were there. A letter that is being put into a blob is waited for.
+    pub(crate) async fn withdraw_letters(
+        &self,
+        of: SubscriptionId,
+        letters: Vec<LetterKey>,
+    ) -> Result<Vec<Letter>, Error> {
+        if !self.wait_for_desk(of).await {
+            return Ok(Vec::new());
+        }
+        let withdrawn = self.withdraw_unwritten(of, letters).await;
+        self.dead_letters.desks().entry(of).or_default().writing = false;
+        // The writer may have been due meanwhile.
+        self.dispatcher.letters_changed.notify_one();
+        self.dead_letters.writer_ended.notify_waiters();
+        self.dead_letters.busy.fetch_sub(1, AcqRel);
+        withdrawn
+    }
+
+    async fn withdraw_unwritten(
+        &self,
+        of: SubscriptionId,
+        letters: Vec<LetterKey>,
+    ) -> Result<Vec<Letter>, Error> {
+        const ONE: Want = Want {
+            events_max: 1,
+            bytes_max: BLOB_BYTES_MAX,
+            overhead: 0,
+        };
+        // Settled events show among the letters only then.
+        self.log.flush().await?;
+        let mut found = Vec::new();
+        for key in letters {
+            let first = self.log.letters(of, before(key), key.0, ONE).await?;
+            found.extend(first.into_iter().filter(|letter| letter.key() == key));
+        }
+        if !found.is_empty() {
+            let keys = found.iter().map(Letter::key).collect();
+            self.log.letters_done(of, keys).await?;
+        }
+        Ok(found)
+    }
+
+    fn pending_subscriptions(&self, filter: &PendingFilter) -> impl Iterator<Item = LettersWaiting> {
+        let meant = filter.subscription;
+        let waiting = self.log.letters_waiting().into_iter();
+        waiting.filter(move |one| meant.is_none_or(|of| of == one.of))
+    }
+
+    /// Letters that wait here to be written.
+    pub async fn pending_letters(&self, filter: &PendingFilter) -> Result<PendingLetters, Error> {
+        let mut pending = PendingLetters::default();
+        for waiting in self.pending_subscriptions(filter) {
+            let (count, oldest) = match filter.takes_all() {
+                true => (waiting.count, Some(waiting.oldest)),
+                false => self.count_pending(waiting.of, filter).await?,
+            };
+            let Some(oldest) = oldest else {
+                continue;
+            };
+            pending.count += count;
+            let due = self.letter_due(waiting.of, oldest);
+            pending.due = pending.due.into_iter().chain(due).min();
+        }
+        Ok(pending)
+    }
+
+    /// Letters of one subscription that a filter takes, and when the first of them was given up.
+    async fn count_pending(
+        &self,
+        of: SubscriptionId,
+        filter: &PendingFilter,
+    ) -> Result<(u64, Option<Timestamp>), Error> {
+        let want = Want {
+            events_max: LETTERS_PER_BLOB_MAX,
+            bytes_max: BLOB_BYTES_MAX,
+            overhead: 0,
+        };
+        let until = filter.letter.map_or(Timestamp::MAX, |(decided, _)| decided);
+        let (mut count, mut oldest, mut after) = (0, None, filter.after());
+        loop {
+            let letters = self.log.letters(of, after, until, want).await?;
+            let Some(last) = letters.last() else {
+                return Ok((count, oldest));
+            };
+            after = Some(last.key());
+            for letter in letters.iter().filter(|letter| filter.takes(letter)) {
+                count += 1;
+                oldest = oldest.or(Some(letter.decided));
+            }
+        }
+    }
+
+    /// When a letter is to be written whose wait began at this time; later while its store is out of reach.
+    pub fn letter_due(&self, of: SubscriptionId, begun: Timestamp) -> Option<Timestamp> {
+        let plan = self.dispatcher.outlet(of)?.plan()?;
+        let due = begun + plan.profile.dead_letter.delay;
+        let desks = self.dead_letters.desks();
+        let failing = desks.get(&of).filter(|desk| desk.failing_since.is_some());
+        let again = failing.and_then(|desk| desk.pause).map(|pause| pause.ends);
+        Some(again.map_or(due, |again| again.max(due)))
+    }
+
+    /// Whether nobody is writing letters of a subscription: then it is up to the caller.
+    fn take_free_desk(&self, of: SubscriptionId) -> bool {
+        let mut desks = self.dead_letters.desks();
+        let desk = desks.entry(of).or_default();
+        let take = !std::mem::replace(&mut desk.writing, true);
+        if take {
+            self.dead_letters.busy.fetch_add(1, AcqRel);
+        }
+        take
+    }
+
+    /// Where the letters of a subscription go, if anywhere.
+    fn letter_place<'a>(&'a self, plan: &'a Plan) -> Option<&'a DeadLetterDestination> {
+        let named = plan.subscription.dead_letter.as_ref();
+        named.or(self.dead_letters.fallback.as_ref())
     }
 
     /// Whether letters of a subscription are due by `now` and nobody is writing them: then it is up to the caller.
@@ -233,6 +529,7 @@ impl Engine {
             .is_some_and(|due| due <= now);
         if take {
             desks.entry(waiting.of).or_default().writing = true;
+            self.dead_letters.busy.fetch_add(1, AcqRel);
         }
         take
     }
@@ -277,22 +574,40 @@ impl Engine {
         }
     }
 
-    /// Writes everything of a subscription that is due, or as much as can be written.
-    async fn write_letters(self: Arc<Self>, of: SubscriptionId) {
+    /// Writes letters of a subscription, or as many as can be written. Returns their number, and why the others are
+    /// not written. The caller has taken the desk and counts as busy until this ends.
+    async fn write_letters(
+        self: Arc<Self>,
+        of: SubscriptionId,
+        order: WriteOrder,
+    ) -> (usize, Result<(), String>) {
+        let mut count = 0;
         let written = tokio::select! {
             biased;
             () = self.dispatcher.abort.cancelled() => Err("the server is shutting down".to_owned()),
-            written = self.write_due(of) => written,
+            written = self.write_some(of, order, &mut count) => written,
         };
+        // A write that a stop has cut short says nothing about the store: the next life tries at once.
+        if written.is_err() && self.dispatcher.stop.is_cancelled() {
+            self.dead_letters.desks().entry(of).or_default().writing = false;
+        } else {
+            self.note_written(of, &written).await;
+            self.dispatcher.letters_changed.notify_one();
+        }
+        self.dead_letters.writer_ended.notify_waiters();
+        self.dead_letters.busy.fetch_sub(1, AcqRel);
+        (count, written)
+    }
+
+    /// Decides when letters of a subscription are written next, and which are dropped because they cannot be.
+    async fn note_written(&self, of: SubscriptionId, written: &Result<(), String>) {
         let now = self.clock.now();
         let retry = match written {
             Ok(()) => None,
-            // The next life tries again before it drops anything.
-            Err(trouble) if self.dispatcher.stop.is_cancelled() => Some((trouble, None)),
             Err(trouble) => {
                 let since = self.dead_letters.failing_since(of, now);
-                let give_up_at = self.give_up_late(of, now, since, &trouble).await;
-                Some((trouble, give_up_at))
+                let give_up_at = self.give_up_late(of, now, since, trouble).await;
+                Some((trouble.clone(), give_up_at))
             }
         };
         {
@@ -340,13 +655,17 @@ impl Engine {
                 }
             }
         }
-        self.dispatcher.letters_changed.notify_one();
-        self.dead_letters.busy.fetch_sub(1, AcqRel);
     }
 
-    async fn write_due(self: &Arc<Self>, of: SubscriptionId) -> Result<(), String> {
+    /// `count`: letters that are in blobs, whatever comes of the others.
+    async fn write_some(
+        self: &Arc<Self>,
+        of: SubscriptionId,
+        order: WriteOrder,
+        count: &mut usize,
+    ) -> Result<(), String> {
         let mut writing: JoinSet<Result<Written, String>> = JoinSet::new();
-        let mut recording: JoinSet<Result<(), String>> = JoinSet::new();
+        let mut recording: JoinSet<Result<usize, String>> = JoinSet::new();
         let mut after = None;
         let mut more = true;
         let mut outcome = Ok(());
@@ -362,10 +681,12 @@ impl Engine {
                     }
                     Err(trouble) => outcome = outcome.and(Err(trouble)),
                 },
-                Some(ended) = recording.join_next() => outcome = outcome.and(joined(ended)),
-                () = std::future::ready(()), if more && room => match self.draft(of, after).await {
+                Some(ended) = recording.join_next() => match joined(ended) {
+                    Ok(recorded) => *count += recorded,
+                    Err(trouble) => outcome = outcome.and(Err(trouble)),
+                },
+                permit = self.draft_permit(), if more && room => match self.draft(of, order, &mut after, permit).await {
                     Ok(Some(draft)) => {
-                        after = draft.letters.last().map(Letter::key);
                         writing.spawn(self.clone().write_blob(draft));
                     }
                     Ok(None) => more = false,
@@ -376,29 +697,42 @@ impl Engine {
         }
     }
 
-    /// The next blob to be written; none when nothing more is due.
+    /// Room for another blob; none when the server is stopping.
+    async fn draft_permit(&self) -> Option<DraftPermit> {
+        tokio::select! {
+            biased;
+            () = self.dispatcher.stop.cancelled() => None,
+            permit = self.dead_letters.drafts.take() => Some(permit),
+        }
+    }
+
+    /// The next blob to be written; none when there are no more letters to write. `after`: the last letter that was
+    /// looked at.
     async fn draft(
         &self,
         of: SubscriptionId,
-        after: Option<(Timestamp, Position)>,
+        order: WriteOrder,
+        after: &mut Option<LetterKey>,
+        permit: Option<DraftPermit>,
     ) -> Result<Option<Draft>, String> {
+        let Some(mut permit) = permit else {
+            return Ok(None);
+        };
         let Some(plan) = self.dispatcher.outlet(of).and_then(|outlet| outlet.plan()) else {
             return Ok(None);
         };
         let now = self.clock.now();
-        let until = now - plan.profile.dead_letter.delay;
         let want = Want {
             events_max: LETTERS_PER_BLOB_MAX,
             bytes_max: BLOB_BYTES_MAX,
             overhead: plan.want.overhead + DIAGNOSTICS_BYTES,
         };
-        let read = self.log.letters(of, after, until, want).await;
-        let letters = read.map_err(|e| e.to_string())?;
+        let letters = self.next_letters_to_write(of, order, after, &plan, want).await;
+        let letters = letters.map_err(|e| e.to_string())?;
         if letters.is_empty() {
             return Ok(None);
         }
-        let named = plan.subscription.dead_letter.as_ref();
-        let Some(place) = named.or(self.dead_letters.fallback.as_ref()) else {
+        let Some(place) = self.letter_place(&plan) else {
             let reason = Reason::DeadLetterHomeless;
             self.drop_letters(
                 &plan,
@@ -423,9 +757,12 @@ impl Engine {
             path,
             written: now,
             bytes: 0,
+            sha256: None,
             marks: letters.iter().map(mark).collect(),
         };
+        permit.keep(draft_bytes(&letters, body_size(&plan, &letters)));
         Ok(Some(Draft {
+            permit,
             place: place.clone(),
             letters,
             record,
@@ -433,10 +770,40 @@ impl Engine {
         }))
     }
 
+    async fn next_letters_to_write(
+        &self,
+        of: SubscriptionId,
+        order: WriteOrder,
+        after: &mut Option<LetterKey>,
+        plan: &Plan,
+        want: Want,
+    ) -> Result<Vec<Letter>, postrider_store::Error> {
+        let (until, filter) = match order {
+            WriteOrder::Due => {
+                let until = self.clock.now() - plan.profile.dead_letter.delay;
+                (until, PendingFilter::default())
+            }
+            WriteOrder::Now(filter, until) => (until, filter),
+        };
+        loop {
+            let from = (*after).max(filter.after());
+            let mut letters = self.log.letters(of, from, until, want).await?;
+            let Some(last) = letters.last() else {
+                return Ok(letters);
+            };
+            *after = Some(last.key());
+            letters.retain(|letter| filter.takes(letter));
+            if !letters.is_empty() {
+                return Ok(letters);
+            }
+        }
+    }
+
     /// First the blob; then, in `record_blob`, where it is, then who is told, then the letters are forgotten: a
     /// crash in between writes them again, never not at all.
     async fn write_blob(self: Arc<Self>, draft: Draft) -> Result<Written, String> {
         let Draft {
+            mut permit,
             plan,
             place,
             letters,
@@ -446,22 +813,27 @@ impl Engine {
         let body = Bytes::from(write_body(&plan, &letters, self.log.identity()));
         let (length, path) = (body.len(), record.path.clone());
         record.bytes = length as u64;
+        record.sha256 = Some(sha256(&body));
         let untold = match letters.iter().all(|letter| self.is_announcement(letter)) {
             true => Vec::new(),
             false => self.directory.storage_topics(place.account_name()),
         };
         let keys = letters.iter().map(Letter::key).collect();
+        let causes = letters_by_cause(&letters);
         let places = self.places(&letters);
         // The events are in the body now, and need not be in memory twice while it is written.
         drop(letters);
+        permit.keep(length);
         let put = self
             .dead_letters
             .blobs
             .put(place.account_name(), &place.container, &path, body);
         let stored = put.await.map_err(|e: BlobError| e.to_string())?;
+        drop(permit);
         Ok(Written {
             of: plan.subscription.id,
             letters: keys,
+            causes,
             places,
             record,
             news: News {
@@ -475,10 +847,11 @@ impl Engine {
     }
 
     /// Once the archive knows the blob its letters are written, whether or not anyone can be told.
-    async fn record_blob(self: Arc<Self>, written: Written) -> Result<(), String> {
+    async fn record_blob(self: Arc<Self>, written: Written) -> Result<usize, String> {
         let Written {
             of,
             letters,
+            causes,
             places,
             record,
             mut news,
@@ -501,6 +874,8 @@ impl Engine {
         }
         let count = letters.len();
         self.log.letters_done(of, letters).await.map_err(internal)?;
+        // Not when they were given up: what cannot be written counts as dropped instead.
+        self.dispatcher.count_dead_lettered(of, self.clock.now(), &causes);
         add(&self.dispatcher.counters.dead_letters_written, count);
         add(&self.dispatcher.counters.blobs_written, 1);
         if let Err(trouble) = told {
@@ -509,7 +884,7 @@ impl Engine {
                 .tasks
                 .spawn(TaskKind::BlobAnnouncement, announcing);
         }
-        Ok(())
+        Ok(count)
     }
 
     /// Drops the letters for which the store has been out of reach for too long. When the next ones would be.
@@ -534,6 +909,7 @@ impl Engine {
             overhead: 0,
         };
         loop {
+            let _permit = self.draft_permit().await?;
             let late = self.log.letters(of, None, now - patience, want).await.ok()?;
             if late.is_empty() {
                 break;
@@ -579,7 +955,7 @@ impl Engine {
         }
         if let Some(outlet) = outlet {
             self.dispatcher
-                .meter_dropped(&outlet, self.clock.now(), letters.len());
+                .meter_dropped(&outlet, self.clock.now(), letters, reason);
         }
         if self.recorder.on() {
             self.recorder.ended(Ended {
@@ -688,13 +1064,17 @@ fn mark(letter: &Letter) -> Mark {
     }
 }
 
+/// How long the body of a blob with these letters is, about.
+fn body_size(plan: &Plan, letters: &[Letter]) -> usize {
+    let how = plan.rendering();
+    let size =
+        |l: &Letter| render::delivered_len_hint(&l.entry.batch, l.index as usize, &how) + DIAGNOSTICS_BYTES;
+    letters.iter().map(size).sum::<usize>() + 2
+}
+
 fn write_body(plan: &Plan, letters: &[Letter], identity: u64) -> Vec<u8> {
     let how = plan.rendering();
-    let size: usize = letters
-        .iter()
-        .map(|l| render::delivered_len_hint(&l.entry.batch, l.index as usize, &how) + DIAGNOSTICS_BYTES)
-        .sum();
-    let mut body = Vec::with_capacity(size + 2);
+    let mut body = Vec::with_capacity(body_size(plan, letters));
     let (mut published, mut attempted) = (TimeText::default(), TimeText::default());
     for (i, letter) in letters.iter().enumerate() {
         body.push(if i == 0 { b'[' } else { b',' });
@@ -837,6 +1217,7 @@ fn announcement(topic: &TopicEntry, news: &News, now: Timestamp) -> Batch {
         publisher: "dead letters".into(),
         trace: None,
         replay: 0,
+        hops: 0,
         body: Bytes::from(body),
         events: vec![EventRef {
             object,
@@ -868,6 +1249,35 @@ mod tests {
     const STORAGE: TopicId = TopicId(2);
     const REFUSED: &str = "http://refusing.invalid/";
     const SETTLE: Duration = Duration::from_secs(60);
+
+    // One large event that 10 000 subscriptions gave up was read and written by 10 000 writers at once.
+    #[tokio::test]
+    async fn blobs_of_all_subscriptions_share_room_in_memory() {
+        use std::future::poll_fn;
+        use std::task::Poll;
+
+        let room = DraftRoom::new(2 * DRAFT_BYTES_READ);
+        let mut first = room.take().await;
+        let mut second = room.take().await;
+        let mut third = std::pin::pin!(room.take());
+        let mut is_ready = async || poll_fn(|cx| Poll::Ready(third.as_mut().poll(cx).is_ready())).await;
+        assert!(!is_ready().await);
+        // Once they are read it is known what they need.
+        first.keep(DRAFT_BYTES_READ / 2);
+        assert!(!is_ready().await);
+        second.keep(DRAFT_BYTES_READ);
+        drop(first);
+        assert!(is_ready().await);
+        drop(second);
+    }
+
+    #[test]
+    fn one_before_another() {
+        let at = Timestamp::from_nanos;
+        assert_eq!(before((at(5), Position(3))), Some((at(5), Position(2))));
+        assert_eq!(before((at(5), Position(0))), Some((at(4), Position(u64::MAX))));
+        assert_eq!(before((at(0), Position(0))), None);
+    }
 
     // A node forgot one half of a blob's letters and died; the other half was then written over all of them.
     #[test]
@@ -959,13 +1369,27 @@ mod tests {
             source: "/subscriptions/s/providers/Microsoft.Storage/storageAccounts/shelf".into(),
             topic_type: "Microsoft.Storage.StorageAccounts".into(),
         };
-        let catalog = MemoryCatalog::default();
         let changes = vec![
             Change::PutTopic(topic(ORDERS, "orders", TopicKind::Custom)),
             Change::PutTopic(topic(STORAGE, "storage", storage)),
             Change::PutSubscription(subscription(3, ORDERS, REFUSED, Some("letters"))),
             Change::PutSubscription(subscription(4, STORAGE, "http://taking.invalid/", None)),
         ];
+        let (engine, time, log) = started(changes, Arc::new(Anywhere)).await;
+        let body = r#"{"id":"1","topic":"/t","dataVersion":"","metadataVersion":"1"}"#;
+        accept(&engine, body.to_owned(), Box::new([SubscriptionId(3)])).await;
+        time.advance(Target::By(Duration::ZERO), SETTLE).await.unwrap();
+        assert_eq!(log.letters_waiting().len(), 1);
+        log.refuse_appends(Some("full"));
+        (engine, time, log)
+    }
+
+    /// A server with these resources.
+    async fn started(
+        changes: Vec<Change>,
+        blobs: Arc<dyn Blobs>,
+    ) -> (Arc<Engine>, VirtualTime, Arc<MemoryLog>) {
+        let catalog = MemoryCatalog::default();
         catalog.commit(changes).await.unwrap();
         let wall = Arc::new(SystemClock);
         let clock = Arc::new(TestClock::new(Timestamp::from_secs(1_000_000), Box::new(|_| {})));
@@ -980,7 +1404,7 @@ mod tests {
             profiles: Profiles::default(),
             id_prefix: "/subscriptions/s".into(),
             dispatch: dispatch::Config::default(),
-            dead_letters: DeadLetters::new(Arc::new(Anywhere), Arc::new(MemoryArchive::default()), None),
+            dead_letters: DeadLetters::new(blobs, Arc::new(MemoryArchive::default()), None),
             handshake: crate::handshake::Rules::default(),
             recorder: Arc::new(crate::recorder::Nothing),
             node: crate::node::Node::alone(),
@@ -988,8 +1412,11 @@ mod tests {
         .await
         .unwrap();
         let time = VirtualTime::new(clock, transport, wall, engine.clone());
+        (engine, time, log)
+    }
 
-        let body = r#"{"id":"1","topic":"/t","dataVersion":"","metadataVersion":"1"}"#;
+    /// Publishes an event that these subscriptions get.
+    async fn accept(engine: &Engine, body: String, matched: Box<[SubscriptionId]>) {
         let batch = Batch {
             topic: ORDERS,
             schema: Schema::EventGrid,
@@ -997,19 +1424,82 @@ mod tests {
             publisher: "test".into(),
             trace: None,
             replay: 0,
-            body: Bytes::from(body),
+            hops: 0,
             events: vec![EventRef {
                 object: Span::new(0, body.len()),
                 ..EventRef::default()
             }],
-            matched: vec![Box::new([SubscriptionId(3)])],
+            body: Bytes::from(body),
+            matched: vec![matched],
         };
         let orders = engine.directory.topic_by_id(ORDERS).unwrap();
         engine.accept(&orders, batch, Default::default()).await.unwrap();
-        time.advance(Target::By(Duration::ZERO), SETTLE).await.unwrap();
-        assert_eq!(log.letters_waiting().len(), 1);
-        log.refuse_appends(Some("full"));
-        (engine, time, log)
+    }
+
+    /// Takes its time over every blob, and knows how many bytes it was given at once.
+    #[derive(Default)]
+    struct Slow {
+        bytes: AtomicUsize,
+        bytes_max: AtomicUsize,
+    }
+
+    #[async_trait]
+    impl Blobs for Slow {
+        fn accounts(&self) -> Vec<String> {
+            Anywhere.accounts()
+        }
+
+        fn check_name(&self, _: &str, _: &str) -> Result<(), String> {
+            Ok(())
+        }
+
+        async fn probe(&self, _: &str, _: &str) -> Result<(), BlobError> {
+            Ok(())
+        }
+
+        async fn put(&self, account: &str, of: &str, path: &str, body: Bytes) -> Result<Stored, BlobError> {
+            let bytes = self.bytes.fetch_add(body.len(), AcqRel) + body.len();
+            self.bytes_max.fetch_max(bytes, AcqRel);
+            // Long enough for everyone else who may write.
+            for _ in 0..1000 {
+                tokio::task::yield_now().await;
+            }
+            self.bytes.fetch_sub(body.len(), AcqRel);
+            Anywhere.put(account, of, path, body).await
+        }
+
+        async fn get(&self, account: &str, of: &str, path: &str) -> Result<Bytes, BlobError> {
+            Anywhere.get(account, of, path).await
+        }
+
+        async fn delete(&self, _: &str, _: &str, _: &str) -> Result<(), BlobError> {
+            Ok(())
+        }
+    }
+
+    #[tokio::test]
+    async fn a_large_event_that_many_subscriptions_gave_up_is_not_written_by_all_at_once() {
+        const SUBSCRIPTIONS: u64 = 100;
+        let mut changes = vec![Change::PutTopic(topic(ORDERS, "orders", TopicKind::Custom))];
+        changes.extend(
+            (3..3 + SUBSCRIPTIONS)
+                .map(|id| Change::PutSubscription(subscription(id, ORDERS, REFUSED, Some("letters")))),
+        );
+        let blobs = Arc::new(Slow::default());
+        let (engine, time, log) = started(changes, blobs.clone()).await;
+        let large = "x".repeat(1_000_000);
+        let body =
+            format!(r#"{{"id":"1","topic":"/t","dataVersion":"","metadataVersion":"1","data":"{large}"}}"#);
+        let all = (3..3 + SUBSCRIPTIONS).map(SubscriptionId).collect();
+        accept(&engine, body, all).await;
+        time.advance(Target::By(Duration::from_secs(400)), SETTLE)
+            .await
+            .unwrap();
+        assert_eq!(log.letters_waiting(), []);
+        let counters = &engine.dispatcher.counters;
+        assert_eq!(counters.dead_letters_written.load(Relaxed), SUBSCRIPTIONS);
+        let bytes_max = blobs.bytes_max.load(Acquire);
+        assert!((2_000_000..=DRAFT_BYTES_MAX).contains(&bytes_max), "{bytes_max}");
     }
 
     /// The letter is in its blob and nowhere else.

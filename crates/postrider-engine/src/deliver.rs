@@ -5,9 +5,11 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Uri};
 use postrider_core::body::DeliveryBody;
+use postrider_core::time::Timestamp;
+use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 /// An attempt under way.
@@ -26,6 +28,29 @@ pub struct Request {
     pub more: Vec<(HeaderName, HeaderValue)>,
     /// To be dropped as soon as it is sent: it may hold large events in memory.
     pub body: ChargedBody,
+    /// Asked once a connection is there, before anything is sent. None: the request is always sent.
+    pub guard: Option<SendGuard>,
+}
+
+/// Whether a request may still be sent. Connecting takes time, in which a node of a cluster may lose its lease or
+/// hear that the subscription was changed.
+#[derive(Clone)]
+pub struct SendGuard(Arc<dyn Fn() -> bool + Send + Sync>);
+
+impl SendGuard {
+    pub fn new(may_send: impl Fn() -> bool + Send + Sync + 'static) -> SendGuard {
+        SendGuard(Arc::new(may_send))
+    }
+
+    pub fn may_send(&self) -> bool {
+        (self.0)()
+    }
+}
+
+impl fmt::Debug for SendGuard {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("SendGuard")
+    }
 }
 
 /// A body and its share of the bytes that may be in flight, which it gives back when it is dropped.
@@ -95,6 +120,60 @@ pub enum FailureKind {
     Forbidden,
     /// Connecting, TLS, sending or reading failed.
     Socket,
+    /// The proxy on the way was out of reach or opened no tunnel: nothing is known of the endpoint.
+    Proxy,
+    /// The request's [`SendGuard`] refused: nothing was sent.
+    Withdrawn,
+}
+
+/// How the proxy on the way out has done, told by what connects through it.
+#[derive(Debug)]
+pub struct ProxyHealth {
+    /// Host and port, without credentials.
+    pub address: String,
+    state: Mutex<ProxyState>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ProxyState {
+    /// Tunnels that it did not open, since the start.
+    pub faults: u64,
+    /// Since when it has opened none, if the last one was not opened.
+    pub failing_since: Option<Timestamp>,
+    /// The last fault.
+    pub reason: Option<String>,
+}
+
+impl ProxyHealth {
+    pub fn new(address: String) -> ProxyHealth {
+        ProxyHealth {
+            address,
+            state: Mutex::default(),
+        }
+    }
+
+    pub fn state(&self) -> ProxyState {
+        self.lock().clone()
+    }
+
+    /// A tunnel was opened. Whether that ends a failure.
+    pub fn works(&self) -> bool {
+        self.lock().failing_since.take().is_some()
+    }
+
+    /// A tunnel was not opened. Whether a failure begins with that.
+    pub fn failed(&self, reason: &str, now: Timestamp) -> bool {
+        let mut state = self.lock();
+        state.faults += 1;
+        state.reason = Some(reason.to_owned());
+        let begins = state.failing_since.is_none();
+        state.failing_since.get_or_insert(now);
+        begins
+    }
+
+    fn lock(&self) -> MutexGuard<'_, ProxyState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

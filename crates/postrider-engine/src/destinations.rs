@@ -1,6 +1,7 @@
 //! Where destinations are that subscriptions only name: queues of storage accounts, functions, brokers.
 
 use crate::attempt::{Way, broker, queue, sign};
+use crate::masking::ConfiguredSecret;
 use broker::{Access, Broker, Kind};
 use http::Uri;
 use http::header::HeaderValue;
@@ -50,6 +51,8 @@ pub struct Reach {
     pub(crate) way: Way,
     /// Sent with every request to a function.
     pub function_key: Option<HeaderValue>,
+    /// Secrets of the configuration that requests carry, to be masked in answers.
+    pub(crate) secrets: Box<[ConfiguredSecret]>,
 }
 
 /// Why a destination cannot be reached.
@@ -104,8 +107,11 @@ impl Destinations {
                 if let Some(key) = &mut function_key {
                     key.set_sensitive(true);
                 }
+                let mut secrets = vec![ConfiguredSecret::Url(known.url.clone())];
+                secrets.extend(known.key.clone().map(ConfiguredSecret::Value));
                 Ok(Reach {
                     function_key,
+                    secrets: secrets.into(),
                     ..Reach::plain(url, EndpointKind::AzureResource)
                 })
             }
@@ -121,7 +127,8 @@ impl Destinations {
                     self.queue(resource, queue, time_to_live)?
                 };
                 let url = queue.url().clone();
-                Ok(Reach::resource(url, Way::Queue(Arc::new(queue))))
+                let reach = Reach::resource(url, Way::Queue(Arc::new(queue)));
+                Ok(reach.with_secret(self.account(resource).map(|account| &account.key)))
             }
             Destination::EventHub { resource, attributes } => {
                 self.broker(Kind::EventHub, resource, "/microsoft.eventhub/", attributes)
@@ -135,7 +142,8 @@ impl Destinations {
             Destination::HybridConnection { resource, .. } => {
                 let (field, url, access) = self.entity(resource, "/microsoft.relay/")?;
                 let parsed = parse(&url).ok_or_else(|| no_url(field))?;
-                Ok(Reach::resource(parsed, Way::Relay { url, access }))
+                let reach = Reach::resource(parsed, Way::Relay { url, access });
+                Ok(reach.with_secret(self.key_of(resource)))
             }
         }
     }
@@ -167,7 +175,21 @@ impl Destinations {
     ) -> Result<Reach, Unreachable> {
         let (field, url, access) = self.entity(entity, provider)?;
         let broker = Broker::new(kind, &url, access, attributes).ok_or_else(|| no_url(field))?;
-        Ok(Reach::resource(broker.url().clone(), Way::Broker(broker)))
+        let reach = Reach::resource(broker.url().clone(), Way::Broker(broker));
+        Ok(reach.with_secret(self.key_of(entity)))
+    }
+
+    /// The key of an entity that the configuration knows.
+    fn key_of(&self, entity: &Entity) -> Option<&Secret> {
+        match entity {
+            Entity::Resource(id) => self.resources.get(&id.to_lowercase())?.key.as_ref(),
+            Entity::Connection(_) => None,
+        }
+    }
+
+    /// The account with this name or resource id.
+    fn account(&self, named: &str) -> Option<&QueueAccount> {
+        self.accounts.get(&account_name(named))
     }
 
     /// The field that names an entity, its URL without a slash at the end, and who may send there.
@@ -190,8 +212,8 @@ impl Destinations {
     }
 
     fn queue(&self, account: &str, queue: &str, time_to_live: i64) -> Result<Queue, Unreachable> {
-        let name = account.rsplit('/').next().unwrap_or(account).to_lowercase();
-        let Some(known) = self.accounts.get(&name) else {
+        let name = account_name(account);
+        let Some(known) = self.account(account) else {
             let configured = match self.accounts.keys().map(String::as_str).collect::<Vec<_>>() {
                 some if some.is_empty() => "none is".to_owned(),
                 some => format!("configured are {}", some.join(", ")),
@@ -223,6 +245,15 @@ impl Reach {
             kind,
             way: Way::Plain,
             function_key: None,
+            secrets: Box::default(),
+        }
+    }
+
+    fn with_secret(self, secret: Option<&Secret>) -> Reach {
+        let secrets = secret.cloned().map(ConfiguredSecret::Value);
+        Reach {
+            secrets: secrets.into_iter().collect(),
+            ..self
         }
     }
 
@@ -239,6 +270,11 @@ impl Reach {
         let url = Arc::new(Uri::from_static("http://not-configured.invalid/"));
         Reach::resource(url, Way::Nowhere(format!("{} {}", why.field, why.reason)))
     }
+}
+
+/// The name of a storage account that is given by its name or its resource id.
+fn account_name(account: &str) -> String {
+    account.rsplit('/').next().unwrap_or(account).to_lowercase()
 }
 
 fn no_url(field: &'static str) -> Unreachable {
@@ -438,6 +474,22 @@ mod tests {
             &Destination::EdgeHub { output: "o".into() },
             "endpointType: EdgeHub is not supported by this server: it is no module of an IoT Edge device",
         );
+    }
+
+    #[test]
+    fn the_secrets_that_requests_carry_are_told() {
+        let secrets = |destination: &Destination| known().reach(destination).unwrap().secrets.into_vec();
+        let value = |text: &str| ConfiguredSecret::Value(Secret::new(text));
+        let function = Destination::AzureFunction {
+            resource: format!("{GROUP}/Microsoft.Web/sites/app/functions/fn"),
+            batching: Default::default(),
+            attributes: Vec::new(),
+        };
+        let url = ConfiguredSecret::Url(Secret::new("http://127.0.0.1:7071/api/fn?code=c"));
+        assert_eq!(secrets(&function), [url, value("k")]);
+        let entity = Entity::Resource(format!("{GROUP}/Microsoft.EventHub/namespaces/ns/eventhubs/hub"));
+        assert_eq!(secrets(&hub(entity)), [value("k")]);
+        assert_eq!(secrets(&queue("devstoreaccount1", None)), [value("a2V5")]);
     }
 
     #[test]

@@ -13,6 +13,7 @@ mod late_answers;
 pub(crate) mod metering;
 mod noting;
 mod reporting;
+mod splits;
 mod time;
 
 pub use endpoints::EndpointStatus;
@@ -21,41 +22,43 @@ use lanes::{LanePool, LaneStart, ParkOutcome};
 pub use metering::{LABELLED_MAX, Unlabelled};
 use noting::{Heard, Sent, place};
 use reporting::Reports;
+use splits::BatchSplits;
 use time::Alarm;
 
-use crate::Error;
-use crate::attempt::{Attempted, BatchDefaults, Plan};
+use crate::attempt::{Attempted, Plan};
 use crate::counters::{Counters, Published, add, by_reason};
 use crate::delays::Delays;
-use crate::deliver::{Sending, Transport};
+use crate::deliver::{FailureKind, Reply, SendGuard, Sending, Transport};
 use crate::destinations::Destinations;
 use crate::directory::TopicEntry;
-use crate::endpoint::{Admission, Ended, Endpoint, Left, Pass, Sender};
+use crate::endpoint::{Admission, EXPIRY_PROBE_LEAD, Ended, Endpoint, ExpiryProbe, Left, Pass, Sender};
 use crate::in_flight::{
     BUDGET_BYTES_DEFAULT, EndpointStanding, InFlightBudget, InFlightCharge, InFlightPermits,
 };
 use crate::late::LateBook;
 use crate::meters::Meter;
 use crate::recorder::Recorder;
+use crate::replay_outcomes::ReplayOutcomes;
 use crate::tasks::{TaskKind, TaskRegistry};
+use crate::{Engine, Error};
 use http::Uri;
 use postrider_core::ids::{Position, SubscriptionId};
 use postrider_core::outcome::Outcome;
 use postrider_core::pause::Pauses;
 use postrider_core::profile::{Profile, TimeToLiveRule};
 use postrider_core::retry::{Next, Reason, chance};
-use postrider_core::subscription::Subscription;
+use postrider_core::subscription::{BatchDefaults, Subscription};
 use postrider_core::time::{Clock, Timestamp};
 use postrider_core::trace::{Context, Ids, Share};
 use postrider_store::log::LastAttempt;
-use postrider_store::{Backlog, Claim, EventLog, Listener, Settled};
+use postrider_store::{Backlog, Catalog, Claim, EventLog, LetterKey, Listener, Settled};
 use rustc_hash::FxHashMap;
 use std::collections::BTreeMap;
 use std::collections::hash_map::Entry::{Occupied, Vacant};
 use std::future::Future;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, AtomicUsize};
-use std::sync::{Arc, Mutex, RwLock, Weak};
+use std::sync::{Arc, Mutex, OnceLock, RwLock, Weak};
 use std::time::Duration;
 use tokio::sync::{Notify, Semaphore};
 use tokio_util::sync::CancellationToken;
@@ -72,7 +75,10 @@ const REST_FROM: Duration = Duration::from_secs(5);
 /// Tasks that still run this long after attempts were given up are left behind: they would never end.
 const ABORT_PATIENCE: Duration = Duration::from_secs(5);
 /// Attempts that have timed out and whose connections are kept for a late answer. Beyond it they are closed.
-const LATE_ANSWERS_MAX: usize = 1024;
+pub const LATE_ANSWERS_MAX: usize = 1024;
+
+/// Deliveries that may have led to an event, unless the operator says otherwise.
+pub const HOPS_MAX: u32 = 8;
 
 /// How the engine delivers.
 #[derive(Clone, Debug)]
@@ -80,11 +86,17 @@ pub struct Config {
     pub in_flight_per_endpoint_max: usize,
     /// Bytes that all deliveries under way may keep in memory.
     pub in_flight_bytes_max: usize,
+    /// Attempts under way at once: each takes a connection.
+    pub attempts_max: usize,
+    /// Attempts that have timed out and whose answers are waited for, each with its connection.
+    pub late_answers_max: usize,
     pub batch_defaults: BatchDefaults,
     /// Seeds the jitter of retries.
     pub seed: u64,
     /// There is a place for dead letters whose subscription names none.
     pub safety_net: bool,
+    /// An event that more deliveries than this have led to is dropped: it is in a loop.
+    pub hops_max: u32,
     pub destinations: Arc<Destinations>,
     /// Spans are exported, and of the traces that begin here this share. None: no spans.
     pub spans: Option<Share>,
@@ -95,9 +107,12 @@ impl Default for Config {
         Config {
             in_flight_per_endpoint_max: 64,
             in_flight_bytes_max: BUDGET_BYTES_DEFAULT,
+            attempts_max: usize::MAX,
+            late_answers_max: LATE_ANSWERS_MAX,
             batch_defaults: BatchDefaults::default(),
             seed: 0,
             safety_net: false,
+            hops_max: HOPS_MAX,
             destinations: Arc::default(),
             spans: None,
         }
@@ -115,7 +130,12 @@ pub struct Outlet {
     sending: AtomicUsize,
     /// A lane waits for room in the budget for bytes in flight. Others would only wait behind it.
     waits_for_memory: AtomicBool,
+    /// Told when the plan is another: what a lane waits for may be of no use any more.
+    replanned: Notify,
+    /// When it is next looked at because an event may expire while the endpoint is left alone, in nanoseconds.
+    expiry_alarm: AtomicI64,
     late: LateBook,
+    splits: BatchSplits,
     /// Attempts that timed out and whose answers are still waited for.
     late_listeners: AtomicUsize,
     /// The subscription has been removed.
@@ -132,7 +152,7 @@ pub struct Outlet {
 }
 
 impl Outlet {
-    fn new(id: SubscriptionId, topic: Arc<Published>, labelled: bool) -> Outlet {
+    pub(crate) fn new(id: SubscriptionId, topic: Arc<Published>, labelled: bool) -> Outlet {
         Outlet {
             id,
             topic,
@@ -143,7 +163,10 @@ impl Outlet {
             waiting: AtomicBool::new(false),
             sending: AtomicUsize::new(0),
             waits_for_memory: AtomicBool::new(false),
+            replanned: Notify::new(),
+            expiry_alarm: AtomicI64::new(i64::MAX),
             late: LateBook::default(),
+            splits: BatchSplits::default(),
             late_listeners: AtomicUsize::new(0),
             closed: CancellationToken::new(),
             gone: tokio::sync::RwLock::new(None),
@@ -168,6 +191,12 @@ impl Outlet {
 
     pub fn plan(&self) -> Option<Arc<Plan>> {
         self.plan.read().expect("no panic holds it").clone()
+    }
+
+    /// Whether this is the plan that is in force.
+    fn has_plan(&self, plan: &Plan) -> bool {
+        let now = self.plan.read().expect("no panic holds it");
+        now.as_ref().is_some_and(|now| std::ptr::eq(&**now, plan))
     }
 
     /// The pauses that there have been by now, where others may have come since the lane took its plan.
@@ -195,6 +224,8 @@ pub struct Dispatcher {
     /// The machine's clock, for what others check against theirs.
     wall: Arc<dyn Clock>,
     config: Config,
+    /// Where other nodes change subscriptions, too.
+    shared_catalog: Option<Arc<dyn Catalog>>,
     recorder: Arc<dyn Recorder>,
     outlets: RwLock<Outlets>,
     endpoints: Mutex<Endpoints>,
@@ -222,9 +253,16 @@ pub struct Dispatcher {
     pub counters: Counters,
     pub meter: Meter,
     pub unlabelled: Unlabelled,
+    pub replay_outcomes: ReplayOutcomes,
+    /// Which this is part of: dead letters are written and withdrawn there.
+    engine: OnceLock<Weak<Engine>>,
 }
 
 impl Dispatcher {
+    #[expect(
+        clippy::too_many_arguments,
+        reason = "each is something else, and only the engine calls it"
+    )]
     pub fn new(
         log: Arc<dyn EventLog>,
         delays: Delays,
@@ -233,12 +271,13 @@ impl Dispatcher {
         wall: Arc<dyn Clock>,
         config: Config,
         recorder: Arc<dyn Recorder>,
+        shared_catalog: Option<Arc<dyn Catalog>>,
     ) -> Arc<Dispatcher> {
         let dispatcher = Arc::new(Dispatcher {
             delays,
             reports: Reports::default(),
-            late_room: Arc::new(Semaphore::new(LATE_ANSWERS_MAX)),
-            in_flight: InFlightBudget::new(config.in_flight_bytes_max),
+            late_room: Arc::new(Semaphore::new(config.late_answers_max.min(LATE_ANSWERS_MAX))),
+            in_flight: InFlightBudget::new(config.in_flight_bytes_max, config.attempts_max),
             late_busy: AtomicUsize::new(0),
             log,
             transport,
@@ -246,6 +285,7 @@ impl Dispatcher {
             wall,
             config,
             recorder,
+            shared_catalog,
             outlets: RwLock::default(),
             endpoints: Mutex::default(),
             alarms: Mutex::default(),
@@ -260,12 +300,20 @@ impl Dispatcher {
             counters: Counters::default(),
             meter: Meter::of_all(),
             unlabelled: Unlabelled::default(),
+            replay_outcomes: ReplayOutcomes::default(),
+            engine: OnceLock::new(),
         });
         dispatcher.log.listen(Arc::new(Ears(Arc::downgrade(&dispatcher))));
         let tasks = &dispatcher.tasks;
         tasks.spawn(TaskKind::RetryTimer, dispatcher.clone().keep_time());
         tasks.spawn(TaskKind::ProbationSaver, dispatcher.clone().keep_delays());
         dispatcher
+    }
+
+    /// Which engine this is part of. To be said once, before anything is delivered.
+    pub(crate) fn belongs_to(&self, engine: Weak<Engine>) {
+        // Said twice, the first holds.
+        let _ = self.engine.set(engine);
     }
 
     /// The trace that a publish request without one began, by the position of its first event. None if nobody sees it.
@@ -330,6 +378,7 @@ impl Dispatcher {
         }
         // Its old endpoint may have been holding it up.
         outlet.waiting.store(false, Relaxed);
+        outlet.replanned.notify_waiters();
         if paused {
             // What waits need not wait in memory.
             self.log.rest(id);
@@ -357,6 +406,7 @@ impl Dispatcher {
         let outlet = self.outlets.write().expect("no panic holds it").remove(id);
         if let Some(outlet) = outlet {
             *outlet.gone.write().await = Some(reason);
+            self.replay_outcomes.subscription_gone(id);
             self.unlabelled.gone(&outlet);
             let before = outlet.plan.write().expect("no panic holds it").take();
             outlet.close();
@@ -441,6 +491,7 @@ impl Dispatcher {
             let epoch = outlet.lanes.epoch();
             match self.lane_step(&outlet, admitted.take()).await {
                 LaneStep::Settled => {}
+                LaneStep::NothingInTime(endpoint, pass) => admitted = Some((endpoint, pass)),
                 LaneStep::NothingToClaim => {
                     if self.park(&outlet, epoch).await == ParkOutcome::End {
                         return;
@@ -487,17 +538,27 @@ impl Dispatcher {
                 self.leave_unsent(&plan, outlet, pass);
                 return LaneStep::MayNotSend;
             }
+            // The next step takes the plan that is in force now, if there is one.
+            ClaimOutcome::Replanned => {
+                self.leave_unsent(&plan, outlet, pass);
+                return LaneStep::Settled;
+            }
         };
-        // The subscription may have been paused during the await above.
-        if outlet.plan().is_some_and(|now| now.is_paused()) {
+        // The subscription may have been paused or changed during the await above: nothing goes to an old endpoint.
+        let now = outlet.plan();
+        if !now.as_ref().is_some_and(|now| Arc::ptr_eq(now, &plan)) {
             self.log.release(outlet.id, claims);
             self.leave_unsent(&plan, outlet, pass);
-            return LaneStep::MayNotSend;
+            return match now.is_some_and(|now| !now.is_paused()) {
+                true => LaneStep::Settled,
+                false => LaneStep::MayNotSend,
+            };
         }
         self.wake_sibling(outlet, &plan, claims.len());
         match self.deliver(&plan, outlet, pass, claims, charge).await {
-            true => LaneStep::Settled,
-            false => LaneStep::MayNotSend,
+            Delivered::Settled => LaneStep::Settled,
+            Delivered::NothingInTime(pass) => LaneStep::NothingInTime(plan.endpoint.clone(), pass),
+            Delivered::TornDown => LaneStep::MayNotSend,
         }
     }
 
@@ -517,8 +578,14 @@ impl Dispatcher {
     fn admit(self: &Arc<Self>, plan: &Arc<Plan>, outlet: &Arc<Outlet>) -> Option<Pass> {
         match plan.endpoint.enter(outlet, plan.sender(), self.clock.now()) {
             Admission::Go(pass) => Some(pass),
-            Admission::Full | Admission::ProbeUnderWay => None,
+            Admission::Full => None,
+            Admission::ProbeUnderWay => {
+                // The probe may fail, and prolong the delay.
+                self.alarm_before_expiry(plan, outlet, None);
+                None
+            }
             Admission::Delayed(until) => {
+                self.alarm_before_expiry(plan, outlet, None);
                 // One that is only paced goes on so soon that its events may stay in memory.
                 if until.since(self.clock.now()) > REST_FROM {
                     self.log.rest(outlet.id);
@@ -529,19 +596,86 @@ impl Dispatcher {
         }
     }
 
+    /// When the first event expires of those that wait for an outlet; where none does, of those that may come.
+    fn next_expiry(&self, plan: &Plan, outlet: &Outlet, now: Timestamp) -> Timestamp {
+        let oldest = self.log.backlog(outlet.id).oldest;
+        let received = oldest.map_or(now, |oldest| outlet.pauses(plan).effective(oldest, now));
+        received + plan.policy.time_to_live
+    }
+
+    /// Has an outlet that its endpoint holds back looked at just before its next event expires, and not before
+    /// `earliest`.
+    fn alarm_before_expiry(&self, plan: &Plan, outlet: &Arc<Outlet>, earliest: Option<Timestamp>) {
+        if !plan.sender().obeys {
+            return;
+        }
+        let now = self.clock.now();
+        let expires = self.next_expiry(plan, outlet, now);
+        let at = (expires - EXPIRY_PROBE_LEAD).max(earliest.unwrap_or(now));
+        // A single alarm is enough: later changes are seen when it goes off.
+        let is_sooner = |known: i64| (at.nanos() < known || known < now.nanos()).then_some(at.nanos());
+        if outlet
+            .expiry_alarm
+            .fetch_update(AcqRel, Acquire, is_sooner)
+            .is_ok()
+        {
+            self.alarm(at, Alarm::Expiry(Arc::downgrade(outlet)));
+        }
+    }
+
+    /// Probes an endpoint with an event that would expire while it is left alone.
+    fn probe_before_expiry(self: &Arc<Self>, outlet: &Arc<Outlet>) {
+        outlet.expiry_alarm.store(i64::MAX, Release);
+        if self.stop.is_cancelled() || !outlet.waiting.load(Relaxed) {
+            return;
+        }
+        let Some(plan) = outlet.plan().filter(|plan| !plan.is_paused()) else {
+            return;
+        };
+        let Some(rules) = plan.profile.probation.as_ref() else {
+            return;
+        };
+        let now = self.clock.now();
+        let expires = self.next_expiry(&plan, outlet, now);
+        if now < expires - EXPIRY_PROBE_LEAD {
+            self.alarm_before_expiry(&plan, outlet, None);
+            return;
+        }
+        let endpoint = &plan.endpoint;
+        match endpoint.enter_before_expiry(outlet, plan.sender(), rules, expires, now) {
+            ExpiryProbe::Go(pass) => {
+                outlet.lanes.add_lane();
+                self.spawn_lane(outlet.clone(), Some((endpoint.clone(), pass)));
+            }
+            ExpiryProbe::Later(at) => self.alarm_before_expiry(&plan, outlet, Some(at)),
+            ExpiryProbe::NotNeeded => {}
+        }
+    }
+
     async fn claim(self: &Arc<Self>, plan: &Plan, outlet: &Arc<Outlet>) -> Vec<Claim> {
         if self.stop.is_cancelled() {
             return Vec::new();
         }
         let now = self.clock.now();
-        match self.log.claim(outlet.id, now, plan.want).await {
+        let mut want = plan.want;
+        if let Some(max) = outlet.splits.claim_max() {
+            want.events_max = want.events_max.min(max);
+        }
+        match self.log.claim(outlet.id, now, want).await {
             // It was told to stop while the log was reading. What other lanes have given back since may be among
             // these: it would be sent twice.
             Ok(claims) if self.stop.is_cancelled() => {
                 self.log.release(outlet.id, claims);
                 Vec::new()
             }
-            Ok(claims) => claims,
+            Ok(mut claims) => {
+                let together = outlet.splits.together(claims.iter().map(Claim::position));
+                let others = claims.split_off(together);
+                if !others.is_empty() {
+                    self.log.release(outlet.id, others);
+                }
+                claims
+            }
             Err(e) => {
                 // Every lane of every subscription meets the same trouble.
                 let said = self.claim_trouble_said.load(Relaxed);
@@ -569,7 +703,8 @@ impl Dispatcher {
                 return ClaimOutcome::Nothing;
             }
             let need = plan.in_flight_need(&claims);
-            let shortage = match self.in_flight.try_charge(standing, &need, permits) {
+            let usage = &plan.endpoint.in_flight;
+            let shortage = match self.in_flight.try_charge(standing, usage, &need, permits) {
                 Ok(charge) => return ClaimOutcome::Claimed(claims, Arc::new(charge)),
                 Err(shortage) => shortage,
             };
@@ -580,25 +715,32 @@ impl Dispatcher {
                 return ClaimOutcome::BehindAnother;
             }
             let waiting = async {
+                let replanned = outlet.replanned.notified();
+                tokio::pin!(replanned);
+                replanned.as_mut().enable();
+                if !outlet.has_plan(plan) {
+                    return RoomWait::Replanned;
+                }
                 let _resting = Resting::begin(&outlet.sending);
                 tokio::select! {
                     biased;
-                    () = self.stop.cancelled() => None,
-                    () = outlet.closed.cancelled() => None,
-                    permits = self.in_flight.wait(standing, shortage) => Some(permits),
+                    () = self.stop.cancelled() => RoomWait::Over,
+                    () = outlet.closed.cancelled() => RoomWait::Over,
+                    () = replanned => RoomWait::Replanned,
+                    permits = self.in_flight.wait(shortage) => RoomWait::Room(permits),
                 }
             };
             let waited = waiting.await;
             outlet.waits_for_memory.store(false, Release);
             permits = match waited {
-                Some(permits) => permits,
-                None => return ClaimOutcome::Nothing,
+                RoomWait::Room(permits) => permits,
+                RoomWait::Over => return ClaimOutcome::Nothing,
+                RoomWait::Replanned => return ClaimOutcome::Replanned,
             };
         }
     }
 
     /// Makes one attempt for the claims that are still in time, and settles all of them.
-    /// False when the engine is being torn down.
     async fn deliver(
         self: &Arc<Self>,
         plan: &Arc<Plan>,
@@ -606,41 +748,59 @@ impl Dispatcher {
         pass: Pass,
         claims: Vec<Claim>,
         charge: Arc<InFlightCharge>,
-    ) -> bool {
+    ) -> Delivered {
         let now = self.clock.now();
         let pauses = outlet.pauses(plan);
         let expired = |c: &Claim| {
             let received = pauses.effective(c.received(), now);
-            plan.policy.expired(received, now).is_some()
+            c.entry.batch.hops > self.config.hops_max || plan.policy.expired(received, now).is_some()
         };
         let (mut settled, claims) = if outlet.late.is_empty() && !claims.iter().any(expired) {
             (Vec::with_capacity(claims.len()), claims)
         } else {
-            set_aside(plan, outlet, &pauses, claims, now)
+            set_aside(plan, outlet, &pauses, claims, self.config.hops_max, now)
         };
-        let Some(first) = claims.first().map(Claim::position) else {
+        if claims.is_empty() {
+            if pass.before_expiry {
+                // Events that are in time are behind these in the log.
+                self.settle(outlet, settled, None).await;
+                return Delivered::NothingInTime(pass);
+            }
             self.leave_unsent(plan, outlet, pass);
             self.settle(outlet, settled, None).await;
-            return true;
-        };
+            return Delivered::Settled;
+        }
         let traced = plan.traced(&claims, self.config.spans);
         let transport = self.transport.clone();
-        let mut sending: Sending = plan.send(transport, &claims, &charge, &traced, &*self.wall);
+        let guard = self.guard(plan, outlet);
+        let mut sending: Sending = plan.send(transport, &claims, &charge, &traced, guard, &*self.wall);
         let (attempted, heard) = match self.wait(plan, outlet, &mut sending, now).await {
             Waited::Answered(attempted, heard) => (attempted, heard),
             Waited::TimedOut => (Attempted::TIMED_OUT, Heard::default()),
+            Waited::Withdrawn => {
+                self.leave_unsent(plan, outlet, pass);
+                self.log.release(outlet.id, claims);
+                self.settle(outlet, settled, None).await;
+                return Delivered::Settled;
+            }
             Waited::TornDown => {
                 plan.endpoint.give_back(outlet.id, pass, self.clock.now());
                 self.log.release(outlet.id, claims);
                 self.settle(outlet, settled, None).await;
-                return false;
+                return Delivered::TornDown;
             }
         };
         let ended_at = self.clock.now();
+        let failed: Vec<Position> = match attempted.outcome {
+            Outcome::Success => Vec::new(),
+            _ => claims.iter().map(Claim::position).collect(),
+        };
         let ended = Ended {
             outcome: attempted.outcome,
+            status: attempted.status,
             took: ended_at.since(now),
-            delivery: (outlet.id, first),
+            of: outlet.id,
+            events: &failed,
             rules: plan.profile.probation.as_ref(),
         };
         let left = plan.endpoint.leave(outlet, pass, Some(ended), ended_at);
@@ -657,11 +817,20 @@ impl Dispatcher {
             span: traced.span,
             from: settled.len(),
         };
+        let Some((claims, sent)) = self.send_in_halves(outlet, claims, sent).await else {
+            self.settle(outlet, settled, None).await;
+            return Delivered::Settled;
+        };
         for claim in claims {
             settled.push(self.follow_up(plan, outlet, &pauses, claim, attempted, ended_at));
         }
         let listening = if attempted == Attempted::TIMED_OUT {
-            self.listen(plan, outlet, sending, now, &settled)
+            // Nobody can answer what was not sent, and others wait for the memory that it takes.
+            let unsent = Arc::strong_count(&charge) > 1;
+            match unsent && self.in_flight.is_short() {
+                true => None,
+                false => self.listen(plan, outlet, sending, now, &settled),
+            }
         } else {
             None
         };
@@ -670,23 +839,36 @@ impl Dispatcher {
             self.tasks
                 .spawn(TaskKind::LateAnswer, self.clone().hear_late(listening));
         }
-        true
+        Delivered::Settled
+    }
+
+    /// Keeps an attempt from being sent if this node has lost its lease meanwhile, or the subscription is another. Where
+    /// there is no other node, nothing can change without the lanes knowing.
+    fn guard(&self, plan: &Arc<Plan>, outlet: &Arc<Outlet>) -> Option<SendGuard> {
+        let catalog = self.shared_catalog.clone()?;
+        let (plan, outlet) = (plan.clone(), outlet.clone());
+        Some(SendGuard::new(move || {
+            catalog.is_current() && outlet.has_plan(&plan)
+        }))
     }
 
     /// Waits for the answer as long as the profile allows.
     async fn wait(&self, plan: &Plan, outlet: &Outlet, sending: &mut Sending, sent: Timestamp) -> Waited {
-        let mut deadline = self.clock.sleep_until(sent + plan.profile.response_timeout);
+        let mut deadline = self.clock.sleep_until(sent + plan.response_wait);
         let resting = Resting::begin(&outlet.sending);
         let waited = tokio::select! {
             biased;
-            reply = sending => {
-                let attempted = plan.outcome(&reply, self.clock.now());
-                let heard = match self.recorder.on() {
-                    true => Heard::of(reply),
-                    false => Heard::unrecorded(reply),
-                };
-                Waited::Answered(attempted, heard)
-            }
+            reply = sending => match reply {
+                Reply::Failed(failure) if failure.kind == FailureKind::Withdrawn => Waited::Withdrawn,
+                reply => {
+                    let attempted = plan.outcome(&reply, self.clock.now());
+                    let heard = match self.recorder.on() {
+                        true => Heard::of(reply),
+                        false => Heard::unrecorded(reply),
+                    };
+                    Waited::Answered(attempted, heard)
+                }
+            },
             () = self.abort.cancelled() => Waited::TornDown,
             () = &mut deadline => Waited::TimedOut,
         };
@@ -749,6 +931,38 @@ impl Dispatcher {
         }
     }
 
+    /// Gives the events of a request back that was too large as a whole, to be sent again in halves. That is the same
+    /// attempt going on: no event loses one, nor any time, because of its neighbours. Returns what was handed in if
+    /// the request is not of that kind.
+    async fn send_in_halves<'a>(
+        self: &Arc<Self>,
+        outlet: &Arc<Outlet>,
+        claims: Vec<Claim>,
+        sent: Sent<'a>,
+    ) -> Option<(Vec<Claim>, Sent<'a>)> {
+        let attempted = &sent.attempted;
+        let refused = attempted.outcome != Outcome::Success;
+        if !refused || !sent.plan.profile.splits(attempted.status, claims.len()) {
+            return Some((claims, sent));
+        }
+        // Until they are given back: what the log is told after the subscription is gone would be forgotten uncounted.
+        let gone = outlet.gone.read().await;
+        if gone.is_some() {
+            drop(gone);
+            return Some((claims, sent));
+        }
+        self.meter_split(outlet, &sent);
+        self.report_split(outlet, claims.len(), &sent);
+        let events: Vec<Position> = claims.iter().map(Claim::position).collect();
+        if self.recorder.on() {
+            self.note_split(&claims, &sent);
+        }
+        outlet.splits.split(&events);
+        self.log.release(outlet.id, claims);
+        outlet.lanes.announce(events.len());
+        None
+    }
+
     fn count_attempt(&self, outlet: &Outlet, outcome: Outcome) {
         for counters in [&self.counters, &outlet.counters] {
             add(&counters.attempts, 1);
@@ -768,6 +982,9 @@ impl Dispatcher {
         if settled.is_empty() {
             return;
         }
+        outlet
+            .splits
+            .forget(settled.iter().map(|one| one.claim.position()));
         let mut gone = None;
         if settled.iter().any(|one| one.next != Next::Done) {
             let reason = outlet.gone.read().await;
@@ -783,13 +1000,14 @@ impl Dispatcher {
                 let counter = match one.next {
                     Next::Done => &counters.delivered,
                     Next::RetryAt(_) => &counters.retried,
-                    Next::DeadLetter(reason) => by_reason(&counters.dead_lettered, reason),
+                    Next::DeadLetter(reason) => by_reason(&counters.given_up, reason),
                     Next::Drop(reason) => by_reason(&counters.dropped, reason),
                 };
                 add(counter, 1);
             }
         }
         self.meter_settled(outlet, &settled, sent.as_ref());
+        self.replay_outcomes.settled(outlet.id, &settled);
         let failed = |sent: &Sent<'_>| sent.attempted.outcome != Outcome::Success;
         if gone.is_some() || sent.as_ref().is_some_and(failed) {
             self.report(outlet, &settled, sent.as_ref());
@@ -803,10 +1021,17 @@ impl Dispatcher {
             _ => None,
         };
         let soonest = settled.iter().filter_map(retry).min();
+        let letters: Vec<LetterKey> = match outlet.late.is_empty() {
+            true => Vec::new(),
+            false => settled.iter().filter_map(Settled::letter_key).collect(),
+        };
         if let Err(e) = self.log.settle(outlet.id, settled).await {
             tracing::error!(error = %e, "cannot settle; the deliveries will be offered again");
         }
         drop(gone);
+        if !letters.is_empty() {
+            self.letters_settled(outlet, &letters);
+        }
         // The log tells when the earliest retry of all has changed. It need not have: an earlier one may be held
         // back, and the clock may have been set back.
         if let Some(due) = soonest
@@ -922,6 +1147,17 @@ enum ClaimOutcome {
     Nothing,
     /// Another lane of the subscription waits for room in the budget.
     BehindAnother,
+    /// The subscription was changed meanwhile.
+    Replanned,
+}
+
+/// How a wait for room in the budget for bytes in flight has ended.
+enum RoomWait {
+    Room(InFlightPermits),
+    /// The subscription was changed: it may go elsewhere now, or nowhere.
+    Replanned,
+    /// The subscription is gone, or the server is stopping.
+    Over,
 }
 
 /// What one round of a lane came to.
@@ -929,8 +1165,19 @@ enum LaneStep {
     /// Deliveries were claimed and settled; there may be more.
     Settled,
     NothingToClaim,
+    /// All that was claimed had expired. The place at the endpoint is kept for what has not.
+    NothingInTime(Arc<Endpoint>, Pass),
     /// The subscription is gone or paused, its endpoint admits no request, or the engine stops.
     MayNotSend,
+}
+
+/// The end of an attempt to deliver claims.
+enum Delivered {
+    Settled,
+    /// All had expired, and the place is to be used for others: see [`Pass::before_expiry`].
+    NothingInTime(Pass),
+    /// The engine is being torn down.
+    TornDown,
 }
 
 impl Outlets {
@@ -948,6 +1195,8 @@ impl Outlets {
 enum Waited {
     Answered(Attempted, Heard),
     TimedOut,
+    /// Nothing was sent: what held when the attempt began holds no more.
+    Withdrawn,
     TornDown,
 }
 
@@ -958,6 +1207,7 @@ fn set_aside(
     outlet: &Outlet,
     pauses: &Pauses,
     claims: Vec<Claim>,
+    hops_max: u32,
     now: Timestamp,
 ) -> (Vec<Settled>, Vec<Claim>) {
     let mut settled = Vec::new();
@@ -966,6 +1216,9 @@ fn set_aside(
         let position = claim.position();
         let next = if outlet.late.take_answered(position) {
             Some(Next::Done)
+        } else if claim.entry.batch.hops > hops_max {
+            // Its dead letter would only lead into the loop again.
+            Some(Next::Drop(Reason::TooManyHops))
         } else {
             plan.policy.expired(pauses.effective(claim.received(), now), now)
         };

@@ -1,14 +1,15 @@
 //! One endpoint's health: how much may be in flight there, and when to leave it alone.
 
 use crate::dispatch::Outlet;
-use crate::in_flight::EndpointStanding;
+use crate::in_flight::{EndpointStanding, EndpointUsage};
 use crate::node::Sharing;
 use http::Uri;
 use postrider_core::ids::{Position, SubscriptionId};
 use postrider_core::outcome::Outcome;
 use postrider_core::probation::{Delay, Probation};
 use postrider_core::time::Timestamp;
-use rustc_hash::FxHashMap;
+use postrider_store::log::LastAttempt;
+use rustc_hash::{FxHashMap, FxHashSet};
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex, Weak};
@@ -27,6 +28,10 @@ const REQUESTS_PER_SECOND: f64 = 16_000.0;
 const QUICKEST_OF: u32 = 2048;
 /// Requests whose rate is limited may come early by as much: more often than this nobody is woken for one.
 const PACED_EARLY: Duration = Duration::from_millis(100);
+
+/// An event that would expire while its endpoint is left alone is attempted this much earlier: what was published with
+/// it must be in time as well, if that finds the endpoint well.
+pub const EXPIRY_PROBE_LEAD: Duration = Duration::from_secs(10);
 
 /// A value that changes only by what is said to it; the time comes in as an argument.
 #[derive(Clone, Debug)]
@@ -49,12 +54,16 @@ pub struct Health {
 struct CircuitBreaker {
     /// Different deliveries that have failed since the last success. One that fails again and again says
     /// something about itself rather than about the endpoint.
-    failing: Vec<Delivery>,
+    failing: FxHashSet<Delivery>,
     delay: Option<Delay>,
+    /// The status of the answer that began or prolonged the delay, if there was one.
+    status: Option<u16>,
     /// The delay is over and a probe is under way.
     probing: bool,
     /// A probe is wanted before the delay is over.
     probe_wanted: bool,
+    /// When a probe last went out early because an event was about to expire.
+    expiry_probe_at: Option<Timestamp>,
 }
 
 /// What a circuit breaker lets through.
@@ -89,6 +98,26 @@ impl CircuitBreaker {
         }
     }
 
+    /// Whether deliveries are held back at this time.
+    fn holds_at(&self, now: Timestamp) -> bool {
+        self.delay.is_some_and(|delay| now < delay.until)
+    }
+
+    /// When the next probe for an event that is about to expire may go out: no sooner after the last one than the
+    /// endpoint is left alone at first for the cause, lest events that expire one by one undo the delay.
+    fn next_expiry_probe(&self, rules: &Probation, now: Timestamp) -> Timestamp {
+        let Some(delay) = self.delay else {
+            return now;
+        };
+        let wait = rules.first(delay.cause);
+        match self.expiry_probe_at {
+            _ if self.probing => now + wait,
+            // The clock may have been set back.
+            Some(last) if last <= now => (last + wait).max(now),
+            _ => now,
+        }
+    }
+
     fn begin_probe(&mut self) {
         self.probing = true;
         self.probe_wanted = false;
@@ -99,21 +128,25 @@ impl CircuitBreaker {
         self.probe_wanted |= early && self.delay.is_some();
     }
 
-    fn fail(&mut self, probe: bool, cause: Outcome, of: Delivery, rules: &Probation, now: Timestamp) {
+    fn fail(&mut self, probe: bool, ended: &Ended<'_>, rules: &Probation, now: Timestamp) {
+        let cause = ended.outcome;
         match self.delay {
             // The endpoint is left alone for as long as it would have been: asking costs nothing. So does a probe that
             // has failed elsewhere meanwhile.
             Some(delay) if probe && now < delay.until => {}
-            Some(delay) if probe => self.delay = Some(rules.prolong(delay, cause, now)),
+            Some(delay) if probe => {
+                self.delay = Some(rules.prolong(delay, cause, now));
+                self.status = ended.status;
+            }
             // Sent before the delay began.
             Some(_) => {}
             None => {
-                if !self.failing.contains(&of) {
-                    self.failing.push(of);
-                }
+                let deliveries = ended.events.iter().map(|event| (ended.of, *event));
+                self.failing.extend(deliveries);
                 if self.failing.len() >= rules.failures as usize {
-                    self.failing.clear();
+                    self.failing = FxHashSet::default();
                     self.delay = Some(rules.begin(cause, now));
+                    self.status = ended.status;
                 }
             }
         }
@@ -122,12 +155,18 @@ impl CircuitBreaker {
     fn recover(&mut self) {
         self.failing.clear();
         self.delay = None;
+        self.status = None;
         self.probe_wanted = false;
+        self.expiry_probe_at = None;
     }
 
     /// Another node holds deliveries back. A probe under way still tells how the endpoint is.
     fn hold(&mut self, delay: Delay) {
         self.failing.clear();
+        // A delay that this node has set comes back to it.
+        if self.delay.is_none_or(|known| known.cause != delay.cause) {
+            self.status = None;
+        }
         self.delay = Some(delay);
     }
 
@@ -153,6 +192,8 @@ pub struct Pass {
     own_probe: Option<bool>,
     /// How much of the time it takes up, if it is one of those whose rate is limited.
     share: Duration,
+    /// The pass was given before the delay is over, because an event is about to expire.
+    pub before_expiry: bool,
 }
 
 /// Who asks to send, as far as that decides whether it may.
@@ -168,9 +209,13 @@ pub struct Sender {
 #[derive(Clone, Copy, Debug)]
 pub struct Ended<'a> {
     pub outcome: Outcome,
+    /// Of the answer, if there was one.
+    pub status: Option<u16>,
     pub took: Duration,
-    /// The request's first delivery stands for all of them.
-    pub delivery: Delivery,
+    /// The subscription that sent the request.
+    pub of: SubscriptionId,
+    /// The request's events: each is a delivery of its own. May be left out where it was a success.
+    pub events: &'a [Position],
     /// The rules of the subscription that sent it; without any its failures do not count.
     pub rules: Option<&'a Probation>,
 }
@@ -231,6 +276,16 @@ impl Pace {
         let enough = (self.quickest * REQUESTS_PER_SECOND).ceil() as usize;
         enough.clamp(WINDOW_ANSWERING.min(max), max)
     }
+}
+
+/// Whether a request may go before the delay is over, because an event is about to expire.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ExpiryProbe {
+    Go(Pass),
+    /// Another probe was too recently, or is under way: not before then.
+    Later(Timestamp),
+    /// Nothing holds the event back until it expires.
+    NotNeeded,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -321,6 +376,7 @@ impl Health {
             probe,
             own_probe: None,
             share,
+            before_expiry: false,
         })
     }
 
@@ -366,9 +422,11 @@ impl Health {
             return;
         };
         match ended.outcome {
-            // What is wrong with these is the event, or the subscription's credentials: the endpoint is well
-            // enough to say so.
-            outcome if is_well(outcome) || is_unauthorized(outcome) => {
+            // Nothing was learned about the endpoint. A probe that was asked for is not repeated at once: every
+            // waiting delivery would cost itself an attempt while the proxy is away.
+            Outcome::ProxyError => {}
+            // What is wrong with these is the event or the subscription: the endpoint is well enough to say so.
+            outcome if is_well(outcome) || (is_own(outcome) && outcome != Outcome::GenericError) => {
                 self.breaker.recover();
                 self.failed_last = false;
                 self.pace.answered(ended.took);
@@ -385,16 +443,20 @@ impl Health {
                 }
             }
             cause => {
-                self.failed_last = true;
+                // An endpoint that has answered is there, whatever it thinks of one subscription's request.
+                self.failed_last = !is_own(cause);
                 let least = if cause == Outcome::Busy {
                     1
                 } else {
                     WINDOW_FIRST.min(self.window)
                 };
                 self.window = (self.window / 2).max(least);
-                if let Some(rules) = ended.rules {
+                if is_own(cause) {
+                    // It was answered: the endpoint is there.
+                    self.breaker.recover();
+                } else if let Some(rules) = ended.rules {
                     let probe = pass.probe.is_some();
-                    self.breaker.fail(probe, cause, ended.delivery, rules, now);
+                    self.breaker.fail(probe, &ended, rules, now);
                 }
             }
         }
@@ -409,24 +471,43 @@ fn is_well(outcome: Outcome) -> bool {
     )
 }
 
-/// Failures of the subscription's credentials: they count for that subscription, not for others that the
-/// endpoint serves.
-fn is_unauthorized(outcome: Outcome) -> bool {
-    matches!(outcome, Outcome::Unauthorized | Outcome::Forbidden)
+/// Failures that the endpoint itself has answered, but for "busy" and "timed out": they count for the
+/// subscription that sent the request, because what it sent along (a code in the query, a header) may be at
+/// fault. Others that the endpoint serves are not held back by them.
+fn is_own(outcome: Outcome) -> bool {
+    match outcome {
+        Outcome::Success | Outcome::BadRequest | Outcome::PayloadTooLarge | Outcome::ProxyError => false,
+        Outcome::SocketError | Outcome::ResolutionError | Outcome::TimedOut | Outcome::Busy => false,
+        Outcome::NotFound
+        | Outcome::Disabled
+        | Outcome::Full
+        | Outcome::Unauthorized
+        | Outcome::Probation
+        | Outcome::Canceled
+        | Outcome::Aborted
+        | Outcome::SessionQueueNotSupported
+        | Outcome::Forbidden
+        | Outcome::InvalidAzureFunctionDestination
+        | Outcome::GenericError => true,
+    }
 }
 
 /// An endpoint that subscriptions share: scheme, host, port and path.
 pub struct Endpoint {
     /// Without the query string.
     pub name: Arc<str>,
+    /// Of the budget for bytes in flight.
+    pub(crate) in_flight: Arc<EndpointUsage>,
     sharing: watch::Receiver<Sharing>,
     inner: Mutex<Inner>,
 }
 
 struct Inner {
     health: Health,
-    /// Subscriptions whose credentials the endpoint has refused since their last success.
-    unauthorized: FxHashMap<SubscriptionId, CircuitBreaker>,
+    /// The latest request that has ended since the start.
+    last: Option<LastAttempt>,
+    /// Of subscriptions whose requests the endpoint has answered with a failure since their last success.
+    own_breakers: FxHashMap<SubscriptionId, CircuitBreaker>,
     /// Subscriptions that want to send and may not, in the order in which they asked.
     waiting: VecDeque<Weak<Outlet>>,
 }
@@ -466,7 +547,7 @@ pub struct DelayChange {
 pub enum DelayScope {
     /// All subscriptions'.
     Endpoint,
-    /// Only this one's, whose credentials the endpoint refuses.
+    /// Only this one's, whose requests the endpoint answers with failures.
     Subscription(SubscriptionId),
 }
 
@@ -496,6 +577,8 @@ impl DelayScope {
 pub struct State {
     pub in_flight: usize,
     pub delay: Option<Delay>,
+    /// The status of the answer that began or prolonged the delay, where this node has got it.
+    pub delay_status: Option<u16>,
     pub probing: bool,
 }
 
@@ -508,10 +591,12 @@ impl Endpoint {
     ) -> Endpoint {
         Endpoint {
             name: name.into(),
+            in_flight: Arc::default(),
             sharing,
             inner: Mutex::new(Inner {
                 health: Health::new(window_max, delay),
-                unauthorized: FxHashMap::default(),
+                last: None,
+                own_breakers: FxHashMap::default(),
                 waiting: VecDeque::new(),
             }),
         }
@@ -531,6 +616,72 @@ impl Endpoint {
         admission
     }
 
+    /// Asks to probe with an event of an outlet that expires before the delay is over.
+    pub fn enter_before_expiry(
+        &self,
+        outlet: &Arc<Outlet>,
+        sender: Sender,
+        rules: &Probation,
+        expires: Timestamp,
+        now: Timestamp,
+    ) -> ExpiryProbe {
+        let mut inner = self.inner();
+        let until = inner
+            .breakers_of(outlet.id)
+            .filter(|breaker| breaker.holds_at(now));
+        let until = until
+            .filter_map(|breaker| breaker.delay)
+            .map(|delay| delay.until)
+            .max();
+        if !sender.obeys || until.is_none_or(|until| until < expires) {
+            return ExpiryProbe::NotNeeded;
+        }
+        let waits = inner.breakers_of(outlet.id).filter_map(|breaker| breaker.delay);
+        let wait = waits
+            .map(|delay| rules.first(delay.cause))
+            .max()
+            .unwrap_or_default();
+        // An event that expired earlier waits for its retry, and says nothing of the others.
+        if now > expires + wait + EXPIRY_PROBE_LEAD {
+            return ExpiryProbe::NotNeeded;
+        }
+        let next = inner
+            .breakers_of(outlet.id)
+            .map(|breaker| breaker.next_expiry_probe(rules, now));
+        let next = next.max().unwrap_or(now);
+        if next > now {
+            return ExpiryProbe::Later(next);
+        }
+        for breaker in inner.breakers_of(outlet.id) {
+            breaker.probe_wanted |= breaker.holds_at(now);
+        }
+        let admission = self.ask_for_place(&mut inner, outlet.id, sender, now);
+        for breaker in inner
+            .breakers_of(outlet.id)
+            .filter(|breaker| breaker.holds_at(now))
+        {
+            // Only this event was meant: if it is not sent after all, no other one is probed with.
+            breaker.probe_wanted = false;
+            breaker.expiry_probe_at = Some(now);
+        }
+        let Admission::Go(pass) = admission else {
+            return match admission {
+                Admission::Delayed(until) => ExpiryProbe::Later(until),
+                _ => ExpiryProbe::NotNeeded,
+            };
+        };
+        inner
+            .waiting
+            .retain(|waiting| !std::ptr::eq(waiting.as_ptr(), Arc::as_ptr(outlet)));
+        outlet.waiting.store(false, Relaxed);
+        ExpiryProbe::Go(Pass {
+            probe: pass.probe.map(|_| false),
+            own_probe: pass.own_probe.map(|_| false),
+            before_expiry: true,
+            ..pass
+        })
+    }
+
     fn ask_for_place(
         &self,
         inner: &mut Inner,
@@ -541,8 +692,8 @@ impl Endpoint {
         if sender.rate_max.is_some() {
             inner.health.share(*self.sharing.borrow());
         }
-        let own = match sender.obeys && !inner.unauthorized.is_empty() {
-            true => inner.unauthorized.get_mut(&of),
+        let own = match sender.obeys && !inner.own_breakers.is_empty() {
+            true => inner.own_breakers.get_mut(&of),
             false => None,
         };
         let gate = own.as_ref().map_or(Gate::Open, |own| own.gate(now));
@@ -567,6 +718,13 @@ impl Endpoint {
     /// A request of `leaving` has ended; places that are free now go to those who have waited longest.
     pub fn leave(&self, leaving: &Arc<Outlet>, pass: Pass, ended: Option<Ended<'_>>, now: Timestamp) -> Left {
         let mut inner = self.inner();
+        if let Some(ended) = &ended {
+            inner.last = Some(LastAttempt {
+                at: now,
+                outcome: ended.outcome,
+                status: ended.status,
+            });
+        }
         let before = inner.health.delay();
         inner.health.leave(pass, ended, now);
         let after = inner.health.delay();
@@ -627,7 +785,7 @@ impl Endpoint {
         }
         inner.health.breaker.recover();
         let is_meant = |id: &SubscriptionId| of.is_none_or(|of| of == *id);
-        inner.unauthorized.retain(|id, own| {
+        inner.own_breakers.retain(|id, own| {
             if is_meant(id) && own.delay.is_some() {
                 ended.push(DelayScope::Subscription(*id));
             }
@@ -647,7 +805,7 @@ impl Endpoint {
                 held
             }
             DelayScope::Subscription(id) => {
-                let known = inner.unauthorized.remove(&id);
+                let known = inner.own_breakers.remove(&id);
                 known.is_some_and(|own| own.delay.is_some())
             }
         }
@@ -658,7 +816,7 @@ impl Endpoint {
         let mut inner = self.inner();
         match scope {
             DelayScope::Endpoint => inner.health.breaker.hold(delay),
-            DelayScope::Subscription(id) => inner.unauthorized.entry(id).or_default().hold(delay),
+            DelayScope::Subscription(id) => inner.own_breakers.entry(id).or_default().hold(delay),
         }
     }
 
@@ -671,7 +829,7 @@ impl Endpoint {
     /// deliveries were held back.
     pub fn want_probe(&self, of: SubscriptionId, now: Timestamp) -> bool {
         let mut inner = self.inner();
-        let own = inner.unauthorized.get_mut(&of);
+        let own = inner.own_breakers.get_mut(&of);
         let own = own.is_some_and(|own| own.want_probe(now));
         let shared = inner.health.breaker.want_probe(now);
         own || shared
@@ -693,8 +851,14 @@ impl Endpoint {
         State {
             in_flight: health.in_flight,
             delay: health.delay(),
+            delay_status: health.breaker.status,
             probing: health.breaker.probing,
         }
+    }
+
+    /// The latest request that has ended since the start, whichever subscription sent it.
+    pub fn last(&self) -> Option<LastAttempt> {
+        self.inner().last
     }
 
     /// How the endpoint is for one subscription.
@@ -705,16 +869,23 @@ impl Endpoint {
     /// The state of a subscription whose own deliveries are held back.
     pub fn own_state(&self, of: SubscriptionId) -> Option<State> {
         let inner = self.inner();
-        let own = inner.unauthorized.get(&of).filter(|own| own.delay.is_some())?;
+        let own = inner.own_breakers.get(&of).filter(|own| own.delay.is_some())?;
         Some(State {
             in_flight: inner.health.in_flight,
             delay: own.delay,
+            delay_status: own.status,
             probing: own.probing,
         })
     }
 }
 
 impl Inner {
+    /// Reasons that hold deliveries of a subscription back.
+    fn breakers_of(&mut self, of: SubscriptionId) -> impl Iterator<Item = &mut CircuitBreaker> {
+        let own = self.own_breakers.get_mut(&of);
+        own.into_iter().chain([&mut self.health.breaker])
+    }
+
     /// Counts a request for the subscription that sent it. Returns its own delay, if it is another one.
     fn leave_own(
         &mut self,
@@ -723,34 +894,29 @@ impl Inner {
         ended: Option<Ended<'_>>,
         now: Timestamp,
     ) -> Option<DelayChange> {
-        let refused = ended.filter(|ended| is_unauthorized(ended.outcome));
+        let refused = ended.filter(|ended| is_own(ended.outcome));
         let rules = refused.and_then(|ended| ended.rules);
-        if self.unauthorized.is_empty() && rules.is_none() {
+        if self.own_breakers.is_empty() && rules.is_none() {
             return None;
         }
-        let before = self.unauthorized.get(&of).and_then(|own| own.delay);
+        let before = self.own_breakers.get(&of).and_then(|own| own.delay);
         match (ended, rules) {
             (Some(ended), Some(rules)) => {
-                let own = self.unauthorized.entry(of).or_default();
+                let own = self.own_breakers.entry(of).or_default();
                 own.probing &= pass.own_probe.is_none();
-                own.fail(
-                    pass.own_probe.is_some(),
-                    ended.outcome,
-                    ended.delivery,
-                    rules,
-                    now,
-                );
+                own.fail(pass.own_probe.is_some(), &ended, rules, now);
             }
-            (Some(ended), None) if is_well(ended.outcome) => drop(self.unauthorized.remove(&of)),
+            (Some(ended), None) if is_well(ended.outcome) => drop(self.own_breakers.remove(&of)),
             _ => {
-                if let (Some(early), Some(own)) = (pass.own_probe, self.unauthorized.get_mut(&of)) {
-                    // Nothing was learned about the credentials.
+                if let (Some(early), Some(own)) = (pass.own_probe, self.own_breakers.get_mut(&of)) {
                     own.probing = false;
-                    own.probe_unsent(early);
+                    // Only what was not sent is still wanted: one that has failed for another reason would be
+                    // repeated at once, to an endpoint that is sick.
+                    own.probe_unsent(early && ended.is_none());
                 }
             }
         }
-        let delay = self.unauthorized.get(&of).and_then(|own| own.delay);
+        let delay = self.own_breakers.get(&of).and_then(|own| own.delay);
         (before != delay).then_some(DelayChange {
             scope: DelayScope::Subscription(of),
             delay,
@@ -787,8 +953,10 @@ mod tests {
     fn ended(event: u64, outcome: Outcome) -> Ended<'static> {
         Ended {
             outcome,
+            status: (outcome == Outcome::GenericError).then_some(500),
             took: Duration::from_millis(5),
-            delivery: (SubscriptionId(1), Position(event)),
+            of: SubscriptionId(1),
+            events: vec![Position(event)].leak(),
             rules: Some(&RULES),
         }
     }
@@ -810,6 +978,22 @@ mod tests {
         check("http://hooks.example:443/", "http://hooks.example:443/");
         check("http://[::1]:80", "http://[::1]/");
         check("http://user:pass@127.0.0.1:9000/x", "http://127.0.0.1:9000/x");
+    }
+
+    // One 500 for one subscription cost all others at the endpoint their room in the budget for bytes in flight.
+    #[test]
+    fn an_endpoint_that_answers_with_an_error_of_its_own_is_not_failing() {
+        let mut health = Health::new(64, None);
+        assert_eq!(health.standing(), EndpointStanding::Untried);
+        let mut standing = |event: u64, outcome: Outcome| {
+            send(&mut health, event, at(0), outcome);
+            health.standing()
+        };
+        assert_eq!(standing(1, Outcome::Success), EndpointStanding::Answering);
+        assert_eq!(standing(2, Outcome::GenericError), EndpointStanding::Answering);
+        assert_eq!(standing(3, Outcome::TimedOut), EndpointStanding::Failing);
+        assert_eq!(standing(4, Outcome::Unauthorized), EndpointStanding::Answering);
+        assert_eq!(standing(5, Outcome::Busy), EndpointStanding::Failing);
     }
 
     #[test]
@@ -867,12 +1051,55 @@ mod tests {
         let before = health.delay();
         assert!(health.breaker.want_probe(at(5)));
         let probe = go(health.enter(OBEYS, at(5)));
-        health.leave(probe, Some(ended(11, Outcome::GenericError)), at(6));
+        health.leave(probe, Some(ended(11, Outcome::TimedOut)), at(6));
         assert_eq!(health.delay(), before);
         assert_eq!(health.enter(OBEYS, at(7)), Admission::Delayed(at(30)));
         // Its own probe doubles the delay as ever.
         send(&mut health, 12, at(30), Outcome::SocketError);
         assert_eq!(health.enter(OBEYS, at(31)), Admission::Delayed(at(90)));
+    }
+
+    #[test]
+    fn an_event_that_expires_during_a_delay_is_the_probe_and_not_too_often() {
+        let endpoint = Endpoint::new("http://x/".into(), 64, None, watch::channel(Sharing::ALONE).1);
+        let outlet = Arc::new(Outlet::new(SubscriptionId(7), Arc::default(), true));
+        let ask = |expires: i64, now: i64| {
+            endpoint.enter_before_expiry(&outlet, OBEYS, &RULES, at(expires), at(now))
+        };
+        assert_eq!(ask(10, 0), ExpiryProbe::NotNeeded, "no delay");
+        endpoint.inner().health = delayed();
+        assert_eq!(ask(31, 5), ExpiryProbe::NotNeeded, "the delay ends before");
+        assert!(matches!(
+            endpoint.enter(&outlet, OBEYS, at(5)),
+            Admission::Delayed(_)
+        ));
+        let ExpiryProbe::Go(pass) = ask(30, 5) else {
+            panic!("it expires with the delay");
+        };
+        assert!(!outlet.waiting.load(Relaxed) && endpoint.take_waiting().is_empty());
+        assert_eq!(ask(30, 6), ExpiryProbe::Later(at(36)), "one at a time");
+        // Nothing was sent: nobody else is to be probed with instead.
+        drop(endpoint.leave(&outlet, pass, None, at(6)));
+        assert_eq!(endpoint.enter(&outlet, OBEYS, at(6)), Admission::Delayed(at(30)));
+        assert_eq!(ask(30, 7), ExpiryProbe::Later(at(35)), "as long as at first");
+        let mut health = delayed();
+        health.breaker.delay.as_mut().unwrap().until = at(1000);
+        endpoint.inner().health = health;
+        let ExpiryProbe::Go(pass) = ask(50, 40) else {
+            panic!("a new delay");
+        };
+        let failed = endpoint.leave(&outlet, pass, Some(ended(1, Outcome::SocketError)), at(41));
+        assert!(failed.changed.is_empty(), "a probe that was early costs nothing");
+        assert_eq!(ask(50, 69), ExpiryProbe::Later(at(70)));
+        let ExpiryProbe::Go(pass) = ask(50, 70) else {
+            panic!("what has expired makes room for what has not");
+        };
+        drop(endpoint.leave(&outlet, pass, Some(ended(1, Outcome::Success)), at(71)));
+        assert_eq!(ask(75, 71), ExpiryProbe::NotNeeded, "it is well");
+        endpoint.inner().health = delayed();
+        assert!(matches!(ask(-20, 20), ExpiryProbe::Go(_)));
+        endpoint.inner().health = delayed();
+        assert_eq!(ask(-21, 20), ExpiryProbe::NotNeeded, "that is long past");
     }
 
     #[test]
@@ -914,11 +1141,39 @@ mod tests {
     }
 
     #[test]
+    fn every_event_of_a_batch_counts_and_none_counts_twice() {
+        const EVENTS: [Position; 11] = {
+            let mut events = [Position(0); 11];
+            let mut n = 0;
+            while n < 11 {
+                events[n] = Position(n as u64);
+                n += 1;
+            }
+            events
+        };
+        let fail = |health: &mut Health, events: &'static [Position]| {
+            let pass = go(health.enter(OBEYS, at(0)));
+            let ended = Ended {
+                events,
+                ..ended(0, Outcome::SocketError)
+            };
+            health.leave(pass, Some(ended), at(0));
+            health.delay().is_some()
+        };
+        assert!(fail(&mut Health::new(64, None), &EVENTS[..10]));
+        let mut health = Health::new(64, None);
+        for _ in 0..5 {
+            assert!(!fail(&mut health, &EVENTS[..9]), "nine events, again and again");
+        }
+        assert!(fail(&mut health, &EVENTS[8..10]), "the tenth");
+    }
+
+    #[test]
     fn a_success_between_failures_starts_the_count_again() {
         let mut health = Health::new(64, None);
         for round in 0..5 {
             for event in 0..9 {
-                send(&mut health, round * 10 + event, at(0), Outcome::GenericError);
+                send(&mut health, round * 10 + event, at(0), Outcome::TimedOut);
             }
             send(&mut health, round * 10 + 9, at(0), Outcome::Success);
         }
@@ -926,10 +1181,30 @@ mod tests {
     }
 
     #[test]
+    fn a_fault_of_the_proxy_says_nothing_of_the_endpoint() {
+        let mut health = Health::new(64, None);
+        for event in 0..30 {
+            send(&mut health, event, at(0), Outcome::ProxyError);
+        }
+        assert_eq!(health.delay(), None);
+        // Nor does it end a delay: the next delivery is the probe.
+        let mut health = delayed();
+        let before = health.delay();
+        send(&mut health, 20, at(30), Outcome::ProxyError);
+        assert_eq!(health.delay(), before);
+        let _ = go(health.enter(OBEYS, at(31)));
+        // One that was asked for is not repeated at once.
+        let mut health = delayed();
+        assert!(health.breaker.want_probe(at(5)));
+        send(&mut health, 21, at(5), Outcome::ProxyError);
+        assert_eq!(health.enter(OBEYS, at(6)), Admission::Delayed(at(30)));
+    }
+
+    #[test]
     fn one_event_that_fails_again_and_again_delays_nothing() {
         let mut health = Health::new(64, None);
         for hour in 0..30 {
-            send(&mut health, 7, at(hour * 3600), Outcome::GenericError);
+            send(&mut health, 7, at(hour * 3600), Outcome::TimedOut);
         }
         assert_eq!(health.delay(), None);
     }
@@ -938,11 +1213,11 @@ mod tests {
     fn the_delay_is_bounded() {
         let mut health = Health::new(64, None);
         for event in 0..10 {
-            send(&mut health, event, at(0), Outcome::NotFound);
+            send(&mut health, event, at(0), Outcome::Busy);
         }
         for _ in 0..20 {
             let until = health.delay().unwrap().until;
-            send(&mut health, 1, until, Outcome::NotFound);
+            send(&mut health, 1, until, Outcome::Busy);
         }
         assert_eq!(health.delay().unwrap().step, RULES.max);
         assert_eq!(health.delay().unwrap().since, at(0));

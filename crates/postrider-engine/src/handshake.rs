@@ -4,6 +4,7 @@
 //! question for the same subscription are said to it, and whoever said so waits until it has seen to it.
 
 mod notice;
+mod places;
 mod question;
 mod run;
 
@@ -12,9 +13,10 @@ use crate::manage::Read;
 use crate::tasks::TaskKind;
 use crate::unless_done;
 use crate::{Engine, Error};
+use places::{Owner, Places};
 use postrider_core::handshake::{Patience, manual_in};
 use postrider_core::ids::{Secret, TopicId};
-use postrider_core::subscription::{Destination, Origin, Subscription};
+use postrider_core::subscription::{Destination, Subscription};
 use postrider_core::time::{Clock, Timestamp};
 use postrider_store::{Catalog, Change, Handshake, HandshakeState};
 use std::collections::{BTreeMap, VecDeque};
@@ -22,14 +24,14 @@ use std::sync::atomic::Ordering::{Acquire, Release};
 use std::sync::atomic::{AtomicBool, AtomicUsize};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
-use tokio::sync::{Notify, Semaphore};
+use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
-/// Questions that are put at the same time; the others wait.
-const ASKING_MAX: usize = 64;
 /// Handshakes under way, those that wait for a visit included. Beyond it no more are begun.
 const UNDER_WAY_MAX: usize = 20_000;
+/// Of these, handshakes of one caller.
+const UNDER_WAY_PER_CALLER_MAX: usize = 2_000;
 /// Failed handshakes that are kept, and for how long.
 const FAILED_MAX: usize = 1_000;
 const FAILED_FOR: Duration = Duration::from_secs(7 * 24 * 3600);
@@ -137,8 +139,9 @@ fn key_of(subscription: &Subscription) -> Key {
 }
 
 /// What is said to the task of a handshake.
-#[derive(Default)]
 struct Said {
+    /// Caller and topic to charge for the question.
+    owner: Owner,
     cancelled: CancellationToken,
     /// Another question for the same subscription follows at once.
     superseded: AtomicBool,
@@ -152,6 +155,21 @@ struct Said {
     elsewhere: AtomicBool,
     /// What ends it is stored already, or it is another node's by now.
     settled: AtomicBool,
+}
+
+impl Said {
+    fn new(owner: Owner) -> Said {
+        Said {
+            owner,
+            cancelled: CancellationToken::new(),
+            superseded: AtomicBool::new(false),
+            confirmed: CancellationToken::new(),
+            moved: Notify::new(),
+            over: CancellationToken::new(),
+            elsewhere: AtomicBool::new(false),
+            settled: AtomicBool::new(false),
+        }
+    }
 }
 
 #[derive(Default)]
@@ -177,6 +195,24 @@ impl Book {
         under_way
             .or_else(|| self.failed.values().rev().find(|one| is(one)).map(seen))
             .or_else(|| self.ended.iter().rev().find(|one| is(&one.handshake)).cloned())
+    }
+
+    /// Why no more handshakes may be begun on this account, if so.
+    fn objection(&self, owner: &Owner) -> Option<String> {
+        if self.under_way.len() >= UNDER_WAY_MAX {
+            return Some(format!("{UNDER_WAY_MAX} webhook validations are under way"));
+        }
+        let own = self
+            .under_way
+            .values()
+            .filter(|(_, said)| said.owner.caller == owner.caller);
+        (own.count() >= UNDER_WAY_PER_CALLER_MAX).then(|| {
+            format!(
+                "{UNDER_WAY_PER_CALLER_MAX} webhook validations of {} are under way, the most that one caller may \
+                 have: wait until some of them have ended",
+                owner.caller
+            )
+        })
     }
 
     fn begin(&mut self, handshake: Arc<Handshake>, said: Arc<Said>) {
@@ -231,7 +267,7 @@ pub struct Handshakes {
     catalog: Arc<dyn Catalog>,
     clock: Arc<dyn Clock>,
     book: Mutex<Book>,
-    room: Semaphore,
+    places: Arc<Places>,
     notices: notice::Notices,
     /// Tasks that do something other than wait.
     busy: AtomicUsize,
@@ -252,7 +288,7 @@ impl Handshakes {
             catalog,
             clock,
             book: Mutex::default(),
-            room: Semaphore::new(ASKING_MAX),
+            places: Arc::default(),
             notices: notice::Notices::default(),
             busy: AtomicUsize::new(0),
             asking: AtomicUsize::new(0),
@@ -444,7 +480,7 @@ impl Handshakes {
         let said = match known {
             Some((_, said)) if said.elsewhere.load(Acquire) => said,
             _ => {
-                let said = Said::default();
+                let said = Said::new(Owner::new("", handshake.subscription.topic));
                 said.elsewhere.store(true, Release);
                 Arc::new(said)
             }
@@ -503,11 +539,10 @@ impl Handshakes {
 }
 
 impl Engine {
-    /// Whether a webhook has to be asked before this subscription is in force.
-    pub fn needs_handshake(&self, subscription: &Subscription) -> bool {
-        self.handshakes.rules.enabled
-            && subscription.origin == Origin::Azure
-            && matches!(subscription.destination, Destination::WebHook(_))
+    /// Whether a webhook has to be asked before a subscription with this destination is in force, if the management
+    /// API makes or changes it.
+    pub fn needs_handshake(&self, destination: &Destination) -> bool {
+        self.handshakes.rules.enabled && matches!(destination, Destination::WebHook(_))
     }
 
     /// What a subscription is to become is settled otherwise.
@@ -523,25 +558,27 @@ impl Engine {
         subscription: Subscription,
         callback_base: &str,
         api_version: &str,
+        caller: &str,
     ) -> Result<Arc<Handshake>, Error> {
         self.supersede_handshake(&subscription).await?;
         let question = self.question(subscription, false, callback_base, api_version)?;
-        self.begin(question, None).await
+        self.begin(question, None, caller).await
     }
 
-    /// The same, unless the subscription is not what it was when it was decided what is to become of it: another node
-    /// may have changed it.
+    /// The same unless the subscription is not what it was when it was decided what is to become of it: another
+    /// node may have changed it.
     pub async fn ask_over(
         self: &Arc<Self>,
         subscription: Subscription,
         read: Read,
         callback_base: &str,
         api_version: &str,
+        caller: &str,
     ) -> Result<Arc<Handshake>, Error> {
         self.read(&subscription).check_pending(&read)?;
         self.supersede_handshake(&subscription).await?;
         let question = self.question(subscription, false, callback_base, api_version)?;
-        self.begin(question, Some(read)).await
+        self.begin(question, Some(read), caller).await
     }
 
     /// Asks the webhook of a subscription that is in force once more, without changing anything.
@@ -550,9 +587,10 @@ impl Engine {
         subscription: &Subscription,
         callback_base: &str,
         api_version: &str,
+        caller: &str,
     ) -> Result<Arc<Handshake>, Error> {
         let question = self.question(subscription.clone(), true, callback_base, api_version)?;
-        self.begin(question, None).await
+        self.begin(question, None, caller).await
     }
 
     fn question(
@@ -608,9 +646,10 @@ impl Engine {
         self: &Arc<Self>,
         handshake: Handshake,
         read: Option<Read>,
+        caller: &str,
     ) -> Result<Arc<Handshake>, Error> {
-        if self.handshakes.book().under_way.len() >= UNDER_WAY_MAX {
-            let full = format!("{UNDER_WAY_MAX} handshakes are under way");
+        let owner = Owner::new(caller, handshake.subscription.topic);
+        if let Some(full) = self.handshakes.book().objection(&owner) {
             return Err(Error::Store(postrider_store::Error::Busy(full)));
         }
         let _turn = self.name_turn(&handshake.subscription).await;
@@ -620,12 +659,18 @@ impl Engine {
         self.catalog
             .commit(vec![Change::PutHandshake(handshake.clone())])
             .await?;
-        Ok(self.take_up_handshake(handshake))
+        Ok(self.take_up_handshake(handshake, owner))
     }
 
-    fn take_up_handshake(self: &Arc<Self>, handshake: Handshake) -> Arc<Handshake> {
+    /// Takes up a handshake of which it is not known who asked for it.
+    fn restore_handshake(self: &Arc<Self>, handshake: Handshake) {
+        let owner = Owner::new("", handshake.subscription.topic);
+        self.take_up_handshake(handshake, owner);
+    }
+
+    fn take_up_handshake(self: &Arc<Self>, handshake: Handshake, owner: Owner) -> Arc<Handshake> {
         let handshake = Arc::new(handshake);
-        let said = Arc::new(Said::default());
+        let said = Arc::new(Said::new(owner));
         self.handshakes.book().begin(handshake.clone(), said.clone());
         let running = run::Running::new(self.clone(), handshake.clone(), said);
         self.dispatcher
@@ -641,7 +686,7 @@ impl Engine {
             self.handshakes.put_elsewhere(handshake);
         } else if !self.handshakes.runs_here(&handshake.operation) {
             // It was this node that said so, and gave up waiting for it to be stored.
-            self.take_up_handshake(handshake);
+            self.restore_handshake(handshake);
         }
     }
 
@@ -658,7 +703,7 @@ impl Engine {
             } else if !self.node.is_me(handshake.by.as_deref()) {
                 self.handshakes.put_elsewhere(handshake);
             } else {
-                self.take_up_handshake(handshake);
+                self.restore_handshake(handshake);
             }
         }
         changes.extend(self.handshakes.book().prune(self.clock.now()));

@@ -5,12 +5,14 @@
 //! deliveries refer to it. An attempt that does not fit waits in line, without its events.
 //!
 //! Endpoints that fail may not use up the budget: a part of it is open only to endpoints that have not
-//! failed, and another part only to those that have answered.
+//! failed, and another part only to those that have answered. An endpoint that holds a large part of what
+//! is free counts as a failing one for what it wants besides, and a last part is open only to endpoints that
+//! hold nothing: however many take what they can get, something stays free for another.
 
 use postrider_core::ids::Position;
 use rustc_hash::FxHashMap;
-use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::{AcqRel, Acquire};
+use std::sync::atomic::{AtomicU32, AtomicUsize};
 use std::sync::{Arc, Mutex, Weak};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
@@ -25,7 +27,11 @@ pub const BUDGET_BYTES_DEFAULT: usize = 256 << 20;
 /// Permits are given out in units of this many bytes.
 const UNIT: usize = 1024;
 /// Parts of the budget, each inside the next.
-const PARTS: usize = 3;
+const PARTS: usize = 4;
+/// The divisor of the share that is kept for endpoints which hold nothing.
+const FIRST_ATTEMPTS_SHARE: u32 = 8;
+/// Beyond its first attempt an endpoint may hold one part in so many of what is free.
+const ENDPOINT_SHARE: u32 = 4;
 
 /// How an endpoint has answered lately, which decides how much of the budget is open to it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,6 +42,14 @@ pub enum EndpointStanding {
     Untried,
     /// Failing: half.
     Failing,
+}
+
+/// Which parts of the budget an attempt is taken from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct AttemptClass {
+    standing: EndpointStanding,
+    /// The endpoint holds something already.
+    further: bool,
 }
 
 /// What an attempt keeps in memory.
@@ -49,9 +63,13 @@ pub struct InFlightNeed {
 
 pub struct InFlightBudget {
     all: Arc<Semaphore>,
+    /// For attempts at endpoints that hold something already.
+    further: Arc<Semaphore>,
     not_failing: Arc<Semaphore>,
     failing: Arc<Semaphore>,
     units: u32,
+    /// Charged for an attempt at least: each takes a connection, and there may be few of those.
+    attempt_units: u32,
     entries: Arc<SharedEntries>,
     waiting: AtomicUsize,
 }
@@ -66,6 +84,35 @@ struct SharedEntries {
 pub struct InFlightCharge {
     _own: InFlightPermits,
     _shared: Vec<Arc<EntryCharge>>,
+    _of_endpoint: EndpointCharge,
+}
+
+/// Units that the attempts of one endpoint hold. A stored entry counts for the one that was charged for it.
+#[derive(Debug, Default)]
+pub struct EndpointUsage {
+    units: AtomicU32,
+}
+
+#[derive(Debug, Default)]
+struct EndpointCharge {
+    usage: Arc<EndpointUsage>,
+    units: u32,
+}
+
+impl EndpointCharge {
+    fn new(usage: &Arc<EndpointUsage>, units: u32) -> EndpointCharge {
+        usage.units.fetch_add(units, AcqRel);
+        EndpointCharge {
+            usage: usage.clone(),
+            units,
+        }
+    }
+}
+
+impl Drop for EndpointCharge {
+    fn drop(&mut self) {
+        self.usage.units.fetch_sub(self.units, AcqRel);
+    }
 }
 
 /// The charge for a stored entry that several attempts may refer to.
@@ -79,6 +126,8 @@ struct EntryCharge {
 #[derive(Debug, Default)]
 pub struct InFlightPermits {
     units: u32,
+    /// As many as one attempt may have, for one that is larger.
+    alone: bool,
     parts: [Option<OwnedSemaphorePermit>; PARTS],
 }
 
@@ -88,6 +137,7 @@ impl InFlightPermits {
         let split = |part: &mut Option<OwnedSemaphorePermit>| part.as_mut()?.split(units as usize);
         InFlightPermits {
             units,
+            alone: false,
             parts: self.parts.each_mut().map(split),
         }
     }
@@ -97,6 +147,7 @@ impl InFlightPermits {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BudgetShortage {
     units: u32,
+    class: AttemptClass,
 }
 
 /// Numbers for `/healthz` and `/metrics`.
@@ -109,35 +160,60 @@ pub struct InFlightUsage {
 }
 
 impl InFlightBudget {
-    pub fn new(bytes: usize) -> InFlightBudget {
+    /// `attempts_max`: attempts that may be under way at once, however little memory they take.
+    pub fn new(bytes: usize, attempts_max: usize) -> InFlightBudget {
         let units = (bytes / UNIT).clamp(1, u32::MAX as usize / 2) as u32;
         let part = |share: u32| Arc::new(Semaphore::new((units / 4 * share).max(1) as usize));
         InFlightBudget {
             all: Arc::new(Semaphore::new(units as usize)),
+            further: Arc::new(Semaphore::new((units - units / FIRST_ATTEMPTS_SHARE) as usize)),
             not_failing: part(3),
             failing: part(2),
             units,
+            attempt_units: (units as usize / attempts_max.max(1)) as u32,
             entries: Arc::default(),
             waiting: AtomicUsize::new(0),
         }
     }
 
-    /// The parts of the budget that an endpoint's attempts are taken from, the narrowest first, and how
-    /// many units the narrowest has.
-    fn parts(&self, standing: EndpointStanding) -> ([Option<&Arc<Semaphore>>; PARTS], u32) {
-        let (all, not_failing, failing) = (Some(&self.all), Some(&self.not_failing), Some(&self.failing));
+    /// The parts of the budget that an attempt is taken from, the narrowest first, and how many units the
+    /// narrowest has.
+    fn parts(&self, class: AttemptClass) -> ([Option<&Arc<Semaphore>>; PARTS], u32) {
+        let (not_failing, failing) = (Some(&self.not_failing), Some(&self.failing));
+        let (all, further) = (Some(&self.all), class.further.then_some(&self.further));
         let quarter = self.units / 4;
-        match standing {
-            EndpointStanding::Answering => ([all, None, None], self.units),
-            EndpointStanding::Untried => ([not_failing, all, None], (quarter * 3).max(1)),
-            EndpointStanding::Failing => ([failing, not_failing, all], (quarter * 2).max(1)),
+        match class.standing {
+            EndpointStanding::Answering if class.further => {
+                let units_max = self.units - self.units / FIRST_ATTEMPTS_SHARE;
+                ([further, all, None, None], units_max)
+            }
+            EndpointStanding::Answering => ([all, None, None, None], self.units),
+            EndpointStanding::Untried => ([not_failing, further, all, None], (quarter * 3).max(1)),
+            EndpointStanding::Failing => ([failing, not_failing, further, all], (quarter * 2).max(1)),
         }
     }
 
-    /// Charges an attempt, with permits that were waited for or with none. Fails with what is missing.
+    /// As what an endpoint is charged that holds this many units and wants so many more.
+    fn class_of(&self, standing: EndpointStanding, held: u32, wanted: u32) -> AttemptClass {
+        let free = self.all.available_permits().min(self.units as usize) as u32;
+        let further = held > 0;
+        let is_large = further && held.saturating_add(wanted) > free / ENDPOINT_SHARE;
+        AttemptClass {
+            standing: if is_large {
+                EndpointStanding::Failing
+            } else {
+                standing
+            },
+            further,
+        }
+    }
+
+    /// Charges an attempt at an endpoint, with permits that were waited for or with none. Fails with what is
+    /// missing.
     pub fn try_charge(
         &self,
         standing: EndpointStanding,
+        usage: &Arc<EndpointUsage>,
         need: &InFlightNeed,
         mut permits: InFlightPermits,
     ) -> Result<InFlightCharge, BudgetShortage> {
@@ -156,14 +232,17 @@ impl InFlightBudget {
                 }
             }
         }
-        let (_, units_max) = self.parts(standing);
         let missing_units: u32 = missing.iter().map(|(_, units)| units).sum();
+        let wanted = units_of(need.own).saturating_add(missing_units);
+        let wanted = wanted.max(self.attempt_units);
+        let class = self.class_of(standing, usage.units.load(Acquire), wanted);
         // One attempt that is larger than the budget goes alone.
-        let wanted = units_of(need.own).saturating_add(missing_units).min(units_max);
-        if permits.units < wanted {
+        let (_, units_max) = self.parts(class);
+        if permits.units < wanted && !permits.alone {
             drop(permits);
-            permits = self.try_acquire(standing, wanted)?;
+            permits = self.try_acquire(class, wanted.min(units_max))?;
         }
+        let of_endpoint = EndpointCharge::new(usage, permits.units);
         let mut left = permits.units;
         for (entry, units) in missing {
             let units = units.min(left);
@@ -181,31 +260,39 @@ impl InFlightBudget {
         Ok(InFlightCharge {
             _own: permits,
             _shared: shared,
+            _of_endpoint: of_endpoint,
         })
     }
 
-    fn try_acquire(&self, standing: EndpointStanding, units: u32) -> Result<InFlightPermits, BudgetShortage> {
+    fn try_acquire(&self, class: AttemptClass, units: u32) -> Result<InFlightPermits, BudgetShortage> {
         let mut permits = InFlightPermits::default();
-        let (parts, _) = self.parts(standing);
+        let (parts, _) = self.parts(class);
         for (place, part) in parts.into_iter().flatten().enumerate() {
             let permit = part.clone().try_acquire_many_owned(units);
-            permits.parts[place] = Some(permit.map_err(|_| BudgetShortage { units })?);
+            permits.parts[place] = Some(permit.map_err(|_| BudgetShortage { units, class })?);
         }
         permits.units = units;
         Ok(permits)
     }
 
     /// Waits in line for what was missing. First come, first served, among endpoints of one standing.
-    pub async fn wait(&self, standing: EndpointStanding, shortage: BudgetShortage) -> InFlightPermits {
+    pub async fn wait(&self, shortage: BudgetShortage) -> InFlightPermits {
         let _counted = WaitingCount::of(&self.waiting);
         let mut permits = InFlightPermits::default();
-        let (parts, _) = self.parts(standing);
+        let (parts, _) = self.parts(shortage.class);
         for (place, part) in parts.into_iter().flatten().enumerate() {
             let permit = part.clone().acquire_many_owned(shortage.units).await;
             permits.parts[place] = Some(permit.expect("the budget is never closed"));
         }
+        let (_, units_max) = self.parts(shortage.class);
         permits.units = shortage.units;
+        permits.alone = shortage.units == units_max;
         permits
+    }
+
+    /// Whether attempts wait for room.
+    pub fn is_short(&self) -> bool {
+        self.waiting.load(Acquire) > 0
     }
 
     pub fn usage(&self) -> InFlightUsage {
@@ -285,12 +372,12 @@ mod tests {
         standing: EndpointStanding,
         need: &InFlightNeed,
     ) -> Result<InFlightCharge, BudgetShortage> {
-        budget.try_charge(standing, need, InFlightPermits::default())
+        budget.try_charge(standing, &Arc::default(), need, InFlightPermits::default())
     }
 
     #[test]
     fn a_large_entry_is_charged_once_until_its_last_delivery_ends() {
-        let budget = InFlightBudget::new(100 * UNIT);
+        let budget = InFlightBudget::new(100 * UNIT, usize::MAX);
         let first = charge(&budget, Answering, &referring(ENTRY, 50 * UNIT)).unwrap();
         assert_eq!(budget.usage().bytes, 51 * UNIT);
         let second = charge(&budget, Answering, &referring(ENTRY, 50 * UNIT)).unwrap();
@@ -304,7 +391,7 @@ mod tests {
 
     #[test]
     fn failing_endpoints_leave_room_for_others() {
-        let budget = InFlightBudget::new(100 * UNIT);
+        let budget = InFlightBudget::new(100 * UNIT, usize::MAX);
         let _failing = charge(&budget, Failing, &own(50 * UNIT)).unwrap();
         assert!(charge(&budget, Failing, &own(UNIT)).is_err());
         let _untried = charge(&budget, Untried, &own(25 * UNIT)).unwrap();
@@ -313,9 +400,49 @@ mod tests {
         assert!(charge(&budget, Answering, &own(UNIT)).is_err());
     }
 
+    // Four endpoints that had answered once and then read nothing held all of the budget.
+    #[test]
+    fn however_many_endpoints_hold_what_they_can_get_another_finds_room() {
+        let budget = InFlightBudget::new(10_000 * UNIT, usize::MAX);
+        let mut held = Vec::new();
+        for endpoints in [1, 4, 40] {
+            for _ in 0..endpoints {
+                let usage = Arc::new(EndpointUsage::default());
+                let one =
+                    || budget.try_charge(Answering, &usage, &own(10 * UNIT), InFlightPermits::default());
+                held.extend(std::iter::from_fn(|| one().ok()));
+            }
+            let free = budget.all.available_permits();
+            assert!(free > 100, "{free} units are free beside {endpoints} more");
+            let newcomer = Arc::new(EndpointUsage::default());
+            let charge = budget.try_charge(Answering, &newcomer, &own(50 * UNIT), InFlightPermits::default());
+            charge.unwrap();
+            assert_eq!(newcomer.units.load(Acquire), 0, "it was given back");
+        }
+    }
+
+    // 10 900 attempts fit into the memory, and took every file descriptor.
+    #[test]
+    fn attempts_are_no_more_than_there_are_connections_for() {
+        let budget = InFlightBudget::new(100 * UNIT, 10);
+        let one = |standing| charge(&budget, standing, &own(UNIT)).ok();
+        let failing: Vec<_> = std::iter::from_fn(|| one(Failing)).collect();
+        let answering: Vec<_> = std::iter::from_fn(|| one(Answering)).collect();
+        assert_eq!((failing.len(), answering.len()), (5, 5));
+    }
+
+    #[test]
+    fn one_endpoint_alone_may_hold_more_than_half() {
+        let budget = InFlightBudget::new(1000 * UNIT, usize::MAX);
+        let usage = Arc::new(EndpointUsage::default());
+        let one = || budget.try_charge(Untried, &usage, &own(UNIT), InFlightPermits::default());
+        let held: Vec<_> = std::iter::from_fn(|| one().ok()).collect();
+        assert!((600..750).contains(&held.len()), "{}", held.len());
+    }
+
     #[test]
     fn an_attempt_larger_than_the_budget_goes_alone() {
-        let budget = InFlightBudget::new(100 * UNIT);
+        let budget = InFlightBudget::new(100 * UNIT, usize::MAX);
         let alone = charge(&budget, Failing, &referring(ENTRY, 500 * UNIT)).unwrap();
         assert!(charge(&budget, Failing, &own(UNIT)).is_err());
         drop(alone);
@@ -325,17 +452,19 @@ mod tests {
 
     #[tokio::test]
     async fn who_waits_is_served_in_line_and_keeps_what_was_waited_for() {
-        let budget = InFlightBudget::new(100 * UNIT);
+        let budget = InFlightBudget::new(100 * UNIT, usize::MAX);
         let held = charge(&budget, Answering, &own(90 * UNIT)).unwrap();
         let shortage = charge(&budget, Answering, &own(60 * UNIT)).unwrap_err();
-        let mut waiting = std::pin::pin!(budget.wait(Answering, shortage));
+        let mut waiting = std::pin::pin!(budget.wait(shortage));
         assert!(futures_poll(waiting.as_mut()).await.is_none());
         assert_eq!(budget.usage().waiting, 1);
         drop(held);
         // A newcomer does not overtake.
         assert!(charge(&budget, Answering, &own(50 * UNIT)).is_err());
         let permits = waiting.await;
-        let charged = budget.try_charge(Answering, &own(60 * UNIT), permits).unwrap();
+        let charged = budget
+            .try_charge(Answering, &Arc::default(), &own(60 * UNIT), permits)
+            .unwrap();
         assert_eq!(budget.usage().bytes, 60 * UNIT);
         drop(charged);
         assert_eq!(

@@ -3,12 +3,13 @@
 use postrider_core::ids::Position;
 use postrider_core::retry::Next;
 use postrider_core::time::Timestamp;
+use postrider_store::LetterKey;
 use rustc_hash::FxHashMap;
 use std::sync::Mutex;
 use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::{Acquire, Release};
 
-/// The deliveries of one subscription that someone still listens for, although they are to be retried.
+/// The deliveries of one subscription that someone still listens for, although they are to be retried or were given up.
 #[derive(Default)]
 pub struct LateBook {
     /// How many there are, so that nobody need take the lock while there are none.
@@ -19,10 +20,29 @@ pub struct LateBook {
 struct Entry {
     /// Attempts that may still be answered.
     listeners: usize,
-    /// When the next attempt is due, if that is decided.
-    due: Option<Timestamp>,
+    /// Where the log has the delivery, if that is known.
+    stands: Stands,
     /// One of the attempts was answered with success: there is nothing left to attempt.
     answered: bool,
+}
+
+/// Where the log has a delivery.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stands {
+    /// The delivery is being attempted, or its settlement is not written yet.
+    Undecided,
+    /// The delivery waits for its next attempt, due then.
+    Retrying(Timestamp),
+    /// The delivery was given up; its dead letter waits to be written since then.
+    GivenUp(Timestamp),
+}
+
+/// Deliveries that late successes take out of the log.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct LateSuccesses {
+    /// Deliveries that wait to be retried, with the times at which they are due.
+    pub retries: Vec<(Timestamp, Position)>,
+    pub letters: Vec<LetterKey>,
 }
 
 impl LateBook {
@@ -37,25 +57,26 @@ impl LateBook {
         result
     }
 
-    /// Someone listens for an answer to an attempt of these deliveries, which are to be retried when due.
-    pub fn listen(&self, deliveries: &[(Timestamp, Position)]) {
+    /// Someone listens for an answer to an attempt of these deliveries. Each comes with the time of its next attempt;
+    /// without one it was given up, and [`LateBook::letters_settled`] says when the log has its letter.
+    pub fn listen(&self, deliveries: &[(Position, Option<Timestamp>)]) {
         self.change(|entries| {
-            for (due, position) in deliveries {
+            for (position, due) in deliveries {
                 let entry = entries.entry(*position).or_insert(Entry {
                     listeners: 0,
-                    due: None,
+                    stands: Stands::Undecided,
                     answered: false,
                 });
                 entry.listeners += 1;
-                entry.due = Some(*due);
+                entry.stands = due.map_or(Stands::Undecided, Stands::Retrying);
             }
         });
     }
 
     /// That answer never came, or was no success.
-    pub fn unheard(&self, deliveries: &[(Timestamp, Position)]) {
+    pub fn unheard(&self, deliveries: &[(Position, Option<Timestamp>)]) {
         self.change(|entries| {
-            for (_, position) in deliveries {
+            for (position, _) in deliveries {
                 if let Some(entry) = entries.get_mut(position) {
                     entry.listeners = entry.listeners.saturating_sub(1);
                     if entry.listeners == 0 && !entry.answered {
@@ -66,19 +87,28 @@ impl LateBook {
         });
     }
 
-    /// That answer was a success. Returns the deliveries that wait to be retried, with the times at which
-    /// they are due; the others are being attempted again, or have ended.
-    pub fn heard(&self, deliveries: &[(Timestamp, Position)]) -> Vec<(Timestamp, Position)> {
+    /// A late answer was a success. Returns the deliveries that the log still has: the others are being attempted again,
+    /// or have ended.
+    pub fn heard(&self, deliveries: &[(Position, Option<Timestamp>)]) -> LateSuccesses {
         self.change(|entries| {
-            let mut waiting = Vec::new();
-            for (_, position) in deliveries {
-                if let Some(entry) = entries.get_mut(position) {
-                    entry.listeners = entry.listeners.saturating_sub(1);
-                    entry.answered = true;
-                    waiting.extend(entry.due.map(|due| (due, *position)));
+            let mut found = LateSuccesses::default();
+            for (position, _) in deliveries {
+                let Some(entry) = entries.get_mut(position) else {
+                    continue;
+                };
+                entry.listeners = entry.listeners.saturating_sub(1);
+                entry.answered = true;
+                match entry.stands {
+                    Stands::Undecided => {}
+                    Stands::Retrying(due) => found.retries.push((due, *position)),
+                    Stands::GivenUp(since) => {
+                        found.letters.push((since, *position));
+                        // Nobody will claim it again and ask.
+                        entries.remove(position);
+                    }
                 }
             }
-            waiting
+            found
         })
     }
 
@@ -103,24 +133,50 @@ impl LateBook {
         })
     }
 
-    /// What was decided about a delivery that was attempted again.
+    /// The decision about a delivery that was attempted again or given up.
     pub fn decided(&self, position: Position, next: Next) {
         self.change(|entries| match next {
             Next::RetryAt(due) => {
                 if let Some(entry) = entries.get_mut(&position) {
-                    entry.due = Some(due);
+                    entry.stands = Stands::Retrying(due);
                 }
             }
-            Next::Done | Next::DeadLetter(_) | Next::Drop(_) => {
+            // A late answer may still withdraw the letter.
+            Next::DeadLetter(_) => {
+                if let Some(entry) = entries.get_mut(&position) {
+                    entry.stands = Stands::Undecided;
+                }
+            }
+            Next::Done | Next::Drop(_) => {
                 entries.remove(&position);
             }
         });
+    }
+
+    /// The log was told of these letters. Returns those whose deliveries were answered with success meanwhile.
+    pub fn letters_settled(&self, letters: &[LetterKey]) -> Vec<LetterKey> {
+        self.change(|entries| {
+            let mut delivered = Vec::new();
+            for (since, position) in letters {
+                let Some(entry) = entries.get_mut(position) else {
+                    continue;
+                };
+                if entry.answered {
+                    delivered.push((*since, *position));
+                    entries.remove(position);
+                } else {
+                    entry.stands = Stands::GivenUp(*since);
+                }
+            }
+            delivered
+        })
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use postrider_core::retry::Reason;
 
     fn at(secs: i64) -> Timestamp {
         Timestamp::from_secs(secs)
@@ -128,12 +184,21 @@ mod tests {
 
     const ONE: Position = Position(1);
 
+    const RETRY: [(Position, Option<Timestamp>); 1] = [(ONE, Some(Timestamp::from_secs(40)))];
+
+    fn retries(all: &[(Timestamp, Position)]) -> LateSuccesses {
+        LateSuccesses {
+            retries: all.to_vec(),
+            letters: Vec::new(),
+        }
+    }
+
     #[test]
     fn a_late_success_names_the_time_at_which_the_delivery_waits_now() {
         let book = LateBook::default();
-        book.listen(&[(at(40), ONE)]);
+        book.listen(&RETRY);
         book.decided(ONE, Next::RetryAt(at(70)));
-        assert_eq!(book.heard(&[(at(40), ONE)]), [(at(70), ONE)]);
+        assert_eq!(book.heard(&RETRY), retries(&[(at(70), ONE)]));
         book.forget(&[ONE]);
         assert!(book.is_empty());
     }
@@ -141,8 +206,8 @@ mod tests {
     #[test]
     fn one_that_is_being_attempted_learns_of_it_when_that_ends() {
         let book = LateBook::default();
-        book.listen(&[(at(40), ONE)]);
-        book.heard(&[(at(40), ONE)]);
+        book.listen(&RETRY);
+        book.heard(&RETRY);
         assert!(book.take_answered(ONE));
         assert!(!book.take_answered(ONE));
         assert!(book.is_empty());
@@ -150,22 +215,59 @@ mod tests {
 
     #[test]
     fn what_has_ended_is_not_heard_of_again() {
-        let book = LateBook::default();
-        book.listen(&[(at(40), ONE)]);
-        book.decided(ONE, Next::Done);
-        assert!(book.is_empty());
-        assert!(book.heard(&[(at(40), ONE)]).is_empty());
-        book.unheard(&[(at(40), ONE)]);
-        assert!(book.is_empty());
+        for end in [Next::Done, Next::Drop(Reason::BadRequest)] {
+            let book = LateBook::default();
+            book.listen(&RETRY);
+            book.decided(ONE, end);
+            assert!(book.is_empty());
+            assert_eq!(book.heard(&RETRY), LateSuccesses::default());
+            book.unheard(&RETRY);
+            assert!(book.is_empty());
+        }
     }
 
     #[test]
     fn it_is_listened_for_until_the_last_listener_gives_up() {
         let book = LateBook::default();
-        book.listen(&[(at(40), ONE)]);
-        book.listen(&[(at(100), ONE)]);
-        book.unheard(&[(at(40), ONE)]);
+        book.listen(&RETRY);
+        book.listen(&[(ONE, Some(at(100)))]);
+        book.unheard(&RETRY);
         assert!(!book.is_empty());
-        assert_eq!(book.heard(&[(at(100), ONE)]), [(at(100), ONE)]);
+        assert_eq!(book.heard(&RETRY), retries(&[(at(100), ONE)]));
+    }
+
+    #[test]
+    fn a_late_success_names_the_letter_of_what_was_given_up() {
+        let given_up = Next::DeadLetter(Reason::AttemptsExhausted);
+        let letters = |all: &[LetterKey]| LateSuccesses {
+            retries: Vec::new(),
+            letters: all.to_vec(),
+        };
+        // The last attempt itself; or one before it, while the last has failed.
+        for earlier in [false, true] {
+            let book = LateBook::default();
+            if earlier {
+                book.listen(&RETRY);
+                book.decided(ONE, given_up);
+            } else {
+                book.listen(&[(ONE, None)]);
+            }
+            assert_eq!(book.letters_settled(&[(at(70), ONE)]), []);
+            assert_eq!(book.heard(&RETRY), letters(&[(at(70), ONE)]));
+            assert!(book.is_empty());
+        }
+        // Before the log has the letter nobody could withdraw it.
+        let book = LateBook::default();
+        book.listen(&RETRY);
+        book.decided(ONE, given_up);
+        assert_eq!(book.heard(&RETRY), LateSuccesses::default());
+        assert_eq!(book.letters_settled(&[(at(70), ONE)]), [(at(70), ONE)]);
+        assert!(book.is_empty());
+        // Nothing comes: nothing is kept.
+        book.listen(&[(ONE, None)]);
+        book.letters_settled(&[(at(70), ONE)]);
+        book.unheard(&RETRY);
+        assert!(book.is_empty());
+        assert_eq!(book.letters_settled(&[(at(70), ONE)]), []);
     }
 }

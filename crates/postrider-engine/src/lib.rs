@@ -5,7 +5,8 @@ pub mod directory;
 pub mod manage;
 mod tasks;
 mod turns;
-mod catalogue;
+pub mod catalogue;
+pub mod masking;
 pub mod node;
 mod follow;
 pub mod dispatch;
@@ -19,16 +20,20 @@ pub mod endpoint;
 pub mod delays;
 pub mod counters;
 pub mod meters;
+pub mod numbers_snapshot;
+pub mod subscription_health;
 pub mod clock;
 pub mod virtual_time;
 pub mod blobs;
 pub mod dead_letters;
+pub mod letter_blob;
 pub mod replay;
+pub mod replay_outcomes;
 pub mod recorder;
 
 use dead_letters::DeadLetters;
 use deliver::Transport;
-use directory::Directory;
+use directory::{Directory, TopicEntry};
 use dispatch::Dispatcher;
 use handshake::Handshakes;
 use manage::join_all;
@@ -41,7 +46,7 @@ use postrider_store::{Catalog, Change, EventLog};
 use recorder::Recorder;
 use rustc_hash::FxHashSet;
 use std::future::Future;
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 use tasks::TaskKind;
 use tokio::sync::Notify;
@@ -115,6 +120,10 @@ pub struct Engine {
     expiry_changed: Notify,
     replays_ended: Notify,
     stopping: CancellationToken,
+    /// When this process began, by the engine's clock.
+    started: Timestamp,
+    /// When counting began, once an earlier process's numbers are restored.
+    counted_since: OnceLock<Timestamp>,
 }
 
 impl Engine {
@@ -133,16 +142,23 @@ impl Engine {
             delays::Delays::new(
                 watched.clone(),
                 &parts.node,
-                parts.profiles.fallback().response_timeout,
+                parts.profiles.fallback().batch_response_timeout,
             ),
             parts.transport,
             parts.clock.clone(),
             parts.wall.clone(),
             parts.dispatch,
             parts.recorder.clone(),
+            parts
+                .node
+                .name
+                .as_ref()
+                .map(|_| watched.clone() as Arc<dyn Catalog>),
         );
         dispatcher.restore(loaded.endpoint_delays);
         let engine = Arc::new_cyclic(|me| Engine {
+            started: parts.clock.now(),
+            counted_since: OnceLock::new(),
             directory: Directory::new(parts.id_prefix),
             dispatcher,
             clock: parts.clock,
@@ -162,6 +178,7 @@ impl Engine {
             replays_ended: Notify::new(),
             stopping: CancellationToken::new(),
         });
+        engine.dispatcher.belongs_to(Arc::downgrade(&engine));
         engine
             .restore(loaded.topics, loaded.domain_topics, loaded.subscriptions)
             .await?;
@@ -243,6 +260,21 @@ impl Engine {
                 self.take_up(subscription, &topic);
             }
         }
+    }
+
+    /// Tells this observer of every change of the catalogue that this node makes from now on; to be called once.
+    pub fn observe_changes(&self, observer: Arc<dyn catalogue::ChangeObserver>) {
+        self.watched.observe(self.me.clone(), observer);
+    }
+
+    /// Everything that can be published to: topics, domains, system topics and scopes.
+    pub fn published_to(&self) -> Vec<Arc<TopicEntry>> {
+        let directory = &self.directory;
+        let mut all = directory.topics();
+        all.extend(directory.domains());
+        all.extend(directory.system_topics());
+        all.extend(directory.scopes());
+        all
     }
 
     pub fn log(&self) -> &dyn EventLog {

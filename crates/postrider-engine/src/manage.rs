@@ -4,8 +4,9 @@
 //! same thing take turns, so that what is seen last is what was stored last. A change that has begun is seen
 //! through, even if whoever asked for it goes away meanwhile.
 
+use crate::catalogue::{observed_as_here, observer_here};
 use crate::directory::TopicEntry;
-use crate::meters::Noted;
+use crate::meters::{FailureCause, FailureEffect, Noted};
 use crate::node;
 use crate::recorder::Retired;
 use crate::tasks::TaskKind;
@@ -44,6 +45,18 @@ impl Engine {
         Ok(self.catalog.catch_up().await?)
     }
 
+    /// Whether events may be taken in by the topics and subscriptions known here: every change that any node has answered
+    /// is among them.
+    pub fn is_current(&self) -> bool {
+        self.catalog.is_current()
+    }
+
+    /// Returns when every change that is in force here is in force at every node, or the node cannot act any more. To be
+    /// awaited before a change is answered.
+    pub async fn in_force_everywhere(&self) -> Result<(), Error> {
+        Ok(self.catalog.in_force_everywhere().await?)
+    }
+
     /// Sees a change through, whether or not anyone waits for it: one that is durable must become visible.
     async fn see_through<T, F>(&self, change: impl FnOnce(Arc<Engine>) -> F) -> Result<T, Error>
     where
@@ -51,11 +64,9 @@ impl Engine {
         F: Future<Output = Result<T, Error>> + Send + 'static,
     {
         let engine = self.me.upgrade().ok_or(Error::Stopping)?;
-        let done = self
-            .dispatcher
-            .tasks
-            .spawn(TaskKind::CatalogChange, change(engine))
-            .await;
+        // The task is another than the caller's.
+        let change = observed_as_here(observer_here(), change(engine));
+        let done = self.dispatcher.tasks.spawn(TaskKind::CatalogChange, change).await;
         done.map_err(|_| Error::Stopping)?
     }
 
@@ -171,6 +182,7 @@ impl Engine {
                 profile: None,
                 created: engine.clock.now(),
                 extras: None,
+                edge: None,
             };
             let _turn = engine.turns.alone(Key::Topic(id)).await;
             engine.put_topic_now(topic).await
@@ -223,8 +235,9 @@ impl Engine {
 
     /// Whether anything hangs on a topic, apart from this subscription.
     fn is_used(&self, topic: TopicId, apart_from: Option<SubscriptionId>) -> bool {
-        let two = self.directory.subscriptions_after(topic, None, 2);
-        two.iter().any(|subscription| Some(subscription.id) != apart_from)
+        let apart = apart_from.and_then(|id| self.directory.subscription_by_id(id));
+        let apart = apart.is_some_and(|subscription| subscription.topic == topic);
+        self.directory.subscription_count(topic) > usize::from(apart)
             || !self.handshakes.pending_of(topic).is_empty()
     }
 
@@ -603,17 +616,11 @@ impl Engine {
         join_all(all).await.into_iter().collect()
     }
 
-    /// The profile that holds for a subscription.
-    pub(crate) fn profile(
-        &self,
-        subscription: &Subscription,
-        topic: Option<&TopicEntry>,
-    ) -> &'static Profile {
+    /// The profile in force for a subscription.
+    pub fn profile(&self, subscription: &Subscription, topic: Option<&TopicEntry>) -> &'static Profile {
         let of_topic = topic.and_then(|entry| entry.topic.profile.as_deref());
         let named = subscription.profile.as_deref().or(of_topic);
-        named
-            .and_then(|name| self.profiles.named(name))
-            .unwrap_or(self.profiles.fallback())
+        self.profiles.in_force(named, subscription.origin)
     }
 
     pub(crate) fn take_up(&self, subscription: Arc<Subscription>, topic: &TopicEntry) {
@@ -653,8 +660,13 @@ impl Engine {
             tracing::warn!(subscription = %id, dropped, %reason, "subscription gone with events waiting");
             let counters = &self.dispatcher.counters.dropped;
             crate::counters::add(crate::counters::by_reason(counters, reason), dropped as usize);
+            let cause = FailureCause {
+                effect: FailureEffect::Dropped(reason),
+                outcome: None,
+                status: None,
+            };
             let noted = Noted {
-                dropped: dropped as usize,
+                given_up: &[(cause, dropped as usize)],
                 ..Noted::default()
             };
             self.dispatcher.meter.note(self.clock.now(), &noted);

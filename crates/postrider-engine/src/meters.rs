@@ -4,8 +4,9 @@
 //! clock may leap by years at no cost.
 
 use postrider_core::outcome::Outcome;
+use postrider_core::retry::Reason;
 use postrider_core::time::Timestamp;
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Mutex, MutexGuard};
 use std::time::Duration;
 
@@ -15,6 +16,13 @@ pub const MINUTES_OF_ALL: usize = 24 * 60;
 pub const MINUTES_OF_ONE: usize = 3 * 60;
 /// Percentiles that are shown without saying of when are of so many minutes, the present one included.
 pub const LATENCY_MINUTES: usize = 15;
+
+/// Causes of failures that a minute tells apart; further ones are counted without outcome and status.
+const CAUSES_PER_MINUTE_MAX: usize = 8;
+
+/// Causes of one minute that are taken over from an earlier process: those told apart, and one without details for each
+/// effect and reason.
+const CAUSES_RESTORED_MAX: usize = CAUSES_PER_MINUTE_MAX + 1 + 2 * Reason::ALL.len();
 
 const NANOS_PER_MINUTE: i64 = 60_000_000_000;
 /// Rates are counted in steps, so that they follow quickly and fall to nothing within a minute.
@@ -57,14 +65,73 @@ pub struct Noted<'a> {
     pub attempt: Option<Attempt>,
     /// How long events that have arrived were on their way, and how many took so long.
     pub delivered: &'a [(Duration, usize)],
-    pub dead_lettered: usize,
-    pub dropped: usize,
+    /// Events that were given up, by cause.
+    pub given_up: &'a [(FailureCause, usize)],
+}
+
+/// Why something failed, and what that meant for the event.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct FailureCause {
+    pub effect: FailureEffect,
+    /// The outcome of the attempt; for an event that was given up, of its last attempt if there was one.
+    pub outcome: Option<Outcome>,
+    pub status: Option<u16>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum FailureEffect {
+    /// A request failed, whatever followed for its events.
+    AttemptFailed,
+    DeadLettered(Reason),
+    Dropped(Reason),
+}
+
+impl FailureCause {
+    fn unspecific(self) -> FailureCause {
+        FailureCause {
+            outcome: None,
+            status: None,
+            ..self
+        }
+    }
+}
+
+/// What became of events within a number of minutes.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct RecentCounts {
+    /// Requests, and those of them that failed.
+    pub attempts: u64,
+    pub failed: u64,
+    /// Events.
+    pub delivered: u64,
+    pub dead_lettered: u64,
+    pub dropped: u64,
+    pub causes: BTreeMap<FailureCause, u64>,
+}
+
+impl RecentCounts {
+    pub fn add(&mut self, other: &RecentCounts) {
+        self.attempts += other.attempts;
+        self.failed += other.failed;
+        self.delivered += other.delivered;
+        self.dead_lettered += other.dead_lettered;
+        self.dropped += other.dropped;
+        for (cause, count) in &other.causes {
+            *self.causes.entry(*cause).or_default() += count;
+        }
+    }
+
+    /// Events that reached an end.
+    pub fn ended(&self) -> u64 {
+        self.delivered + self.dead_lettered + self.dropped
+    }
 }
 
 /// One delivery request.
 #[derive(Clone, Copy, Debug)]
 pub struct Attempt {
     pub outcome: Outcome,
+    pub status: Option<u16>,
     pub took: Duration,
     /// How long its first event had waited, if this was its first attempt.
     pub waited: Option<Duration>,
@@ -74,7 +141,7 @@ pub struct Attempt {
 struct Kept {
     steps: [Step; STEPS_PER_MINUTE + 1],
     /// By time; there are no empty ones.
-    minutes: VecDeque<Minute>,
+    minutes: VecDeque<MeterMinute>,
     totals: Totals,
 }
 
@@ -86,15 +153,68 @@ struct Step {
     failed: u32,
 }
 
-#[derive(Debug, Default)]
-struct Minute {
-    number: i64,
-    published: u64,
-    delivered: u64,
-    failed: u32,
-    dead_lettered: u32,
-    dropped: u32,
-    latency: Latencies,
+/// A meter's counts of one minute.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct MeterMinute {
+    /// Minutes since 1970.
+    pub number: i64,
+    pub published: u64,
+    pub delivered: u64,
+    pub attempts: u32,
+    pub failed: u32,
+    pub dead_lettered: u32,
+    pub dropped: u32,
+    pub causes: Vec<(FailureCause, u32)>,
+    pub latency: Latencies,
+}
+
+impl MeterMinute {
+    /// Adds what an earlier process has noted of the same minute.
+    fn absorb(&mut self, earlier: &MeterMinute) {
+        self.published += earlier.published;
+        self.delivered += earlier.delivered;
+        let counts = [
+            (&mut self.attempts, earlier.attempts),
+            (&mut self.failed, earlier.failed),
+            (&mut self.dead_lettered, earlier.dead_lettered),
+            (&mut self.dropped, earlier.dropped),
+        ];
+        for (count, more) in counts {
+            *count = count.saturating_add(more);
+        }
+        for (cause, count) in earlier.causes.iter().take(CAUSES_RESTORED_MAX) {
+            self.add_cause(*cause, *count);
+        }
+        for (stretch, count) in &earlier.latency.0 {
+            if usize::from(*stretch) < STRETCHES {
+                self.latency.add_to(*stretch, *count);
+            }
+        }
+    }
+
+    fn failed_by(&mut self, cause: FailureCause, count: usize) {
+        self.add_cause(cause, count as u32);
+        match cause.effect {
+            FailureEffect::AttemptFailed => self.failed += count as u32,
+            FailureEffect::DeadLettered(_) => self.dead_lettered += count as u32,
+            FailureEffect::Dropped(_) => self.dropped += count as u32,
+        }
+    }
+
+    fn add_cause(&mut self, cause: FailureCause, count: u32) {
+        let full = self.causes.len() >= CAUSES_PER_MINUTE_MAX;
+        let known = |cause: FailureCause, causes: &[(FailureCause, u32)]| {
+            causes.iter().position(|(known, _)| *known == cause)
+        };
+        let cause = match known(cause, &self.causes) {
+            None if full => cause.unspecific(),
+            _ => cause,
+        };
+        match known(cause, &self.causes) {
+            Some(at) => self.causes[at].1 = self.causes[at].1.saturating_add(count),
+            None => self.causes.push((cause, count)),
+        }
+    }
 }
 
 /// Everything since the start, for those who keep the past themselves.
@@ -292,9 +412,20 @@ impl Meter {
         step.failed += failed;
         let minute = kept.minute(now, self.minutes_max);
         minute.delivered += delivered as u64;
-        minute.failed += failed;
-        minute.dead_lettered += noted.dead_lettered as u32;
-        minute.dropped += noted.dropped as u32;
+        if let Some(attempt) = noted.attempt {
+            minute.attempts += 1;
+            if attempt.outcome != Outcome::Success {
+                let cause = FailureCause {
+                    effect: FailureEffect::AttemptFailed,
+                    outcome: Some(attempt.outcome),
+                    status: attempt.status,
+                };
+                minute.failed_by(cause, 1);
+            }
+        }
+        for (cause, count) in noted.given_up {
+            minute.failed_by(*cause, *count);
+        }
         for (latency, count) in noted.delivered {
             minute.latency.add(*latency, *count);
         }
@@ -339,7 +470,7 @@ impl Meter {
         let minutes = kept
             .iter()
             .flat_map(|kept| kept.between(last - minutes as i64 + 1, last));
-        let tally = |minute: &Minute| Tally {
+        let tally = |minute: &MeterMinute| Tally {
             number: minute.number,
             published: minute.published,
             delivered: minute.delivered,
@@ -356,8 +487,77 @@ impl Meter {
         minutes.map(tally).collect()
     }
 
+    /// What became of events in the last minutes, the present one included.
+    pub fn recent(&self, now: Timestamp, minutes: usize) -> RecentCounts {
+        let last = now.nanos().div_euclid(NANOS_PER_MINUTE);
+        let kept = self.lock();
+        let mut recent = RecentCounts::default();
+        for minute in kept
+            .iter()
+            .flat_map(|kept| kept.between(last - minutes as i64 + 1, last))
+        {
+            recent.attempts += u64::from(minute.attempts);
+            recent.failed += u64::from(minute.failed);
+            recent.delivered += minute.delivered;
+            recent.dead_lettered += u64::from(minute.dead_lettered);
+            recent.dropped += u64::from(minute.dropped);
+            for (cause, count) in &minute.causes {
+                *recent.causes.entry(*cause).or_default() += u64::from(*count);
+            }
+        }
+        recent
+    }
+
     pub fn series(&self, now: Timestamp, minutes: usize) -> Series {
         Series::of(now, minutes, &self.tallies(now, minutes))
+    }
+
+    /// The last minutes in which something happened, as they are kept.
+    pub fn minutes(&self, now: Timestamp) -> Vec<MeterMinute> {
+        let last = now.nanos().div_euclid(NANOS_PER_MINUTE);
+        let kept = self.lock();
+        let minutes = kept.iter().flat_map(|kept| {
+            let first = last.saturating_sub(self.minutes_max as i64) + 1;
+            kept.between(first, last)
+        });
+        minutes.cloned().collect()
+    }
+
+    /// The last minute in which something happened, in minutes since 1970.
+    pub fn last_minute(&self) -> Option<i64> {
+        self.lock().as_ref()?.minutes.back().map(|minute| minute.number)
+    }
+
+    /// Adds minutes of an earlier process. Those that are too old, or in the future, are left out.
+    pub fn restore(&self, now: Timestamp, minutes: &[MeterMinute]) {
+        let last = now.nanos().div_euclid(NANOS_PER_MINUTE);
+        let first = last.saturating_sub(self.minutes_max as i64) + 1;
+        let minutes: Vec<&MeterMinute> = minutes
+            .iter()
+            .filter(|minute| (first..=last).contains(&minute.number))
+            .collect();
+        if minutes.is_empty() {
+            return;
+        }
+        let mut kept = self.lock();
+        let kept = kept.get_or_insert_default();
+        for earlier in minutes {
+            let at = kept
+                .minutes
+                .partition_point(|minute| minute.number < earlier.number);
+            if kept
+                .minutes
+                .get(at)
+                .is_none_or(|minute| minute.number != earlier.number)
+            {
+                let minute = MeterMinute {
+                    number: earlier.number,
+                    ..MeterMinute::default()
+                };
+                kept.minutes.insert(at, minute);
+            }
+            kept.minutes[at].absorb(earlier);
+        }
     }
 
     /// None while nothing was noted.
@@ -379,6 +579,7 @@ impl Totals {
             outcome,
             took,
             waited,
+            ..
         } = attempt;
         self.duration.add(&DURATION_BOUNDS, took, 1);
         self.outcomes[usize::from(outcome.code())] += 1;
@@ -430,7 +631,7 @@ impl Kept {
         rates
     }
 
-    fn minute(&mut self, now: Timestamp, minutes_max: usize) -> &mut Minute {
+    fn minute(&mut self, now: Timestamp, minutes_max: usize) -> &mut MeterMinute {
         let number = now.nanos().div_euclid(NANOS_PER_MINUTE);
         let minutes = &mut self.minutes;
         while minutes
@@ -456,15 +657,15 @@ impl Kept {
         }
         minutes.insert(
             at,
-            Minute {
+            MeterMinute {
                 number,
-                ..Minute::default()
+                ..MeterMinute::default()
             },
         );
         &mut minutes[at]
     }
 
-    fn between(&self, first: i64, last: i64) -> impl Iterator<Item = &Minute> {
+    fn between(&self, first: i64, last: i64) -> impl Iterator<Item = &MeterMinute> {
         let from = self.minutes.partition_point(|minute| minute.number < first);
         let to = self.minutes.partition_point(|minute| minute.number <= last);
         self.minutes.range(from..to.max(from))
@@ -472,15 +673,18 @@ impl Kept {
 }
 
 /// How often each stretch of time was taken: by number of the stretch, without the empty ones.
-#[derive(Debug, Default)]
-struct Latencies(Vec<(u16, u32)>);
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Latencies(pub Vec<(u16, u32)>);
 
 impl Latencies {
     fn add(&mut self, took: Duration, count: usize) {
-        let stretch = stretch_of(took);
+        self.add_to(stretch_of(took), count as u32);
+    }
+
+    fn add_to(&mut self, stretch: u16, count: u32) {
         match self.0.iter_mut().find(|(known, _)| *known == stretch) {
-            Some((_, known)) => *known += count as u32,
-            None => self.0.push((stretch, count as u32)),
+            Some((_, known)) => *known = known.saturating_add(count),
+            None => self.0.push((stretch, count)),
         }
     }
 }
@@ -583,6 +787,7 @@ mod tests {
     fn failed(meter: &Meter, secs: i64) {
         let attempt = Attempt {
             outcome: Outcome::Busy,
+            status: Some(503),
             took: millis(20),
             waited: Some(millis(5)),
         };
@@ -591,6 +796,14 @@ mod tests {
             ..Noted::default()
         };
         meter.note(at(secs), &noted);
+    }
+
+    fn given_up(effect: FailureEffect, status: u16) -> FailureCause {
+        FailureCause {
+            effect,
+            outcome: Some(Outcome::BadRequest),
+            status: Some(status),
+        }
     }
 
     #[track_caller]
@@ -665,9 +878,12 @@ mod tests {
         delivered(&meter, 59, millis(10), 2);
         delivered(&meter, 121, millis(80), 1);
         failed(&meter, 122);
+        let given_up = [
+            (given_up(FailureEffect::DeadLettered(Reason::BadRequest), 400), 3),
+            (given_up(FailureEffect::Dropped(Reason::BadRequest), 400), 4),
+        ];
         let noted = Noted {
-            dead_lettered: 3,
-            dropped: 4,
+            given_up: &given_up,
             ..Noted::default()
         };
         meter.note(at(130), &noted);
@@ -685,6 +901,48 @@ mod tests {
         about(series.latency[3].unwrap().p50, millis(80));
         assert_eq!(meter.series(at(180), 1).delivered, [0]);
         assert_eq!(Meter::default().series(at(0), 2).published, [0, 0]);
+    }
+
+    #[test]
+    fn recent_counts_have_the_causes_of_failures() {
+        let meter = Meter::default();
+        assert_eq!(meter.recent(at(0), 5), RecentCounts::default());
+        let dropped = |secs: i64, status: u16| {
+            let given_up = [(given_up(FailureEffect::Dropped(Reason::BadRequest), status), 2)];
+            let noted = Noted {
+                given_up: &given_up,
+                ..Noted::default()
+            };
+            meter.note(at(secs), &noted);
+        };
+        dropped(0, 400);
+        delivered(&meter, 60, millis(1), 3);
+        failed(&meter, 60);
+        dropped(240, 400);
+        let all = meter.recent(at(299), 5);
+        assert_eq!(
+            (all.attempts, all.failed, all.delivered, all.dropped),
+            (1, 1, 3, 4)
+        );
+        assert_eq!(all.ended(), 7);
+        let busy = FailureCause {
+            effect: FailureEffect::AttemptFailed,
+            outcome: Some(Outcome::Busy),
+            status: Some(503),
+        };
+        let refused = given_up(FailureEffect::Dropped(Reason::BadRequest), 400);
+        assert_eq!(all.causes, BTreeMap::from([(busy, 1), (refused, 4)]));
+        assert_eq!(meter.recent(at(300), 5).dropped, 2, "the first is too old");
+        // More causes than are told apart are still counted.
+        for status in 400..500 {
+            dropped(300, status);
+        }
+        let all = meter.recent(at(300), 1);
+        assert_eq!((all.dropped, all.causes.values().sum::<u64>()), (200, 200));
+        assert_eq!(all.causes.len(), CAUSES_PER_MINUTE_MAX + 1);
+        let mut twice = all.clone();
+        twice.add(&all);
+        assert_eq!((twice.dropped, twice.causes[&refused]), (400, 4));
     }
 
     // Two nodes, one fast and one slow: the percentiles of both together are those of all events.
@@ -741,6 +999,64 @@ mod tests {
         meter.published(at(0), 1);
         assert_eq!(meter.series(at(0), 1).published, [1]);
         assert_eq!(count(&meter), 1);
+    }
+
+    #[test]
+    fn minutes_of_an_earlier_process_are_added() {
+        let earlier = Meter::default();
+        earlier.published(at(0), 3);
+        delivered(&earlier, 0, millis(10), 2);
+        failed(&earlier, 61);
+        let dropped = [(given_up(FailureEffect::Dropped(Reason::BadRequest), 400), 5)];
+        let noted = Noted {
+            given_up: &dropped,
+            ..Noted::default()
+        };
+        earlier.note(at(61), &noted);
+        for status in 400..420 {
+            let dropped = [(given_up(FailureEffect::Dropped(Reason::BadRequest), status), 1)];
+            let noted = Noted {
+                given_up: &dropped,
+                ..Noted::default()
+            };
+            earlier.note(at(62), &noted);
+        }
+        let kept = earlier.minutes(at(62));
+        let meter = Meter::default();
+        meter.restore(at(100), &kept);
+        assert_eq!(meter.series(at(100), 5), earlier.series(at(100), 5));
+        assert_eq!(meter.recent(at(100), 5), earlier.recent(at(100), 5));
+        assert_eq!(meter.minutes(at(100)), kept);
+        assert_eq!(
+            meter.totals(),
+            Some(Totals::default()),
+            "what others count starts anew"
+        );
+        assert_eq!(meter.last_minute(), kept.last().map(|minute| minute.number));
+        // Something has happened meanwhile, in the same minute.
+        let meter = Meter::default();
+        delivered(&meter, 70, millis(10), 7);
+        failed(&meter, 130);
+        meter.restore(at(131), &kept);
+        let recent = meter.recent(at(131), 5);
+        assert_eq!((recent.delivered, recent.dropped, recent.failed), (9, 25, 2));
+        assert_eq!(meter.series(at(131), 3).delivered, [2, 7, 0]);
+        // The clock was set back since, or very much later.
+        for now in [at(-60), at(86_400)] {
+            let meter = Meter::default();
+            meter.restore(now, &kept);
+            assert_eq!(meter.minutes(now), []);
+        }
+        // What no meter has written does no harm.
+        let meter = Meter::default();
+        let strange = MeterMinute {
+            latency: Latencies(vec![(u16::MAX, 5), (3, u32::MAX)]),
+            failed: 4,
+            ..kept[0].clone()
+        };
+        meter.restore(at(1), &[strange.clone(), strange]);
+        assert_eq!(meter.recent(at(1), 1).failed, 8);
+        assert!(meter.latency(at(1), 1).is_some());
     }
 
     // Two lanes read the clock on either side of the minute and note in the other order.

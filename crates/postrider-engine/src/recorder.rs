@@ -19,6 +19,7 @@ use tokio::sync::broadcast;
 
 use crate::attempt::trace::AttemptSpan;
 use crate::deliver::Timings;
+use crate::subscription_health::words_of;
 
 /// Told of everything that happens to events. Called on the hot path from anywhere: never blocks, never fails;
 /// what it cannot take it loses and counts.
@@ -215,6 +216,8 @@ pub enum Why {
     RetryAfter { asked: Duration },
     /// The receiver asked to wait beyond the end of the event's time: it is looked at then.
     EndOfLife,
+    /// The request was too large as a whole: its events are sent again in halves, as the same attempt.
+    Halved,
 }
 
 impl Why {
@@ -261,6 +264,7 @@ impl Why {
             Why::Floor { .. } => "floor",
             Why::RetryAfter { .. } => "retryAfter",
             Why::EndOfLife => "endOfLife",
+            Why::Halved => "halved",
         }
     }
 }
@@ -274,6 +278,9 @@ impl fmt::Display for Why {
             Why::Floor { wait } => write!(f, "after this status at least {wait:?} are waited"),
             Why::RetryAfter { asked } => write!(f, "the receiver asked to wait for {asked:?} (Retry-After)"),
             Why::EndOfLife => f.write_str("the receiver asked for more than the event's time to live allows"),
+            Why::Halved => {
+                f.write_str("the request was too large as a whole: the same attempt in two halves")
+            }
         }
     }
 }
@@ -497,11 +504,31 @@ pub struct Query {
     pub state: Option<EventState>,
     /// Some attempt came to this.
     pub outcome: Option<Outcome>,
+    /// Only events with such an attempt; the lines of their deliveries carry these attempts.
+    pub attempts: Option<AttemptFilter>,
     pub since: Option<Timestamp>,
     /// Not included.
     pub until: Option<Timestamp>,
     pub cursor: Option<Cursor>,
     pub limit: usize,
+}
+
+/// Attempts that a search lists.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AttemptFilter {
+    All,
+    Failed,
+    Outcome(Outcome),
+}
+
+impl AttemptFilter {
+    pub fn takes(self, outcome: Outcome) -> bool {
+        match self {
+            AttemptFilter::All => true,
+            AttemptFilter::Failed => outcome != Outcome::Success,
+            AttemptFilter::Outcome(wanted) => outcome == wanted,
+        }
+    }
 }
 
 /// Where the next page begins.
@@ -582,6 +609,8 @@ pub struct DeliveryLine {
     pub name: String,
     pub state: DeliveryState,
     pub last_outcome: Option<Outcome>,
+    /// The attempts that [`Query::attempts`] asks for, in the order of time; none without it.
+    pub attempts: Vec<AttemptStory>,
 }
 
 /// One event that was published, and what became of it.
@@ -715,6 +744,20 @@ pub struct DeliveryStory {
     pub holds: Vec<Hold>,
 }
 
+impl DeliveryStory {
+    /// Since when the event waits to be written to a blob, if it was dead-lettered and no blob is recorded.
+    pub fn letter_since(&self) -> Option<Timestamp> {
+        let end = self.end.as_ref().filter(|end| end.blob.is_none())?;
+        match (end.disposition, self.attempts.last()) {
+            (Disposition::DeadLettered(Reason::TimeToLiveExceeded), Some(last)) => {
+                Some(last.ended.min(end.at))
+            }
+            (Disposition::DeadLettered(_), _) => Some(end.at),
+            (Disposition::Delivered | Disposition::DeliveredLate | Disposition::Dropped(_), _) => None,
+        }
+    }
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NextAttempt {
     pub at: Timestamp,
@@ -744,6 +787,7 @@ impl fmt::Display for NextWhy {
         match self {
             NextWhy::Rule(why) => why.fmt(f),
             NextWhy::Probation { cause } => {
+                let cause = words_of(Some(*cause), None);
                 write!(
                     f,
                     "the endpoint keeps failing ({cause}) and is left alone until then"

@@ -5,6 +5,7 @@ use crate::blobs::BlobError;
 use crate::counters::add;
 use crate::dead_letters::blob_place;
 use crate::dispatch::metering::Wanted;
+use crate::letter_blob::{LetterFault, check_letter, full_path, letters_of};
 use crate::recorder::{Accepted, Audience, BlobPlace, Replayed, Verdicts};
 use crate::tasks::TaskKind;
 use crate::{Engine, Error};
@@ -15,7 +16,7 @@ use postrider_core::json::{Kind, Raw};
 use postrider_core::render::{delivered_schema, read_dead_letter};
 use postrider_core::retry::Reason;
 use postrider_core::time::Timestamp;
-use postrider_store::{BlobFilter, BlobId, BlobRecord, Mark, ReplayJob, ReplayState};
+use postrider_store::{BlobFilter, BlobId, BlobRecord, Mark, ReplayJob, ReplayState, UnreadableBlob};
 use std::collections::BTreeMap;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::{Acquire, Release};
@@ -202,6 +203,8 @@ impl Engine {
                 last: archive.last().await?.unwrap_or_default(),
                 replayed: 0,
                 failed: 0,
+                unreadable: 0,
+                unreadable_blobs: Vec::new(),
                 state: ReplayState::Running,
             },
         };
@@ -374,20 +377,25 @@ impl Engine {
             if blob.id != job.next.0 {
                 job.next = (blob.id, 0);
             }
-            let Some(body) = self.fetch(&blob, stop).await else {
-                if stop.is_cancelled() {
+            let body = match self.fetch(&blob, stop).await {
+                Fetched::Body(body) => body,
+                Fetched::Stopped => {
                     job.state = ReplayState::Cancelled;
                     return Ok(());
                 }
-                // Someone has deleted it: there is nothing to replay.
-                let left = blob.marks.iter().enumerate().skip(job.next.1 as usize);
-                job.failed += left
-                    .filter(|(place, mark)| request.filter.takes(*place, **mark))
-                    .count() as u64;
-                job.next = (BlobId(blob.id.0 + 1), 0);
-                continue;
+                Fetched::Unreadable(fault) => {
+                    skip_blob(job, request, &blob, fault);
+                    continue;
+                }
             };
-            self.replay_blob(job, request, blob, &body, &mut pace, stop)
+            let letters = match letters_of(&blob, &body) {
+                Ok(letters) => letters,
+                Err(fault) => {
+                    skip_blob(job, request, &blob, fault);
+                    continue;
+                }
+            };
+            self.replay_blob(job, request, blob, &letters, &mut pace, stop)
                 .await?;
             if stop.is_cancelled() {
                 job.state = ReplayState::Cancelled;
@@ -397,22 +405,20 @@ impl Engine {
         }
     }
 
-    /// None if the blob is gone, or the replay is stopped.
-    async fn fetch(&self, blob: &BlobRecord, stop: &CancellationToken) -> Option<Bytes> {
+    /// Asks a store that is out of reach again until it answers.
+    async fn fetch(&self, blob: &BlobRecord, stop: &CancellationToken) -> Fetched {
         loop {
             match self.read_blob(blob).await {
-                Ok(body) => return Some(body),
-                Err(
-                    BlobError::NotFound(_) | BlobError::NoContainer { .. } | BlobError::UnknownAccount(_),
-                ) => {
-                    return None;
-                }
-                Err(e) => {
-                    tracing::warn!(path = %blob.path, error = %e, "a blob of dead letters cannot be read")
-                }
+                Ok(body) => return Fetched::Body(body),
+                Err(e) => match LetterFault::of_error(&e) {
+                    Some(fault) => return Fetched::Unreadable(fault),
+                    None => {
+                        tracing::warn!(path = %blob.path, error = %e, "a blob of dead letters cannot be read")
+                    }
+                },
             }
             if self.pause(TRY_AGAIN, stop).await {
-                return None;
+                return Fetched::Stopped;
             }
         }
     }
@@ -422,13 +428,10 @@ impl Engine {
         job: &mut ReplayJob,
         request: &ReplayRequest,
         mut blob: BlobRecord,
-        body: &Bytes,
+        letters: &[Raw<'_>],
         pace: &mut Pace,
         stop: &CancellationToken,
     ) -> Result<(), Error> {
-        let text = std::str::from_utf8(body).unwrap_or("[]");
-        let parsed = Raw::parse(text).ok();
-        let letters: Vec<Raw<'_>> = parsed.iter().flat_map(|array| array.elements()).collect();
         let target = request.to.unwrap_or(blob.subscription);
         let mut place = job.next.1 as usize;
         while place < blob.marks.len() {
@@ -445,7 +448,7 @@ impl Engine {
                 Some(fresh) => blob = fresh,
                 None => break,
             }
-            let chosen: Vec<usize> = (place..blob.marks.len())
+            let chosen: Vec<usize> = (place..blob.marks.len().min(letters.len()))
                 .filter(|at| request.filter.takes(*at, blob.marks[*at]))
                 .take(most)
                 .collect();
@@ -453,25 +456,32 @@ impl Engine {
                 place = blob.marks.len();
                 break;
             };
+            let check = |at: &usize| check_letter(letters[*at], blob.marks[*at]);
+            let fault = chosen.iter().find_map(|at| check(at).err());
+            let (whole, damaged): (Vec<usize>, Vec<usize>) =
+                chosen.into_iter().partition(|at| check(at).is_ok());
             let plan = self.dispatcher.outlet(target).and_then(|outlet| outlet.plan());
-            let batches = plan.as_ref().map_or_else(Vec::new, |plan| {
-                self.batches(plan, &letters, &chosen, &blob.marks)
-            });
+            let batches = plan
+                .as_ref()
+                .map_or_else(Vec::new, |plan| self.batches(plan, letters, &whole, &blob.marks));
             let replayed: usize = batches.iter().map(|batch| batch.events.len()).sum();
             let from = self.recorder.on().then(|| Arc::new(blob_place(&blob)));
             for batch in batches {
                 let noted = from.as_ref().zip(plan.as_deref());
-                if !self.append_replayed(batch, noted, stop).await? {
+                if !self.append_replayed(job.id, target, batch, noted, stop).await? {
                     return Ok(());
                 }
             }
-            pace.spent(chosen.len());
+            pace.spent(whole.len());
             place = last + 1;
             job.next = (blob.id, place as u32);
             job.replayed += replayed as u64;
-            job.failed += (chosen.len() - replayed) as u64;
+            job.failed += (whole.len() - replayed) as u64;
+            if let Some(fault) = fault {
+                add_unreadable(job, &blob, damaged.len() as u64, fault);
+            }
             add(&self.dispatcher.counters.replayed, replayed);
-            if !self.record_replayed(job, &mut blob, &chosen, stop).await? {
+            if !self.record_replayed(job, &mut blob, &whole, stop).await? {
                 return Ok(());
             }
             if stop.is_cancelled() {
@@ -540,14 +550,22 @@ impl Engine {
     /// is one: from where, to whom.
     async fn append_replayed(
         &self,
+        job: u64,
+        of: SubscriptionId,
         batch: Batch,
         noted: Option<(&Arc<BlobPlace>, &Plan)>,
         stop: &CancellationToken,
     ) -> Result<bool, Error> {
         let wanted = Wanted::of(&batch);
         loop {
+            let outcomes = &self.dispatcher.replay_outcomes;
+            let appending = outcomes.begin_append(job, of);
             match self.log.append(batch.clone()).await {
                 Ok(first) => {
+                    // Only the node that delivers them sees how they end.
+                    if self.log.keeps(first) {
+                        appending.appended(first, batch.events.len());
+                    }
                     self.dispatcher.count_matched(&wanted);
                     if let Some((blob, plan)) = noted {
                         self.note_replayed(first, batch, blob, plan);
@@ -590,6 +608,38 @@ impl Engine {
             () = self.wall.sleep_until(self.wall.now() + real) => false,
         }
     }
+}
+
+enum Fetched {
+    Body(Bytes),
+    Unreadable(LetterFault),
+    Stopped,
+}
+
+/// Goes on behind a blob whose letters cannot be read.
+fn skip_blob(job: &mut ReplayJob, request: &ReplayRequest, blob: &BlobRecord, fault: LetterFault) {
+    let left = blob.marks.iter().enumerate().skip(job.next.1 as usize);
+    let letters = left
+        .filter(|(place, mark)| request.filter.takes(*place, **mark))
+        .count() as u64;
+    if letters > 0 {
+        add_unreadable(job, blob, letters, fault);
+    }
+    job.next = (BlobId(blob.id.0 + 1), 0);
+}
+
+fn add_unreadable(job: &mut ReplayJob, blob: &BlobRecord, letters: u64, fault: LetterFault) {
+    let path = full_path(blob);
+    tracing::warn!(replay = job.id, %path, letters, reason = %fault.reason, "dead letters cannot be replayed");
+    job.add_unreadable(UnreadableBlob {
+        id: blob.id,
+        account: blob.account.clone(),
+        container: blob.container.clone(),
+        path: blob.path.clone(),
+        letters,
+        fault: fault.fault,
+        reason: fault.reason,
+    });
 }
 
 /// The event of a dead letter in a form that the subscription can be sent, if there is one.
@@ -643,6 +693,7 @@ impl Draft {
             publisher: "replay".into(),
             trace: None,
             replay,
+            hops: 0,
             body: Bytes::from(self.body),
             events: self.events,
             matched: vec![Box::new([plan.subscription.id])],

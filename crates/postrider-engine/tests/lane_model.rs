@@ -12,11 +12,13 @@ mod lane_sync {
 }
 
 use lanes::{LanePool, LaneStart, ParkOutcome};
-use loom::future::block_on;
-use loom::sync::atomic::AtomicUsize;
+use loom::future::{AtomicWaker, block_on};
 use loom::sync::atomic::Ordering::SeqCst;
+use loom::sync::atomic::{AtomicBool, AtomicUsize};
 use loom::thread;
+use std::future::poll_fn;
 use std::sync::Arc;
+use std::task::Poll;
 
 struct ModelSubscription {
     lanes: LanePool,
@@ -25,7 +27,33 @@ struct ModelSubscription {
     /// Deliveries that will still be published or claimed.
     left: AtomicUsize,
     lanes_max: usize,
+    memory: MemoryGate,
+    /// A lane waits for memory: others would only wait behind it.
+    waits_for_memory: AtomicBool,
     running: std::sync::Mutex<Vec<thread::JoinHandle<()>>>,
+}
+
+/// The budget for bytes in flight: first used up, then not.
+struct MemoryGate {
+    open: AtomicBool,
+    opened: AtomicWaker,
+}
+
+impl MemoryGate {
+    fn set_open(&self) {
+        self.open.store(true, SeqCst);
+        self.opened.wake();
+    }
+
+    fn wait(&self) {
+        block_on(poll_fn(|context| {
+            self.opened.register_by_ref(context.waker());
+            match self.open.load(SeqCst) {
+                true => Poll::Ready(()),
+                false => Poll::Pending,
+            }
+        }));
+    }
 }
 
 impl ModelSubscription {
@@ -35,6 +63,11 @@ impl ModelSubscription {
             waiting: AtomicUsize::new(0),
             left: AtomicUsize::new(deliveries),
             lanes_max,
+            memory: MemoryGate {
+                open: AtomicBool::new(true),
+                opened: AtomicWaker::new(),
+            },
+            waits_for_memory: AtomicBool::new(false),
             running: Default::default(),
         })
     }
@@ -51,7 +84,13 @@ impl ModelSubscription {
     fn publish(self: &Arc<Self>) {
         self.waiting.fetch_add(1, SeqCst);
         self.lanes.announce(1);
-        self.start_lane();
+        self.start_lanes();
+    }
+
+    fn start_lanes(self: &Arc<Self>) {
+        if !self.waits_for_memory.load(SeqCst) {
+            self.start_lane();
+        }
     }
 
     fn start_lane(self: &Arc<Self>) {
@@ -65,6 +104,17 @@ impl ModelSubscription {
     fn lane(self: Arc<Self>) {
         loop {
             let epoch = self.lanes.epoch();
+            if self.waiting.load(SeqCst) > 0 && !self.memory.open.load(SeqCst) {
+                if self.waits_for_memory.swap(true, SeqCst) {
+                    if self.lanes.end_lane(epoch) {
+                        self.start_lanes();
+                    }
+                    return;
+                }
+                self.memory.wait();
+                self.waits_for_memory.store(false, SeqCst);
+                continue;
+            }
             let take = |waiting: usize| waiting.checked_sub(1);
             if self.waiting.fetch_update(SeqCst, SeqCst, take).is_ok() {
                 if self.left.fetch_sub(1, SeqCst) == 1 {
@@ -131,6 +181,20 @@ fn work_announced_while_the_only_lane_is_refused_is_claimed() {
         let refused = thread::spawn(move || other.refused_lane(epoch));
         subscription.publish();
         refused.join().unwrap();
+        assert_eq!(subscription.left_when_all_have_ended(), 0);
+    });
+}
+
+#[test]
+fn work_announced_while_a_lane_waits_for_memory_is_claimed() {
+    check_all(|| {
+        let subscription = ModelSubscription::new(2, 2);
+        subscription.memory.open.store(false, SeqCst);
+        subscription.publish();
+        let other = subscription.clone();
+        let elsewhere = thread::spawn(move || other.memory.set_open());
+        subscription.publish();
+        elsewhere.join().unwrap();
         assert_eq!(subscription.left_when_all_have_ended(), 0);
     });
 }

@@ -158,7 +158,7 @@ impl CrashBlobs {
     }
 
     fn trouble(&self, what: &str) -> BlobError {
-        self.audit.blob_trouble(what);
+        self.audit.letters_not_written(what);
         unreachable(what)
     }
 }
@@ -229,7 +229,7 @@ impl Archive for CrashArchive {
     async fn add(&self, blob: BlobRecord) -> Result<BlobId, Error> {
         self.power.point()?;
         if self.power.full() {
-            self.audit.blob_trouble("no room to note where a blob is");
+            self.audit.letters_not_written("no room to note where a blob is");
             return Err(Error::Unavailable("the disk is full".into()));
         }
         let id = self.inner.add(blob).await?;

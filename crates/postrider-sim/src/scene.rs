@@ -58,6 +58,10 @@ impl Scene {
         if chance.percent(50) {
             change_letter_timing(&mut profiles, chance, &audit);
         }
+        if chance.percent(30) {
+            audit.halves_after_400();
+            change(&mut profiles, |profile| profile.split_batches_on = &[400, 413]);
+        }
         let announced = chance.percent(40);
         if announced {
             audit.listens_for_blobs();
@@ -163,6 +167,7 @@ impl Scene {
             publisher: "sim".into(),
             trace: None,
             replay: 0,
+            hops: 0,
             body,
             events,
             matched,
@@ -246,9 +251,16 @@ fn change_letter_timing(profiles: &mut Profiles, chance: &mut Chance, audit: &Au
     let delay = Duration::from_secs([0, 60, 300, 1200][chance.below(4) as usize]);
     let give_up_after = Duration::from_secs([1800, 3600, 4 * 3600][chance.below(3) as usize]);
     audit.letter_timing(delay, give_up_after);
+    change(profiles, |profile| {
+        profile.dead_letter = DeadLetterTiming { delay, give_up_after };
+    });
+}
+
+/// The operator changes something in every profile.
+fn change(profiles: &mut Profiles, change: impl Fn(&mut Profile)) {
     let all: Vec<Profile> = profiles.iter().copied().collect();
     for mut profile in all {
-        profile.dead_letter = DeadLetterTiming { delay, give_up_after };
+        change(&mut profile);
         profiles.put(profile);
     }
 }

@@ -1,6 +1,6 @@
 //! One simulated run: publishers, receivers, faults and changes; then peace until everything has come to rest.
 
-use crate::audit::{Audit, Wrong};
+use crate::audit::{Audit, LetterCounts, Wrong};
 use crate::blobs::{CrashArchive, CrashBlobs, MemoryBlobs, Weather};
 use crate::chance::Chance;
 use crate::clock::SimClock;
@@ -13,7 +13,7 @@ use postrider_core::retry::Reason;
 use postrider_core::subscription::Subscription;
 use postrider_core::time::{Clock, Timestamp};
 use postrider_engine::blobs::Blobs;
-use postrider_engine::counters::by_reason;
+use postrider_engine::counters::{by_reason, total};
 use postrider_engine::dead_letters::DeadLetters;
 use postrider_engine::deliver::Transport;
 use postrider_engine::{Engine, Parts, dispatch, handshake};
@@ -380,8 +380,13 @@ impl<'a> World<'a> {
     fn count_letters(&self, life: &Life) {
         let counters = &life.engine.dispatcher.counters;
         let written = counters.dead_letters_written.load(Relaxed);
+        let dead_lettered = total(&counters.dead_lettered);
         let dropped = by_reason(&counters.dropped, Reason::DeadLetterUnavailable).load(Relaxed);
-        let counted = (!life.power.crashed()).then_some((written, dropped));
+        let counted = (!life.power.crashed()).then_some(LetterCounts {
+            written,
+            dead_lettered,
+            dropped,
+        });
         self.audit.letters_counted(counted);
     }
 

@@ -192,6 +192,7 @@ impl World {
             publisher: "test".into(),
             trace: None,
             replay: 0,
+            hops: 0,
             body: Bytes::from_static(text.as_bytes()),
             events,
             matched: sets,

@@ -71,6 +71,12 @@ enum Bent {
     MixesReasonsUp,
     /// Makes letters of some deliveries that are done.
     LettersOfDone,
+    /// Finds no letter that is looked for by itself, as before it is taken back.
+    FindsNoSingleLetter,
+    /// Counts the wait of a letter from the decision, also where the attempt was long before.
+    LateLetters,
+    /// Does not say how long events have waited.
+    HidesAge,
     /// Says that it has stored announcements of blobs, and has not.
     AppendsNoAnnouncement,
 }
@@ -132,6 +138,12 @@ impl EventLog for BentLog {
                 }
                 (Bent::ForgetsAttempts, Next::RetryAt(_)) => one.attempts_made = 0,
                 (Bent::AddsAttempts, Next::DeadLetter(_)) => one.attempts_made += 1,
+                (Bent::LateLetters, Next::DeadLetter(_)) => {
+                    let now = one.at;
+                    if let Some(last) = &mut one.last_attempt {
+                        last.at = now;
+                    }
+                }
                 (Bent::LettersOfDone, Next::Done) if one.claim.position().0.is_multiple_of(5) => {
                     one.next = Next::DeadLetter(Reason::AttemptsExhausted);
                 }
@@ -175,6 +187,7 @@ impl EventLog for BentLog {
     ) -> Result<Vec<Letter>, Error> {
         let mut letters = self.log.letters(of, after, until, want).await?;
         match self.bent {
+            Bent::FindsNoSingleLetter if want.events_max == 1 => letters.clear(),
             Bent::ForgetsLettersRead => {
                 let keys = letters.iter().map(Letter::key).collect();
                 self.log.letters_done(of, keys).await?;
@@ -233,7 +246,14 @@ impl EventLog for BentLog {
     }
 
     fn backlog(&self, of: SubscriptionId) -> Backlog {
-        self.log.backlog(of)
+        let backlog = self.log.backlog(of);
+        match self.bent {
+            Bent::HidesAge => Backlog {
+                oldest: None,
+                ..backlog
+            },
+            _ => backlog,
+        }
     }
 
     fn health(&self) -> Health {
@@ -614,6 +634,27 @@ fn a_pause_that_events_age_in() {
 }
 
 #[test]
+fn a_last_attempt_that_the_status_is_blamed_for() {
+    fn misread(loaded: &mut Loaded) {
+        for subscription in &mut loaded.subscriptions {
+            let attempts_max = &mut subscription.retry.attempts_max;
+            *attempts_max = attempts_max.map(|attempts| attempts + 1);
+        }
+    }
+    let planted = Planted {
+        catalog: Some(Box::new(|catalog| {
+            Arc::new(BentCatalog {
+                catalog,
+                loses: |_| false,
+                misreads: misread,
+            })
+        })),
+        ..Planted::default()
+    };
+    is_noticed(&planted, Kind::WrongEnd);
+}
+
+#[test]
 fn a_new_endpoint_that_did_not_last() {
     is_noticed(
         &losing(|change| matches!(change, Change::PutSubscription(s) if s.id.0.is_multiple_of(2))),
@@ -667,6 +708,20 @@ fn a_status_that_ends_what_should_be_retried() {
 }
 
 #[test]
+fn a_batch_that_is_given_up_as_a_whole() {
+    is_noticed(
+        &doctored(|profile| profile.split_batches_on = &[]),
+        Kind::WrongEnd,
+    );
+}
+
+#[test]
+fn a_failure_that_is_taken_for_a_batch_too_large() {
+    let planted = doctored(|profile| profile.split_batches_on = &[400, 413, 500, 503]);
+    is_noticed(&planted, Kind::Twice);
+}
+
+#[test]
 fn a_floor_that_is_ignored() {
     let planted = doctored(|profile| {
         with_rule(profile, |status, rule| match rule {
@@ -709,6 +764,12 @@ fn an_impatient_timeout() {
 }
 
 #[test]
+fn a_batch_that_has_no_more_time_than_a_single_event() {
+    let planted = doctored(|profile| profile.batch_response_timeout = profile.response_timeout);
+    is_noticed(&planted, Kind::Early);
+}
+
+#[test]
 fn a_late_answer_that_came_too_late() {
     let planted = doctored(|profile| profile.late_window = Some(Duration::from_secs(3600)));
     is_noticed(&planted, Kind::WrongEnd);
@@ -744,6 +805,11 @@ fn a_delay_that_never_ends() {
         profile.time_to_live = Duration::from_secs(10_000_000);
     });
     is_noticed(&planted, Kind::Lost);
+}
+
+#[test]
+fn an_event_that_expires_with_no_attempt_while_its_endpoint_is_left_alone() {
+    is_noticed(&bent(Bent::HidesAge), Kind::HeldBack);
 }
 
 #[test]
@@ -789,6 +855,16 @@ fn a_letter_with_the_wrong_reason() {
 #[test]
 fn a_letter_that_was_delivered() {
     is_noticed(&bent(Bent::LettersOfDone), Kind::NotALetter);
+}
+
+#[test]
+fn a_late_answer_to_the_last_attempt_that_nobody_hears() {
+    is_noticed(&bent(Bent::FindsNoSingleLetter), Kind::NotALetter);
+}
+
+#[test]
+fn a_letter_that_waits_from_when_its_event_was_found_to_be_too_old() {
+    is_noticed(&bent(Bent::LateLetters), Kind::HeldBack);
 }
 
 #[test]

@@ -13,7 +13,7 @@ use postrider_core::outcome::Outcome;
 use postrider_core::profile::Profiles;
 use postrider_core::retry::Reason;
 use postrider_core::subscription::{
-    DeadLetterDestination, Destination, Subscription, Topic, TopicKind, WebHook,
+    Batching, DeadLetterDestination, Destination, Subscription, Topic, TopicKind, WebHook,
 };
 use postrider_core::time::Clock;
 use postrider_engine::dead_letters::DeadLetters;
@@ -42,6 +42,8 @@ enum Act {
     /// Succeeds after so many seconds.
     Late(u64),
     Refused,
+    /// Answers 413 to every request with the event of this id, and 200 to others.
+    TooLargeWith(&'static str),
 }
 
 /// Endpoints that do one thing after the other; the last repeats.
@@ -59,6 +61,12 @@ impl Transport for Hooks {
             if acts.len() > 1 { acts.remove(0) } else { acts[0] }
         };
         let (status, body) = match act {
+            Act::TooLargeWith(id) => {
+                let body = request.body_bytes();
+                let text = std::str::from_utf8(&body).unwrap();
+                let found = text.contains(&format!("\"{id}\""));
+                (if found { 413 } else { 200 }, "")
+            }
             Act::Answer(status, body) => (status, body),
             Act::Late(seconds) => {
                 self.clock.pass(Duration::from_secs(seconds)).await;
@@ -199,6 +207,7 @@ impl World {
             publisher: "test".into(),
             trace: None,
             replay: 0,
+            hops: 0,
             body: Bytes::from(body),
             events: refs,
             matched,
@@ -486,4 +495,53 @@ async fn in_a_domain_it_is_told_who_is_attached_elsewhere() {
     assert_eq!(refused(&story, "many-120").0, Verdict::DomainTopic);
     assert_eq!(refused(&story, "many-122").0, Verdict::SubjectBeginsWith);
     assert_eq!(delivery(&story, "many-123").state, DeliveryState::Delivered);
+}
+
+fn batched(id: u64, name: &str, events_max: u32) -> Subscription {
+    let mut one = subscription(id, ORDERS, name);
+    if let Destination::WebHook(hook) = &mut one.destination {
+        hook.batching = Batching {
+            events_max: Some(events_max),
+            preferred_kilobytes: None,
+        };
+    }
+    one
+}
+
+/// Number, status and size of the request of each attempt.
+fn attempts(of: &DeliveryStory) -> Vec<(u32, Option<u16>, u32)> {
+    let each = of.attempts.iter();
+    each.map(|one| (one.number, one.status, one.batch)).collect()
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_batch_that_is_too_large_is_halved_and_costs_no_event_an_attempt() {
+    let world = World::new().await;
+    let mut one = batched(11, "small", 10);
+    // A single attempt is all that an event has.
+    one.retry.attempts_max = Some(1);
+    world.subscribe(one, &[Act::TooLargeWith("big")]).await;
+    let events = ["a", "b", "c", "d", "big"].map(|id| (id, None));
+    world.publish(ORDERS, &events).await;
+    world.clock.pass(Duration::from_secs(5)).await;
+    let whole = (1, Some(413), 5);
+    for (id, expected) in [
+        ("a", vec![whole, (1, Some(200), 3)]),
+        ("c", vec![whole, (1, Some(200), 3)]),
+        ("d", vec![whole, (1, Some(413), 2), (1, Some(200), 1)]),
+        ("big", vec![whole, (1, Some(413), 2), (1, Some(413), 1)]),
+    ] {
+        let story = world.story(id);
+        let delivery = delivery(&story, "small");
+        assert_eq!(attempts(delivery), expected, "{id}");
+        let Decision::Retry { at, why } = delivery.attempts[0].decision else {
+            panic!("{:?}", delivery.attempts[0].decision);
+        };
+        assert_eq!((why, at), (Why::Halved, delivery.attempts[0].ended));
+        let state = match id {
+            "big" => DeliveryState::Dropped,
+            _ => DeliveryState::Delivered,
+        };
+        assert_eq!(delivery.state, state, "{id}");
+    }
 }

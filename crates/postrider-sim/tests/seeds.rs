@@ -84,3 +84,17 @@ fn a_seed_decides_everything() {
         );
     }
 }
+
+/// Seeds beyond the usual range that once found a fault of the engine or of the auditor.
+#[test]
+fn seeds_that_found_a_fault_stay_clean() {
+    for seed in [4160, 5848, 5883, 8162, 10754, 14281, 34371, 36305, 47799] {
+        let report = run(seed);
+        assert!(
+            report.wrong.is_empty(),
+            "POSTRIDER_SEED={seed}: {:#?}\n{}",
+            report.wrong,
+            report.about
+        );
+    }
+}

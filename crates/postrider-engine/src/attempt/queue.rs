@@ -163,6 +163,7 @@ impl Queue {
             headers: self.headers.clone(),
             more,
             body: body.into(),
+            guard: None,
         }
     }
 }

@@ -10,6 +10,7 @@ use http::Uri;
 use postrider_core::ids::SubscriptionId;
 use postrider_core::probation::EndpointDelay;
 use postrider_store::Backlog;
+use postrider_store::log::LastAttempt;
 use rustc_hash::FxHashMap;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
@@ -37,10 +38,12 @@ pub struct EndpointStatus {
     pub name: String,
     /// Delayed also if every subscription is held back by itself: nothing is sent there then.
     pub state: endpoint::State,
+    /// The latest request that has ended since the start.
+    pub last: Option<LastAttempt>,
     /// Events that wait for their first attempt or for the next one.
     pub waiting: u64,
     pub subscriptions: Vec<SubscriptionId>,
-    /// Subscriptions whose own deliveries are held back, because the endpoint refuses their credentials.
+    /// Subscriptions whose own deliveries are held back, because the endpoint answers them with failures.
     pub held_subscriptions: BTreeMap<SubscriptionId, endpoint::State>,
 }
 
@@ -111,7 +114,7 @@ impl Dispatcher {
         });
     }
 
-    /// What an earlier life knew about a subscription whose credentials its endpoint refuses.
+    /// What an earlier life knew about a subscription whose requests its endpoint answers with failures.
     pub(super) fn restore_own_delay(&self, endpoint: &Endpoint, of: SubscriptionId) {
         let scope = DelayScope::Subscription(of);
         if let Some(delay) = self.delays.take_restored(&scope.name(&endpoint.name)) {
@@ -164,6 +167,7 @@ impl Dispatcher {
             let status = found.entry(name.to_string()).or_insert_with(|| EndpointStatus {
                 name: name.to_string(),
                 state: plan.endpoint.state(),
+                last: plan.endpoint.last(),
                 waiting: 0,
                 subscriptions: Vec::new(),
                 held_subscriptions: BTreeMap::new(),
@@ -235,7 +239,7 @@ impl Dispatcher {
                     subscription = plan.as_ref().map(|plan| plan.subscription.name.as_str()),
                     cause = %delay.cause,
                     until = %delay.until,
-                    "endpoint refuses the subscription's credentials: its deliveries are delayed"
+                    "endpoint keeps answering the subscription with failures: its deliveries are delayed"
                 );
             }
             (_, None) => {

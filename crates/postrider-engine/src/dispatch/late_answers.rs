@@ -2,13 +2,14 @@
 
 use super::{Dispatcher, Outlet, Sending, place};
 use crate::attempt::Plan;
-use crate::counters::add;
+use crate::counters::{add, by_reason};
 use crate::recorder::{Disposition, Ended, Place};
+use crate::tasks::TaskKind;
 use postrider_core::ids::Position;
 use postrider_core::outcome::Outcome;
 use postrider_core::retry::Next;
 use postrider_core::time::Timestamp;
-use postrider_store::Settled;
+use postrider_store::{Letter, LetterKey, Settled};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::AcqRel;
 use tokio::sync::OwnedSemaphorePermit;
@@ -19,8 +20,8 @@ pub(super) struct Listening {
     outlet: Arc<Outlet>,
     sending: Sending,
     until: Timestamp,
-    /// Its deliveries, with the times at which they were to be retried.
-    waiting: Vec<(Timestamp, Position)>,
+    /// Its deliveries, with the times at which they were to be retried; without one, if they were given up.
+    waiting: Vec<(Position, Option<Timestamp>)>,
     /// When each of them was received.
     received: Vec<(Position, Timestamp)>,
     /// The same deliveries as the recorder knows them, if there is one.
@@ -56,11 +57,12 @@ impl Dispatcher {
         settled: &[Settled],
     ) -> Option<Listening> {
         let until = sent + plan.profile.late_window?;
-        let waiting: Vec<(Timestamp, Position)> = settled
+        let waiting: Vec<(Position, Option<Timestamp>)> = settled
             .iter()
             .filter_map(|one| match one.next {
-                Next::RetryAt(due) => Some((due, one.claim.position())),
-                _ => None,
+                Next::RetryAt(due) => Some((one.claim.position(), Some(due))),
+                Next::DeadLetter(_) => Some((one.claim.position(), None)),
+                Next::Done | Next::Drop(_) => None,
             })
             .collect();
         if waiting.is_empty() {
@@ -87,7 +89,8 @@ impl Dispatcher {
         })
     }
 
-    /// A success that comes late takes the deliveries out of the retry queue; a failure changes nothing.
+    /// A success that comes late takes the deliveries out of the retry queue, or withdraws their dead letters while
+    /// these wait to be written; a failure changes nothing.
     pub(super) async fn hear_late(self: Arc<Self>, listening: Listening) {
         let Listening {
             plan,
@@ -119,10 +122,12 @@ impl Dispatcher {
         self.late_busy.fetch_add(1, AcqRel);
         self.recover(&plan.endpoint, Some(outlet.id));
         let heard = outlet.late.heard(&waiting);
-        let mut elsewhere: Vec<Position> = heard.iter().map(|(_, position)| *position).collect();
-        match self.log.withdraw(outlet.id, heard).await {
+        let mut elsewhere: Vec<Position> = heard.retries.iter().map(|(_, position)| *position).collect();
+        match self.log.withdraw(outlet.id, heard.retries).await {
             Ok(ended) => {
                 outlet.late.forget(&ended);
+                outlet.splits.forget(ended.iter().copied());
+                self.replay_outcomes.delivered_late(outlet.id, &ended);
                 // Another node attempts these now.
                 elsewhere.retain(|position| !self.log.keeps(*position));
                 outlet.late.forget(&elsewhere);
@@ -146,6 +151,68 @@ impl Dispatcher {
                 tracing::error!(error = %e, "cannot record a late answer; the events will be sent again")
             }
         }
+        self.withdraw_letters(&outlet, heard.letters).await;
         self.late_busy.fetch_sub(1, AcqRel);
+    }
+
+    /// Letters are in the log: from now on a late answer can withdraw them. For some it may have come already.
+    pub(super) fn letters_settled(self: &Arc<Self>, outlet: &Arc<Outlet>, letters: &[LetterKey]) {
+        let delivered = outlet.late.letters_settled(letters);
+        if delivered.is_empty() {
+            return;
+        }
+        self.late_busy.fetch_add(1, AcqRel);
+        let (dispatcher, outlet) = (self.clone(), outlet.clone());
+        self.tasks.spawn(TaskKind::LateAnswer, async move {
+            dispatcher.withdraw_letters(&outlet, delivered).await;
+            dispatcher.late_busy.fetch_sub(1, AcqRel);
+        });
+    }
+
+    /// Withdraws the dead letters of events that turned out to have been delivered. One that is in its blob stays there.
+    async fn withdraw_letters(&self, outlet: &Outlet, letters: Vec<LetterKey>) {
+        if letters.is_empty() {
+            return;
+        }
+        let Some(engine) = self.engine.get().and_then(std::sync::Weak::upgrade) else {
+            return;
+        };
+        let withdrawn: Vec<Letter> = match engine.withdraw_letters(outlet.id, letters).await {
+            Ok(withdrawn) => withdrawn,
+            Err(e) => {
+                tracing::error!(error = %e, "cannot record a late answer; the events stay dead letters");
+                return;
+            }
+        };
+        let now = self.clock.now();
+        let positions: Vec<Position> = withdrawn.iter().map(Letter::position).collect();
+        if positions.is_empty() {
+            return;
+        }
+        self.replay_outcomes.recovered(outlet.id, &positions);
+        if self.recorder.on() {
+            let place = |letter: &Letter| Place {
+                first: letter.entry.first,
+                index: letter.index,
+            };
+            self.recorder.ended(Ended {
+                subscription: outlet.id,
+                events: withdrawn.iter().map(place).collect(),
+                at: now,
+                disposition: Disposition::DeliveredLate,
+            });
+        }
+        for counters in [&self.counters, &outlet.counters] {
+            add(&counters.delivered, withdrawn.len());
+            add(&counters.delivered_late, withdrawn.len());
+            for letter in &withdrawn {
+                add(by_reason(&counters.letters_withdrawn, letter.reason), 1);
+            }
+        }
+        self.meter_late(
+            outlet,
+            now,
+            withdrawn.iter().map(|letter| letter.entry.batch.received),
+        );
     }
 }

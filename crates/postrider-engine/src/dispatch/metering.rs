@@ -2,13 +2,14 @@
 
 use super::noting::Sent;
 use super::{Dispatcher, Outlet};
-use crate::counters::{Counters, add};
-use crate::meters::{Attempt, Meter, Noted};
+use crate::counters::{Counters, add, by_reason};
+use crate::meters::{Attempt, FailureCause, FailureEffect, Meter, Noted};
 use postrider_core::event::Batch;
 use postrider_core::ids::SubscriptionId;
-use postrider_core::retry::Next;
+use postrider_core::retry::{Next, Reason};
 use postrider_core::time::Timestamp;
-use postrider_store::Settled;
+use postrider_store::log::LastAttempt;
+use postrider_store::{Letter, Settled};
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::Duration;
 
@@ -75,9 +76,41 @@ impl Dispatcher {
         [&self.meter, &outlet.topic.meter, &outlet.meter]
     }
 
-    pub(crate) fn meter_dropped(&self, outlet: &Outlet, now: Timestamp, dropped: usize) {
+    /// Dead letters are in their blob. Their subscription may be gone by now.
+    pub(crate) fn count_dead_lettered(
+        &self,
+        of: SubscriptionId,
+        now: Timestamp,
+        letters: &[(FailureCause, usize)],
+    ) {
+        let outlet = self.outlet(of);
+        let counters = outlet.iter().map(|outlet| &outlet.counters);
+        for counters in counters.chain([&self.counters]) {
+            for (cause, count) in letters {
+                if let FailureEffect::DeadLettered(reason) = cause.effect {
+                    add(by_reason(&counters.dead_lettered, reason), *count);
+                }
+            }
+        }
         let noted = Noted {
-            dropped,
+            given_up: letters,
+            ..Noted::default()
+        };
+        match &outlet {
+            Some(outlet) => self
+                .meters(outlet)
+                .iter()
+                .for_each(|meter| meter.note(now, &noted)),
+            None => self.meter.note(now, &noted),
+        }
+    }
+
+    /// Dead letters could not be written.
+    pub(crate) fn meter_dropped(&self, outlet: &Outlet, now: Timestamp, letters: &[Letter], reason: Reason) {
+        let effect = FailureEffect::Dropped(reason);
+        let given_up = by_cause(letters.iter().map(|letter| (effect, letter.last_attempt)));
+        let noted = Noted {
+            given_up: &given_up,
             ..Noted::default()
         };
         for meter in self.meters(outlet) {
@@ -101,30 +134,81 @@ impl Dispatcher {
         }
     }
 
+    /// A request was refused as a whole, and its events are sent again.
+    pub(super) fn meter_split(&self, outlet: &Outlet, sent: &Sent<'_>) {
+        let attempt = Attempt {
+            outcome: sent.attempted.outcome,
+            status: sent.attempted.status,
+            took: sent.ended.since(sent.begun),
+            waited: None,
+        };
+        let noted = Noted {
+            attempt: Some(attempt),
+            ..Noted::default()
+        };
+        for meter in self.meters(outlet) {
+            meter.note(sent.ended, &noted);
+        }
+    }
+
     pub(super) fn meter_settled(&self, outlet: &Outlet, settled: &[Settled], sent: Option<&Sent<'_>>) {
         let attempt = sent.map(|sent| {
             let first = settled.get(sent.from).map(|one| &one.claim);
             let fresh = first.filter(|claim| claim.attempts_made == 0);
             Attempt {
                 outcome: sent.attempted.outcome,
+                status: sent.attempted.status,
                 took: sent.ended.since(sent.begun),
                 waited: fresh.map(|claim| sent.begun.since(claim.received())),
             }
         });
-        let count = |is: fn(&Next) -> bool| settled.iter().filter(|one| is(&one.next)).count();
+        let given_up = by_cause(settled.iter().filter_map(|one| {
+            let effect = match one.next {
+                Next::Drop(reason) => FailureEffect::Dropped(reason),
+                // Of a dead letter it is not known yet whether it can be written.
+                Next::DeadLetter(_) | Next::Done | Next::RetryAt(_) => return None,
+            };
+            Some((effect, one.last_attempt))
+        }));
         let done = settled.iter().filter(|one| one.next == Next::Done);
         let now = settled.last().map_or_else(|| self.clock.now(), |one| one.at);
         let delivered = together(now, done.map(|one| one.claim.received()));
         let noted = Noted {
             attempt,
             delivered: &delivered,
-            dead_lettered: count(|next| matches!(next, Next::DeadLetter(_))),
-            dropped: count(|next| matches!(next, Next::Drop(_))),
+            given_up: &given_up,
         };
         for meter in self.meters(outlet) {
             meter.note(now, &noted);
         }
     }
+}
+
+/// Counts letters by cause, as events that were dead-lettered.
+pub(crate) fn letters_by_cause(letters: &[Letter]) -> Vec<(FailureCause, usize)> {
+    by_cause(letters.iter().map(|letter| {
+        let effect = FailureEffect::DeadLettered(letter.reason);
+        (effect, letter.last_attempt)
+    }))
+}
+
+/// Counts events that were given up by cause: those of one batch have the same.
+fn by_cause(
+    given_up: impl Iterator<Item = (FailureEffect, Option<LastAttempt>)>,
+) -> Vec<(FailureCause, usize)> {
+    let mut found: Vec<(FailureCause, usize)> = Vec::new();
+    for (effect, last) in given_up {
+        let cause = FailureCause {
+            effect,
+            outcome: last.map(|last| last.outcome),
+            status: last.and_then(|last| last.status),
+        };
+        match found.iter_mut().find(|(known, _)| *known == cause) {
+            Some((_, count)) => *count += 1,
+            None => found.push((cause, 1)),
+        }
+    }
+    found
 }
 
 /// How long ago events were received, and how many of them: those of one publish request were together.

@@ -4,9 +4,10 @@ use super::Dispatcher;
 use crate::attempt::trace::AttemptSpan;
 use crate::attempt::{self, Plan};
 use crate::deliver::{Reply, Timings};
+use crate::masking::SentSecrets;
 use crate::recorder::{AnswerBody, Attempted, Decision, Disposition, Ended, Place, Run, Why};
 use bytes::Bytes;
-use http::header::CONTENT_TYPE;
+use http::header::{CONTENT_TYPE, HeaderValue};
 use postrider_core::ids::SubscriptionId;
 use postrider_core::pause::Pauses;
 use postrider_core::retry::Next;
@@ -17,6 +18,8 @@ use postrider_store::{Claim, Settled};
 /// that it shows that something was cut off.
 const ANSWER_BYTES_MAX: usize = 2048;
 
+const MASK: &str = "***";
+
 pub(super) fn place(claim: &Claim) -> Place {
     Place {
         first: claim.entry.first,
@@ -25,7 +28,7 @@ pub(super) fn place(claim: &Claim) -> Place {
 }
 
 /// What came back from an attempt, as far as it is recorded.
-#[derive(Default)]
+#[derive(Clone, Default)]
 pub(super) struct Heard {
     timings: Option<Timings>,
     answer: Option<AnswerBody>,
@@ -103,12 +106,38 @@ impl Dispatcher {
                 disposition,
             });
         }
-        let Some(sent) = sent else {
-            return;
+        if let Some(mut sent) = sent {
+            let span = sent.span.take();
+            let runs = attempted.iter().map(|one| sent.run(one));
+            self.note_attempted(&sent, span, runs);
+        }
+    }
+
+    /// Tells the recorder of a request whose events are sent again in halves.
+    pub(super) fn note_split(&self, claims: &[Claim], sent: &Sent<'_>) {
+        let run = |claim: &Claim| Run {
+            start: place(claim),
+            count: 1,
+            number: claim.attempts_made + 1,
+            since: claim.due.unwrap_or(claim.received()),
+            decision: Decision::Retry {
+                at: sent.ended,
+                why: Why::Halved,
+            },
         };
+        // The span's id is that of the attempt, which goes on.
+        self.note_attempted(sent, None, claims.iter().map(run));
+    }
+
+    fn note_attempted(
+        &self,
+        sent: &Sent<'_>,
+        span: Option<Box<AttemptSpan>>,
+        each: impl Iterator<Item = Run>,
+    ) {
+        let heard = sent.heard_masked();
         let mut runs: Vec<Run> = Vec::new();
-        for one in attempted {
-            let run = sent.run(one);
+        for run in each {
             match runs.last_mut() {
                 Some(last) if follows(last, &run) => last.count += 1,
                 _ => runs.push(run),
@@ -121,16 +150,47 @@ impl Dispatcher {
             ended: sent.ended,
             outcome: sent.attempted.outcome,
             status: sent.attempted.status,
-            timings: sent.heard.timings,
-            answer: sent.heard.answer,
-            failure: sent.heard.failure,
-            span: sent.span,
+            timings: heard.timings,
+            answer: heard.answer,
+            failure: heard.failure,
+            span,
             runs,
         });
     }
 }
 
 impl Sent<'_> {
+    /// What came back, without the secrets that were sent.
+    fn heard_masked(&self) -> Heard {
+        let heard = &self.heard;
+        let secrets = match heard.answer.is_some() || heard.failure.is_some() {
+            true => self.plan.sent_secrets(),
+            false => SentSecrets::default(),
+        };
+        if secrets.is_empty() {
+            return heard.clone();
+        }
+        let answer = heard.answer.as_ref().map(|answer| {
+            let content_type = answer.content_type.as_ref().and_then(|value| {
+                let masked = secrets.mask(value.as_bytes(), false, MASK);
+                HeaderValue::from_bytes(&masked).ok()
+            });
+            let cut = answer.body.len() >= ANSWER_BYTES_MAX;
+            AnswerBody {
+                content_type,
+                body: secrets.mask(&answer.body, cut, MASK).into(),
+            }
+        });
+        Heard {
+            timings: heard.timings,
+            answer,
+            failure: heard
+                .failure
+                .as_deref()
+                .map(|text| secrets.mask_text(text, MASK).into()),
+        }
+    }
+
     fn run(&self, one: &Settled) -> Run {
         let (plan, claim) = (self.plan, &one.claim);
         let attempt = self.attempted.number(one.attempts_made);

@@ -198,6 +198,33 @@ impl Dispatcher {
         }
     }
 
+    /// Says that a request was too large as a whole.
+    pub(super) fn report_split(self: &Arc<Self>, outlet: &Outlet, events: usize, sent: &Sent<'_>) {
+        if !tracing::enabled!(Level::WARN) {
+            return;
+        }
+        let plan = sent.plan;
+        let say = self.judged(About::Failed, outlet.id, 1);
+        macro_rules! line {
+            ($level:ident) => {
+                tracing::$level!(
+                    topic = %plan.topic.topic.name,
+                    subscription = %plan.subscription.name,
+                    endpoint = %plan.endpoint.name,
+                    events,
+                    outcome = %sent.attempted.outcome,
+                    status = sent.attempted.status,
+                    next = "the same attempt in two halves",
+                    "batch refused"
+                )
+            };
+        }
+        match say {
+            true => line!(warn),
+            false => line!(debug),
+        }
+    }
+
     fn report_dropped(self: &Arc<Self>, outlet: &Outlet, settled: &[Settled], reason: Reason) {
         let plan = outlet.plan();
         let plan = plan.as_deref();
@@ -429,6 +456,7 @@ mod tests {
             publisher: "key1".into(),
             trace: None,
             replay: 0,
+            hops: 0,
             body: Bytes::from_static(b"{}"),
             events: vec![EventRef {
                 object: Span::new(0, 2),

@@ -10,6 +10,8 @@ use std::time::Duration;
 pub(super) enum Alarm {
     Endpoint(Weak<Endpoint>),
     Outlet(Weak<Outlet>),
+    /// An event of this outlet is about to expire while its endpoint is left alone, unless that has changed.
+    Expiry(Weak<Outlet>),
     /// Lanes of this outlet have been parked for a while.
     Parked(Weak<Outlet>),
 }
@@ -18,8 +20,21 @@ impl Alarm {
     fn same(&self, other: &Alarm) -> bool {
         match (self, other) {
             (Alarm::Endpoint(a), Alarm::Endpoint(b)) => a.ptr_eq(b),
-            (Alarm::Outlet(a), Alarm::Outlet(b)) | (Alarm::Parked(a), Alarm::Parked(b)) => a.ptr_eq(b),
+            (Alarm::Outlet(a), Alarm::Outlet(b))
+            | (Alarm::Expiry(a), Alarm::Expiry(b))
+            | (Alarm::Parked(a), Alarm::Parked(b)) => a.ptr_eq(b),
             _ => false,
+        }
+    }
+
+    /// Whether something may be attempted when it rings.
+    fn may_attempt(&self) -> bool {
+        match self {
+            Alarm::Endpoint(_) | Alarm::Outlet(_) => true,
+            Alarm::Expiry(outlet) => outlet
+                .upgrade()
+                .is_some_and(|outlet| outlet.waiting.load(Relaxed)),
+            Alarm::Parked(_) => false,
         }
     }
 }
@@ -88,7 +103,7 @@ impl Dispatcher {
         let alarms = self.alarms.lock().expect("no panic holds it");
         let alarm = alarms
             .iter()
-            .find(|(key, alarm)| key.0 > now && !matches!(alarm, Alarm::Parked(_)));
+            .find(|(key, alarm)| key.0 > now && alarm.may_attempt());
         let alarm = alarm.map(|(key, _)| key.0);
         [self.log.next_due_after(now), alarm].into_iter().flatten().min()
     }
@@ -129,6 +144,11 @@ impl Dispatcher {
             Alarm::Outlet(outlet) => {
                 if let Some(outlet) = outlet.upgrade() {
                     self.wake(&outlet, 1);
+                }
+            }
+            Alarm::Expiry(outlet) => {
+                if let Some(outlet) = outlet.upgrade() {
+                    self.probe_before_expiry(&outlet);
                 }
             }
             Alarm::Parked(outlet) => {

@@ -10,7 +10,7 @@ use crate::tasks::TaskKind;
 use http::Method;
 use http::header::HeaderValue;
 use postrider_core::event::Schema;
-use postrider_core::subscription::{Subscription, TopicKind};
+use postrider_core::subscription::{Origin, Subscription, TopicKind};
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
@@ -46,7 +46,8 @@ impl Engine {
         let Some(topic) = topic else {
             return;
         };
-        if !self.needs_handshake(subscription) || self.is_stopping() {
+        let cloud = subscription.origin == Origin::Azure;
+        if !cloud || !self.needs_handshake(&subscription.destination) || self.is_stopping() {
             return;
         }
         let notices = &self.handshakes.notices;
@@ -105,6 +106,7 @@ impl Engine {
             headers: Arc::new(headers),
             more: Vec::new(),
             body: body.into(),
+            guard: None,
         })
     }
 }

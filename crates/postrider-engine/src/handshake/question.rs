@@ -4,6 +4,7 @@ use super::Rules;
 use crate::attempt::fixed_headers;
 use crate::deliver::{Reply, Request};
 use crate::directory::TopicEntry;
+use crate::masking::SentSecrets;
 use http::header::{CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, ORIGIN};
 use http::{Method, Uri};
 use postrider_core::event::Schema;
@@ -127,6 +128,7 @@ pub(super) fn request(
         headers: Arc::new(headers),
         more: Vec::new(),
         body: body.into(),
+        guard: None,
     })
 }
 
@@ -233,21 +235,27 @@ pub(super) fn shown_headers(request: &Request) -> Vec<(String, String)> {
     shown.collect()
 }
 
-/// What came back as it may be shown: whoever echoes the request must not give the token away.
-pub(super) fn received(reply: Option<&Reply>, token: &str) -> Received {
+/// What came back as it may be shown: whoever echoes the request must not give its secrets away.
+pub(super) fn received(reply: Option<&Reply>, handshake: &Handshake) -> Received {
+    let secrets = secrets_of(handshake);
     match reply {
         None => Received::Nothing("no answer in time".into()),
-        Some(Reply::Failed(failure)) => Received::Nothing(failure.detail.clone()),
+        Some(Reply::Failed(failure)) => Received::Nothing(secrets.mask_text(&failure.detail, HIDDEN)),
         Some(Reply::Answered(answer)) => {
             let header = |(name, value): (&HeaderName, &HeaderValue)| {
                 let mut text = match is_secret(name) {
                     true => HIDDEN.to_owned(),
-                    false => String::from_utf8_lossy(value.as_bytes()).replace(token, HIDDEN),
+                    false => {
+                        let masked = secrets.mask(value.as_bytes(), false, HIDDEN);
+                        String::from_utf8_lossy(&masked).into_owned()
+                    }
                 };
                 cut(&mut text, HEADER_KEPT_MAX);
                 (name.to_string(), text)
             };
-            let mut body = String::from_utf8_lossy(&answer.body).replace(token, HIDDEN);
+            let kept = &answer.body[..answer.body.len().min(BODY_KEPT_MAX)];
+            let cut_off = kept.len() < answer.body.len() || kept.len() == BODY_KEPT_MAX;
+            let mut body = String::from_utf8_lossy(&secrets.mask(kept, cut_off, HIDDEN)).into_owned();
             cut(&mut body, BODY_KEPT_MAX);
             Received::Answer {
                 status: answer.status,
@@ -256,6 +264,14 @@ pub(super) fn received(reply: Option<&Reply>, token: &str) -> Received {
             }
         }
     }
+}
+
+/// What the question carries that nobody else is to see.
+fn secrets_of(handshake: &Handshake) -> SentSecrets {
+    let mut secrets = SentSecrets::of(&handshake.subscription, &[]);
+    secrets.add(handshake.token.expose());
+    secrets.add(&handshake.code);
+    secrets
 }
 
 fn is_secret(name: &HeaderName) -> bool {

@@ -103,6 +103,7 @@ impl Running {
     async fn ask(&mut self) -> Result<(), End> {
         let engine = self.engine.clone();
         let rules = &engine.handshakes.rules;
+        let owner = self.said.owner.clone();
         let mut tries = 0;
         loop {
             tries += 1;
@@ -110,14 +111,15 @@ impl Running {
                 reason: "The topic of the subscription does not exist any more".into(),
             })?;
             let verdict = {
-                let room = engine.handshakes.room.acquire();
-                let mut room = std::pin::pin!(room);
-                let _room = self.wait(&mut room).await.or_end()?;
+                let entering = engine.handshakes.places.enter(&owner);
+                let mut entering = std::pin::pin!(entering);
+                let place = self.wait(&mut entering).await.or_end()?;
                 let sent = engine.clock.now();
                 let reply = self.exchange(request.clone()).await?;
                 let now = engine.clock.now();
                 let asked = question::asked(&self.handshake, rules, tries);
                 let verdict = asked.verdict(question::heard(reply.as_ref()), rules.patience, now);
+                drop(place);
                 self.write_down(&request, sent, reply.as_ref(), &verdict);
                 verdict
             };
@@ -177,7 +179,7 @@ impl Running {
             method: request.method.to_string(),
             url: question::without_query(&self.handshake.subscription),
             headers: question::shown_headers(request),
-            received: question::received(reply, self.handshake.token.expose()),
+            received: question::received(reply, &self.handshake),
             verdict: told(verdict),
         };
         self.change(|handshake| handshake.transcript.push(exchange));

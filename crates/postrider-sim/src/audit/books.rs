@@ -3,7 +3,7 @@
 use super::endpoint::{Arrival, Endpoint, TICK};
 use super::letters::Letters;
 use super::pauses::Pauses;
-use super::rules::{Came, Rules};
+use super::rules::{Came, EXPIRY_LEAD, FIRST_DELAY_MAX, Rules};
 use super::{Kind, Seen, Wrong};
 use postrider_core::ids::{Position, SubscriptionId};
 use postrider_core::retry::{Next, Reason};
@@ -36,6 +36,8 @@ pub struct Sub {
     /// Since then.
     pub gone: Option<Timestamp>,
     pub pauses: Pauses,
+    /// When an event of it was last found to be too old.
+    pub expired_at: Option<Timestamp>,
 }
 
 impl Sub {
@@ -54,6 +56,7 @@ pub struct Event {
 }
 
 pub struct Request {
+    pub ids: Vec<u64>,
     pub sub: usize,
     pub receiver: usize,
     pub at: Timestamp,
@@ -94,7 +97,7 @@ impl Request {
         }
     }
 
-    fn succeeded(&self, rules: &Rules) -> bool {
+    pub fn succeeded(&self, rules: &Rules) -> bool {
         matches!(self.ended, Some(Ended { came: Came::Answered(status), .. }) if rules.is_success(status))
     }
 
@@ -136,6 +139,8 @@ pub struct Try {
     pub settled_late: bool,
     /// Its record survives.
     pub recorded: bool,
+    /// It may have been refused as part of a batch that is too large.
+    pub maybe_halved: bool,
 }
 
 #[derive(Clone, Default)]
@@ -145,6 +150,12 @@ pub struct Delivery {
     pub ends: Vec<&'static str>,
     /// An end that a power cut may have taken.
     pub maybe_ended: bool,
+    /// When the last attempt was recorded.
+    pub tried_at: Option<Timestamp>,
+    /// When its end was recorded.
+    pub ended_at: Option<Timestamp>,
+    /// With how many events it may be sent at most, and in which life: it was part of a batch that was too large.
+    pub most_together: Option<(usize, u32)>,
 }
 
 pub type Key = (usize, u64);
@@ -164,6 +175,8 @@ pub struct Books {
     pub letters: Letters,
     /// If it is not the documents'.
     pub letter_timing: Option<(Duration, Duration)>,
+    /// The operator wants batches halved after 400, too.
+    pub halves_after_400: bool,
     /// What deliveries were before they were settled, as long as that is not durable.
     pub lately: Vec<(Key, Delivery)>,
     pub life: u32,
@@ -265,13 +278,20 @@ impl Books {
             let what = format!("events {:?} in one batch for {name}", seen.ids);
             self.wrong(Kind::Unasked, what);
         }
+        let delayed = |endpoint: &Endpoint| endpoint.delayed_until().is_some();
+        let delayed =
+            delayed(&self.endpoints[seen.receiver]) || delayed(self.own_endpoint(seen.receiver, number));
+        let expires = delayed.then(|| self.first_expiry(number, now)).flatten();
         let arrival = Arrival {
+            expires,
             request,
-            delivery: (number, seen.ids.first().copied().unwrap_or_default()),
+            deliveries: seen.ids.iter().map(|id| (number, *id)).collect(),
             obeys: rules.knows_delays(),
             timeout: rules.response_timeout(),
         };
-        let own = self.own_endpoint(seen.receiver, number).arrive(arrival, now);
+        let own = self
+            .own_endpoint(seen.receiver, number)
+            .arrive(arrival.clone(), now);
         if let Some(what) = self.endpoints[seen.receiver].arrive(arrival, now).or(own) {
             let what = format!(
                 "events {:?} for {name} sent to {} at {now}: {what}",
@@ -280,6 +300,7 @@ impl Books {
             self.wrong(Kind::NotLeftAlone, what);
         }
         self.requests.push(Request {
+            ids: seen.ids.clone(),
             sub: number,
             receiver: seen.receiver,
             at: now,
@@ -291,6 +312,7 @@ impl Books {
         });
         let mut count = Between::default();
         for id in &seen.ids {
+            self.check_halved(number, *id, request);
             self.check_attempt(number, *id, request);
             let delivery = self.deliveries.entry((number, *id)).or_default();
             count.least = count.least.max(delivery.recorded.least);
@@ -319,6 +341,7 @@ impl Books {
                 settled: false,
                 settled_late: false,
                 recorded: false,
+                maybe_halved: false,
             });
         }
         self.note(now, || {
@@ -329,6 +352,111 @@ impl Books {
         });
         (now.nanos(), number, seen.receiver, &seen.ids, said).hash(&mut self.trace);
         request
+    }
+
+    /// When the first event expires that has not ended for a subscription; now, if one was just found to be too old.
+    fn first_expiry(&self, number: usize, now: Timestamp) -> Option<Timestamp> {
+        let sub = &self.subs[number];
+        let lately = |at: &Timestamp| *at <= now && now.since(*at) <= PROMPT;
+        if let Some(at) = sub.expired_at.filter(lately) {
+            return Some(at);
+        }
+        let open = self.events.iter().filter(|(id, event)| {
+            let delivery = self.deliveries.get(&(number, **id));
+            event.matched.contains(&number) && delivery.is_none_or(|delivery| delivery.ends.is_empty())
+        });
+        let expiry = |event: &Event| match sub.pauses.within(event.published, now) {
+            Some(paused) => event.published + paused + sub.rules.time_to_live,
+            None => now,
+        };
+        open.map(|(_, event)| expiry(event)).min()
+    }
+
+    /// An event was never attempted and is too old now. Was it used as a probe, or at least another one about then?
+    fn check_unattempted(&mut self, key: Key, now: Timestamp) {
+        let (sub, event) = (&self.subs[key.0], &self.events[&key.1]);
+        let rules = &sub.rules;
+        let expiry = event.published + rules.time_to_live;
+        // Whatever was sent from then on told how the endpoint is, or was under way.
+        let from = expiry - EXPIRY_LEAD - FIRST_DELAY_MAX - LOOKED_AGAIN;
+        let disturbed = event.era != self.era || !self.undisturbed();
+        let changed = sub.moved > event.published || sub.moving.is_some();
+        let paused = sub.pauses.within(event.published, now) != Some(Duration::ZERO);
+        if !rules.knows_delays() || disturbed || changed || paused {
+            return;
+        }
+        let receiver = sub.receiver;
+        let own = self.own_endpoints.get(&(receiver, key.0));
+        let endpoints = own.into_iter().chain([&self.endpoints[receiver]]);
+        let until = endpoints.filter_map(Endpoint::delayed_until).max();
+        if until.is_none_or(|until| until < expiry + TICK) {
+            return;
+        }
+        let asked =
+            |request: &Request| request.receiver == receiver && request.at >= from && request.at <= expiry;
+        // Only of the oldest it is known when it expires.
+        let older = self.events.iter().any(|(id, other)| {
+            let ended = self
+                .deliveries
+                .get(&(key.0, *id))
+                .and_then(|delivery| delivery.ended_at);
+            let before = other.matched.contains(&key.0) && other.published < event.published;
+            before && ended.is_none_or(|at| at > from)
+        });
+        if !older && !self.requests.iter().rev().any(asked) {
+            let what = format!(
+                "event {} for {} expired at {expiry} with no attempt, while {receiver} was left alone",
+                key.1, sub.name
+            );
+            self.wrong(Kind::HeldBack, what);
+        }
+    }
+
+    /// A batch was too large: that is an attempt of none of its events, which come again in smaller ones.
+    pub fn halve(&mut self, request: usize) {
+        let of = &self.requests[request];
+        let rules = &self.subs[of.sub].rules;
+        let halves = of
+            .ended
+            .is_some_and(|ended| matches!(ended.came, Came::Answered(status) if rules.halves(status)));
+        let told = of.told(rules);
+        if of.ids.len() < 2 || !halves || told == Told::TimedOut {
+            return;
+        }
+        let most = of.ids.len().div_ceil(2);
+        for id in of.ids.clone() {
+            let sub = self.requests[request].sub;
+            let delivery = self.deliveries.entry((sub, id)).or_default();
+            let Some(last) = delivery.tries.last_mut().filter(|last| last.request == request) else {
+                continue;
+            };
+            if told == Told::Unclear {
+                last.maybe_halved = true;
+                continue;
+            }
+            delivery.tries.pop();
+            delivery.most_together = Some((most, self.life));
+        }
+    }
+
+    fn check_halved(&mut self, number: usize, id: u64, request: usize) {
+        let delivery = self.deliveries.entry((number, id)).or_default();
+        if delivery
+            .tries
+            .last()
+            .is_some_and(|last| last.maybe_halved && !last.settled)
+        {
+            delivery.tries.pop();
+        }
+        let together = self.requests[request].ids.len();
+        if let Some((most, life)) = delivery.most_together
+            && life == self.life
+            && together > most
+        {
+            let name = &self.subs[number].name;
+            let what = format!("event {id} for {name} sent with {together}, {most} are the most");
+            self.wrong(Kind::NotHalved, what);
+        }
     }
 
     /// Whether an event may be attempted now.
@@ -506,8 +634,18 @@ impl Books {
             last.settled_late = self.requests[last.request].life != self.life;
             last.recorded = true;
             after.recorded = last.number;
+            after.tried_at = Some(now);
         }
+        after.most_together = None;
         after.ends.extend(end);
+        after.ended_at = end.map(|_| now);
+        let unattempted = after.tries.is_empty();
+        if let Next::DeadLetter(Reason::TimeToLiveExceeded) | Next::Drop(Reason::TimeToLiveExceeded) = next {
+            self.subs[number].expired_at = Some(now);
+            if unattempted {
+                self.check_unattempted(key, now);
+            }
+        }
         self.lately.push((key, before));
         if let Next::DeadLetter(reason) = next {
             let recorded = self.lately.last().expect("just pushed").1.recorded;
@@ -548,26 +686,40 @@ impl Books {
             Reason::AttemptsExhausted => delivery.recorded.most >= rules.attempts_max,
             Reason::TimeToLiveExceeded => {
                 let sub = &self.subs[key.0];
+                // A decision dated after now was made before the clock was set back. Pauses that began
+                // since then did not hold at that time.
+                let before_set_back = decided > now;
                 let old = |event: &Event| {
-                    let age = sub.age(event.published, self.latest);
+                    let age = sub.age(event.published, self.latest).filter(|_| !before_set_back);
                     let age = age.unwrap_or_else(|| self.latest.since(event.published));
-                    age >= rules.time_to_live && !sub.pauses.were_on(decided)
+                    let paused = !before_set_back && sub.pauses.were_on(decided);
+                    age >= rules.time_to_live && !paused
                 };
                 self.events.get(&key.1).is_some_and(old)
             }
             Reason::BadRequest | Reason::ClientError => {
                 let last = delivery.tries.last().map(|t| &self.requests[t.request]);
                 let bad_request = reason == Reason::BadRequest;
-                let fits = |status: u16| rules.is_final(status) && (status == 400) == bad_request;
-                last.and_then(|last| last.ended)
-                    .is_some_and(|ended| matches!(ended.came, Came::Answered(status) if fits(status)))
+                let alone = last.is_some_and(|last| last.ids.len() == 1);
+                let fits = |status: u16| {
+                    rules.is_final(status)
+                        && (status == 400) == bad_request
+                        && (alone || !rules.halves(status))
+                };
+                // After the last attempt that is the reason, whatever was answered.
+                let more_allowed = delivery.recorded.least < rules.attempts_max;
+                more_allowed
+                    && last
+                        .and_then(|last| last.ended)
+                        .is_some_and(|ended| matches!(ended.came, Came::Answered(status) if fits(status)))
             }
             // These end a dead letter, or everything of a subscription; not one delivery.
             Reason::SubscriptionGone
             | Reason::SubscriptionExpired
             | Reason::Corrupt
             | Reason::DeadLetterUnavailable
-            | Reason::DeadLetterHomeless => false,
+            | Reason::DeadLetterHomeless
+            | Reason::TooManyHops => false,
         };
         (!explained).then(|| format!("{reason} does not hold"))
     }

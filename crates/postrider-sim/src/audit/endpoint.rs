@@ -2,13 +2,18 @@
 //!
 //! Where the order of things cannot be told from outside, it says nothing until it is sure again.
 
-use super::rules::{Came, DELAY_AFTER, DELAY_MAX, first_delay};
+use super::rules::{Came, DELAY_AFTER, DELAY_MAX, EXPIRY_LEAD, first_delay};
 use postrider_core::time::Timestamp;
 use std::collections::BTreeSet;
 use std::time::Duration;
 
 /// The engine's timers go off this much late at most.
 pub const TICK: Duration = Duration::from_millis(2);
+
+/// The age of the oldest event in the log is known to the second.
+const OLDEST_RIGHT_TO: Duration = Duration::from_millis(1100);
+/// How long an endpoint is left alone at least, if nobody knows why.
+const FIRST_LEAST: Duration = Duration::from_secs(10);
 
 /// Left alone until then.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -20,7 +25,7 @@ pub struct Delay {
 /// Of all subscriptions that point to a receiver, or of one of them: whose failures count differs.
 #[derive(Debug, Default)]
 pub struct Endpoint {
-    /// Only refused credentials count here, and only those of one subscription.
+    /// Only answered failures count here, and only those of one subscription.
     own: bool,
     /// Different deliveries that have failed since the last success.
     failing: BTreeSet<(usize, u64)>,
@@ -31,6 +36,10 @@ pub struct Endpoint {
     open: Vec<Open>,
     /// Someone wants it asked before the delay is over.
     asked: bool,
+    /// How long it is left alone at first for what went wrong last.
+    first: Option<Duration>,
+    /// When it was last asked early because an event was about to expire.
+    expiry_probe: Option<Timestamp>,
     /// Something happened whose order cannot be told.
     unsure: bool,
     /// Deliveries may have been held back at some time in this life.
@@ -43,11 +52,11 @@ pub struct Endpoint {
     pub flood: Option<(Timestamp, u32)>,
 }
 
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 struct Open {
     request: usize,
     deadline: Timestamp,
-    delivery: (usize, u64),
+    deliveries: Vec<(usize, u64)>,
     obeys: bool,
     probe: bool,
     /// Someone wanted it: the delay was not over.
@@ -59,16 +68,20 @@ struct Open {
 }
 
 /// A request arrives.
-#[derive(Clone, Copy)]
+#[derive(Clone)]
 pub struct Arrival {
     pub request: usize,
-    pub delivery: (usize, u64),
+    /// Each event of a batch is a delivery.
+    pub deliveries: Vec<(usize, u64)>,
     pub obeys: bool,
     pub timeout: Duration,
+    /// When the first event of the subscription expires that has not ended, as far as that matters here.
+    pub expires: Option<Timestamp>,
 }
 
-fn is_refused(came: Came) -> bool {
-    matches!(came, Came::Answered(401 | 403))
+/// A failure that was answered says that the endpoint is there: it counts for the subscription alone.
+fn is_own(came: Came) -> bool {
+    matches!(came, Came::Answered(status) if !matches!(status, 408 | 429 | 503))
 }
 
 impl Endpoint {
@@ -89,6 +102,10 @@ impl Endpoint {
             && now > self.since + TICK
         {
             early = std::mem::take(&mut self.asked) && now < delay.until;
+            if now < delay.until && !early && self.may_ask_before_expiry(delay, arrival.expires, now) {
+                self.expiry_probe = Some(now);
+                early = true;
+            }
             if now < delay.until && !early {
                 wrong = Some(format!("left alone until {}", delay.until));
             } else if self.open.iter().any(|open| open.probe) {
@@ -99,7 +116,7 @@ impl Endpoint {
         self.open.push(Open {
             request: arrival.request,
             deadline: now + arrival.timeout,
-            delivery: arrival.delivery,
+            deliveries: arrival.deliveries,
             obeys: arrival.obeys,
             probe,
             early,
@@ -109,19 +126,34 @@ impl Endpoint {
         wrong
     }
 
+    pub fn delayed_until(&self) -> Option<Timestamp> {
+        self.delay.map(|delay| delay.until)
+    }
+
+    /// An event about to expire that the delay would outlast may be used as the probe, but not more often than the
+    /// endpoint would be left alone at first.
+    fn may_ask_before_expiry(&self, delay: Delay, expires: Option<Timestamp>, now: Timestamp) -> bool {
+        let soon =
+            |at: Timestamp| at <= now + EXPIRY_LEAD + OLDEST_RIGHT_TO && at <= delay.until + OLDEST_RIGHT_TO;
+        let wait = self.first.unwrap_or(FIRST_LEAST);
+        let again = |last: Timestamp| now < last || now + TICK >= last + wait;
+        expires.is_some_and(soon) && self.expiry_probe.is_none_or(again)
+    }
+
     /// Attempts whose time is over have failed.
     fn give_up(&mut self, now: Timestamp) {
         let mut over: Vec<Open> = Vec::new();
         self.open.retain(|open| {
             let gone = open.deadline <= now && !open.unclear;
             if gone {
-                over.push(*open);
+                over.push(open.clone());
             }
             !gone
         });
         over.sort_by_key(|open| open.deadline);
         for open in over {
-            self.fail(open, Came::TimedOut, open.deadline);
+            let deadline = open.deadline;
+            self.fail(open, Came::TimedOut, deadline);
         }
     }
 
@@ -132,11 +164,11 @@ impl Endpoint {
         self.give_up(now);
         let at = self.open.iter().position(|open| open.request == request);
         let open = at.map(|at| self.open.remove(at));
-        if unsure || open.is_some_and(|open| open.unclear) {
+        if unsure || open.as_ref().is_some_and(|open| open.unclear) {
             self.unsure = true;
             self.suspect = true;
         }
-        if well || (is_refused(came) && !self.own && open.is_some()) {
+        if well || (is_own(came) && !self.own && open.is_some()) {
             // A late success too: it is news for everyone.
             self.recover();
         } else if let Some(open) = open {
@@ -145,7 +177,7 @@ impl Endpoint {
     }
 
     fn fail(&mut self, open: Open, came: Came, at: Timestamp) {
-        if !open.obeys || self.unsure || (self.own && !is_refused(came)) {
+        if !open.obeys || self.unsure || (self.own && !is_own(came)) {
             return;
         }
         if open.stray && self.delay.is_some() {
@@ -161,15 +193,17 @@ impl Endpoint {
             Some(delay) if open.probe => {
                 let step = (delay.step * 2).max(first_delay(came)).min(DELAY_MAX);
                 self.begin(step, at);
+                self.first = Some(first_delay(came));
             }
             Some(_) => {}
             None => {
-                self.failing.insert(open.delivery);
-                if self.failing.len() + 2 >= DELAY_AFTER {
+                self.failing.extend(open.deliveries);
+                if self.failing.len() * 2 >= DELAY_AFTER {
                     self.suspect = true;
                 }
                 if self.failing.len() >= DELAY_AFTER {
                     self.begin(first_delay(came), at);
+                    self.first = Some(first_delay(came));
                 }
             }
         }
@@ -202,6 +236,7 @@ impl Endpoint {
         self.failing.clear();
         self.delay = None;
         self.asked = false;
+        self.expiry_probe = None;
         self.unsure = self.open.iter().any(|open| open.unclear);
         for open in &mut self.open {
             open.stray |= std::mem::take(&mut open.probe);
@@ -228,6 +263,7 @@ impl Endpoint {
     /// The clock was set: what is under way may end at any time. A delay ends when the clock says so.
     pub fn clock_set(&mut self) {
         self.since = Timestamp::MIN;
+        self.expiry_probe = None;
         if !self.open.is_empty() {
             self.forget();
             self.open.iter_mut().for_each(|open| open.unclear = true);
@@ -238,6 +274,8 @@ impl Endpoint {
     pub fn restart(&mut self) {
         self.failing.clear();
         self.asked = false;
+        self.first = None;
+        self.expiry_probe = None;
         self.open.clear();
         self.unsure = false;
         self.delay = self.kept;

@@ -24,6 +24,8 @@ pub struct Given {
     /// The last attempt had not ended before.
     not_before: Timestamp,
     settled: Timestamp,
+    /// Its wait for a blob began no later than this.
+    since: Timestamp,
     /// None if the clock had been set back: it may have been decided by what the clock showed before.
     era: Option<u64>,
     /// Everything that its blob may say about the last attempt.
@@ -36,6 +38,8 @@ pub struct Given {
     /// Its store was out of reach for so long that it may be dropped.
     hopeless: bool,
     dropped: bool,
+    /// Its event was delivered after all, and its letter is taken back.
+    withdrawn: bool,
 }
 
 #[derive(Clone)]
@@ -53,6 +57,15 @@ pub type Place = (String, String);
 struct Counted {
     written: Between,
     dropped: Between,
+}
+
+/// Counts of letters in one life of the server.
+#[derive(Clone, Copy, Debug)]
+pub struct LetterCounts {
+    pub written: u64,
+    /// Events, of all reasons together.
+    pub dead_lettered: u64,
+    pub dropped: u64,
 }
 
 #[derive(Default)]
@@ -84,6 +97,17 @@ impl Letters {
         self.trouble_at = self.trouble_at.max(Some(now));
     }
 
+    /// A write that failed counts towards giving up, whether the store was out of reach or the archive had no
+    /// room.
+    pub fn write_failed(&mut self, now: Timestamp) {
+        self.trouble(now);
+        let still_away = self.away.is_some_and(|(_, until)| until.is_none());
+        if !still_away {
+            self.reachable(false, now);
+            self.reachable(true, now);
+        }
+    }
+
     pub fn reachable(&mut self, reachable: bool, now: Timestamp) {
         match (reachable, &mut self.away) {
             (true, Some((_, until))) => *until = Some(now),
@@ -96,12 +120,12 @@ impl Letters {
         }
     }
 
-    /// What the clock shows decides when a letter is given up. How long the store has been there again is
-    /// counted in time that passed.
+    /// What the clock shows decides when a letter is given up. A store that is there again has been so for the
+    /// time that passed; after the clock was set back, nobody tries before it shows the same time again.
     pub fn clock_set(&mut self, before: Timestamp, now: Timestamp) {
         if let Some((since, until)) = &mut self.away {
             *since = (*since).min(now);
-            if let Some(until) = until {
+            if let Some(until) = until.as_mut().filter(|_| now > before) {
                 *until = now - before.since(*until);
             }
         }
@@ -119,7 +143,7 @@ impl Books {
         let delivery = &self.deliveries[&key];
         let rules = &self.subs[key.0].rules;
         let mut outcomes = BTreeSet::new();
-        let mut not_before = None;
+        let (mut not_before, mut latest) = (None, None);
         let mut attempts = delivery.recorded;
         for one in delivery.tries.iter().rev().filter(|one| one.recorded) {
             let request = &self.requests[one.request];
@@ -131,6 +155,9 @@ impl Books {
                 (_, _) => (timed_out, vec!["TimedOut"]),
             };
             outcomes.extend(names);
+            // One that was never recorded does not count.
+            let recorded = delivery.tried_at.filter(|_| !one.settled_late);
+            latest = latest.max(Some(recorded.unwrap_or(now)));
             not_before = Some(not_before.map_or(at, |before: Timestamp| before.min(at)));
             // One of an earlier life was cut short and never recorded; or it ended while the server stopped.
             if one.settled_late {
@@ -143,8 +170,14 @@ impl Books {
             outcomes.insert("Probation");
         }
         let published = self.events.get(&key.1).map(|event| event.published);
+        // That its time was over showed only when it was due again.
+        let since = match reason {
+            Reason::TimeToLiveExceeded => latest.unwrap_or(now).min(now),
+            _ => now,
+        };
         let given = Given {
             reason,
+            since,
             not_before: not_before.or(published).unwrap_or(now).min(now),
             settled: now,
             era: (now >= self.latest).then_some(self.era),
@@ -154,6 +187,7 @@ impl Books {
             done: false,
             hopeless: false,
             dropped: false,
+            withdrawn: false,
         };
         self.letters.given.insert(key, given);
     }
@@ -257,11 +291,17 @@ impl Books {
         }
         let gathered = self.letters.written_at.map(|at| at + rules.letter_delay / 100);
         let tried_again = self.letters.trouble_at.map(|at| at + TRIED_AGAIN);
-        let due =
-            (given.settled + rules.letter_delay).max(gathered.max(tried_again).unwrap_or(Timestamp::MIN));
+        let due = (given.since + rules.letter_delay).max(given.settled);
+        let due = due.max(gathered.max(tried_again).unwrap_or(Timestamp::MIN));
         if now > due + WRITING && given.era == Some(self.era) && self.undisturbed() {
             let what = format!("event {id} for {name} is written at {now}, it was due {due}");
             found.push((Kind::HeldBack, what));
+        }
+        if let Some(at) = self.heard_late(key).filter(|at| now > *at + WRITING)
+            && self.undisturbed()
+        {
+            let what = format!("event {id} for {name} is in a blob at {now}, and it was taken late at {at}");
+            found.push((Kind::NotALetter, what));
         }
         let text = |name: &str| letter.get(name).and_then(Raw::as_str).unwrap_or_default();
         let attempts = letter.get("deliveryAttempts").and_then(Raw::as_number);
@@ -296,9 +336,41 @@ impl Books {
         }
     }
 
-    /// The log is about to be told to forget these letters. Who has no blob is dropped: is that right?
+    /// When an attempt was answered with a success that came late, in time, and in this life, so that it counts.
+    fn heard_late(&self, key: Key) -> Option<Timestamp> {
+        let rules = &self.subs[key.0].rules;
+        let window = rules.late_window()?;
+        let tries = self.deliveries.get(&key)?.tries.iter();
+        let successes = tries.filter_map(|one| {
+            let request = &self.requests[one.request];
+            let ended = request.ended?;
+            let late = request.told(rules) == Told::TimedOut && ended.at + TICK < request.at + window;
+            let heard = request.life == self.life && ended.sets == self.sets;
+            (late && heard && request.succeeded(rules)).then_some(ended.at)
+        });
+        successes.min()
+    }
+
+    /// Whether somebody took the event, in time or late by not too much.
+    fn was_taken(&self, key: Key) -> bool {
+        let rules = &self.subs[key.0].rules;
+        let mut tries = self.deliveries.get(&key).into_iter().flat_map(|one| &one.tries);
+        tries.any(|one| {
+            let request = &self.requests[one.request];
+            request.succeeded(rules) && request.may_count(rules)
+        })
+    }
+
+    /// The log is about to be told to forget these letters. Who has no blob is dropped or taken back: is that right?
     pub fn forgetting(&mut self, keys: &[Key], now: Timestamp) {
         for key in keys {
+            let was_taken = self.was_taken(*key);
+            if let Some(given) = self.letters.given.get_mut(key) {
+                given.withdrawn = was_taken && given.put.is_none();
+                if given.withdrawn {
+                    continue;
+                }
+            }
             let sub = &self.subs[key.0];
             let given = self.letters.given.get_mut(key);
             let Some(given) = given.filter(|given| given.put.is_none()) else {
@@ -331,6 +403,13 @@ impl Books {
                 continue;
             };
             given.done = true;
+            if given.withdrawn {
+                let delivery = self.deliveries.get_mut(key).expect("it was given up");
+                delivery.ends = vec!["delivered"];
+                let what = format!("letter {} of {} is taken back", key.1, self.subs[key.0].name);
+                self.note(now, || what);
+                continue;
+            }
             let counted = &mut letters.counted;
             match &given.put {
                 Some(put) if put.troubles == letters.troubles && put.life == self.life => {
@@ -354,11 +433,22 @@ impl Books {
     }
 
     /// A life has ended, and this is what it counted; nothing, if the power went.
-    pub fn counted(&mut self, said: Option<(u64, u64)>) {
+    pub fn counted(&mut self, said: Option<LetterCounts>) {
         let counted = std::mem::take(&mut self.letters.counted);
-        let Some((written, dropped)) = said else {
+        let Some(LetterCounts {
+            written,
+            dead_lettered,
+            dropped,
+        }) = said
+        else {
             return;
         };
+        // An event is dead-lettered when it is in its blob, not when it was given up.
+        if dead_lettered != written {
+            let what =
+                format!("{dead_lettered} events counted as dead-lettered, {written} letters as written");
+            self.wrong(Kind::Miscounted, what);
+        }
         let within = |said: u64, b: Between| u64::from(b.least) <= said && said <= u64::from(b.most);
         if !within(written, counted.written) || !within(dropped, counted.dropped) {
             let what = format!(

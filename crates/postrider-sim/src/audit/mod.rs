@@ -12,7 +12,7 @@ mod rules;
 use books::{Books, Ended, Event, Sub};
 pub use endpoint::Delay;
 use endpoint::Endpoint;
-pub use letters::Place;
+pub use letters::{LetterCounts, Place};
 use pauses::Pauses;
 use postrider_core::ids::{Position, SubscriptionId};
 use postrider_core::json::Raw;
@@ -57,6 +57,8 @@ pub enum Kind {
     NotPaused,
     /// Sent for a subscription that is gone, to a place where it does not point, or where nobody should go.
     Astray,
+    /// Sent again in a batch larger than half of one that was too large.
+    NotHalved,
     /// Not published, not matched, or in a batch that is too large.
     Unasked,
     /// Something is left in the log at the end.
@@ -149,6 +151,11 @@ impl Audit {
         self.books().letter_timing = Some((delay, patience));
     }
 
+    /// The operator wants batches halved after 400, too.
+    pub fn halves_after_400(&self) {
+        self.books().halves_after_400 = true;
+    }
+
     /// There is a subscription.
     pub fn subscribe(&self, subscription: &Subscription, default_profile: &str, receiver: usize) {
         let mut books = self.books();
@@ -157,12 +164,13 @@ impl Audit {
         (rules.letter_delay, rules.letter_patience) = books
             .letter_timing
             .unwrap_or((rules.letter_delay, rules.letter_patience));
+        rules.halves_after_400 = books.halves_after_400;
         books.by_id.insert(subscription.id, number);
         books.subs.push(Sub {
             name: subscription.name.clone(),
             rules,
             dead_letters: subscription.dead_letter.clone(),
-            batch_max: subscription.destination.batching().events_max.unwrap_or(1) as usize,
+            batch_max: rules::batch_max(subscription),
             receiver,
             moved: Timestamp::MIN,
             moving: None,
@@ -170,6 +178,7 @@ impl Audit {
             going: false,
             gone: None,
             pauses: Pauses::default(),
+            expired_at: None,
         });
     }
 
@@ -305,6 +314,7 @@ impl Audit {
             came,
             retry_after,
         });
+        books.halve(request);
         // Nobody may have listened for a while: the disk was full. What comes after the time for it is no news.
         let heard = books.requests[request].may_count(&rules);
         let well = match came {
@@ -380,6 +390,14 @@ impl Audit {
         books.letters.trouble(now);
     }
 
+    /// Letters could not be written, or not be noted in the archive.
+    pub fn letters_not_written(&self, what: &str) {
+        let now = self.clock.now();
+        let mut books = self.books();
+        books.note(now, || what.to_owned());
+        books.letters.write_failed(now);
+    }
+
     /// The log has not taken this announcement of a blob.
     pub fn not_announced(&self, batch: &[u8]) {
         let text = std::str::from_utf8(batch).expect("our own text");
@@ -403,8 +421,8 @@ impl Audit {
     }
 
     /// How many letters the engine says were written and dropped in a life; none, if nobody can ask it any more.
-    pub fn letters_counted(&self, written_and_dropped: Option<(u64, u64)>) {
-        self.books().counted(written_and_dropped);
+    pub fn letters_counted(&self, said: Option<LetterCounts>) {
+        self.books().counted(said);
     }
 
     /// A receiver was told of a blob.
@@ -459,6 +477,8 @@ impl Audit {
         let elapsed = (self.elapsed)();
         let mut books = self.books();
         books.sets += 1;
+        // The engine may have decided by it, though nothing was seen then.
+        books.latest = books.latest.max(before);
         let now = self.clock.now();
         books.letters.clock_set(before, now);
         books.note(now, || "the clock was set".into());

@@ -32,6 +32,8 @@ pub struct Rules {
     pub document: Document,
     /// Some rules treat Azure resources and webhooks differently.
     azure_resource: bool,
+    /// A request may hold several events.
+    batched: bool,
     pub dead_letter: bool,
     pub attempts_max: u32,
     pub time_to_live: Duration,
@@ -39,14 +41,24 @@ pub struct Rules {
     pub letter_delay: Duration,
     /// A dead letter is dropped when its store was out of reach for so long.
     pub letter_patience: Duration,
+    /// The operator wants batches halved after 400, too.
+    pub halves_after_400: bool,
 }
 
-/// Five minutes, and four hours: the same in every document.
-pub const LETTER_DELAY: Duration = Duration::from_secs(300);
+/// The same in every document but the first.
+const LETTER_DELAY: Duration = Duration::from_secs(300);
+/// The same in every document that names it.
 pub const LETTER_PATIENCE: Duration = Duration::from_secs(4 * 3600);
 
 fn seconds(table: &[u64], index: usize) -> Duration {
     Duration::from_secs(table[index.min(table.len() - 1)])
+}
+
+/// How many events a request may have. Either limit turns batching on; without a number it is ten.
+pub fn batch_max(subscription: &Subscription) -> usize {
+    let batching = subscription.destination.batching();
+    let otherwise = batching.preferred_kilobytes.map_or(1, |_| 10);
+    batching.events_max.unwrap_or(otherwise) as usize
 }
 
 impl Rules {
@@ -65,11 +77,16 @@ impl Rules {
         Rules {
             document,
             azure_resource: matches!(subscription.destination, Destination::EventGrid { .. }),
+            batched: batch_max(subscription) > 1,
             dead_letter: subscription.dead_letter.is_some(),
             attempts_max: subscription.retry.attempts_max.unwrap_or(30),
             time_to_live: Duration::from_secs(u64::from(minutes) * 60),
-            letter_delay: LETTER_DELAY,
+            letter_delay: match document {
+                Cloud2018 => Duration::ZERO,
+                Cloud2019 | Cloud2020 | Cloud2021 | Current | Edge => LETTER_DELAY,
+            },
             letter_patience: LETTER_PATIENCE,
+            halves_after_400: false,
         }
     }
 
@@ -78,6 +95,11 @@ impl Rules {
             Cloud2018 | Cloud2019 => status == 200 || status == 202,
             Cloud2020 | Cloud2021 | Current | Edge => (200..=204).contains(&status),
         }
+    }
+
+    /// Says of a batch that it is too large, and nothing of any one of its events.
+    pub fn halves(&self, status: u16) -> bool {
+        status == 413 || (status == 400 && self.halves_after_400)
     }
 
     /// Never retried.
@@ -132,6 +154,7 @@ impl Rules {
     pub fn response_timeout(&self) -> Duration {
         Duration::from_secs(match self.document {
             Cloud2018 | Edge => 60,
+            Cloud2021 if self.batched => 60,
             Cloud2019 | Cloud2020 | Cloud2021 | Current => 30,
         })
     }
@@ -153,6 +176,10 @@ impl Rules {
 /// So many different deliveries must fail before an endpoint is left alone.
 pub const DELAY_AFTER: usize = 10;
 pub const DELAY_MAX: Duration = Duration::from_secs(4 * 3600);
+/// An event that would expire while its endpoint is left alone is attempted this much earlier.
+pub const EXPIRY_LEAD: Duration = Duration::from_secs(10);
+/// The longest of the first delays: no event makes for an early attempt more often.
+pub const FIRST_DELAY_MAX: Duration = Duration::from_secs(300);
 
 /// How long an endpoint is left alone at first.
 pub fn first_delay(came: Came) -> Duration {
