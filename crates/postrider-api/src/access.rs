@@ -2,6 +2,8 @@
 
 use crate::Server;
 use crate::http::Call;
+use crate::own_address::is_own_name;
+use crate::throttle::{CredentialKind, LockedOut};
 use postrider_core::ids::Secret;
 use postrider_wire::token::Token;
 use std::fmt;
@@ -9,6 +11,38 @@ use std::time::Duration;
 
 /// By how much the clocks of those who issue and those who judge tokens may differ.
 pub(crate) const LEEWAY: Duration = Duration::from_secs(120);
+
+/// The audiences of Azure's management API and of Event Grid, in each of its clouds: what az and the SDKs ask for unless
+/// they are told otherwise.
+const AUDIENCES: [&str; 9] = [
+    "https://management.azure.com",
+    "https://management.core.windows.net",
+    "https://eventgrid.azure.net",
+    "https://management.usgovcloudapi.net",
+    "https://management.core.usgovcloudapi.net",
+    "https://eventgrid.azure.us",
+    "https://management.chinacloudapi.cn",
+    "https://management.core.chinacloudapi.cn",
+    "https://eventgrid.azure.cn",
+];
+
+/// The host without its port.
+fn host_name(host: &str) -> &str {
+    match host.strip_prefix('[') {
+        Some(rest) => rest.split(']').next().unwrap_or(rest),
+        None => host.split(':').next().unwrap_or(host),
+    }
+}
+
+/// The host of a URL that has no path.
+fn host_of(url: &str) -> Option<&str> {
+    let (scheme, authority) = url.split_once("://")?;
+    let web = ["http", "https"]
+        .iter()
+        .any(|known| known.eq_ignore_ascii_case(scheme));
+    let plain = !authority.is_empty() && !authority.contains(['/', '?', '#', '@']);
+    (web && plain).then(|| host_name(authority))
+}
 
 /// What a client may do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -119,6 +153,15 @@ pub enum NoAccess {
     /// 403.
     #[error("{0}")]
     Forbidden(String),
+    /// 429.
+    #[error("{0}")]
+    LockedOut(String),
+}
+
+impl From<LockedOut> for NoAccess {
+    fn from(locked: LockedOut) -> NoAccess {
+        NoAccess::LockedOut(locked.reason())
+    }
 }
 
 impl NoAccess {
@@ -127,35 +170,108 @@ impl NoAccess {
     }
 }
 
+/// Credential of a request whose answer goes on for hours: what was given by a login can be revoked meanwhile.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum LastingCredential {
+    /// The id of a browser's session.
+    Session(String),
+    /// A token of ours.
+    Token { client: String, id: String, epoch: u64 },
+    /// A client's secret or an external issuer's token, which this server cannot revoke.
+    Other,
+}
+
 impl Server {
+    /// The credential that a request was admitted by.
+    pub(crate) fn lasting_credential(&self, call: &Call) -> Result<LastingCredential, NoAccess> {
+        // A request with a credential is not judged by its cookie.
+        if !call.headers.contains_key(hyper::header::AUTHORIZATION) {
+            let session = self.session(call)?;
+            return Ok(session.map_or(LastingCredential::Other, |(id, _)| LastingCredential::Session(id)));
+        }
+        let token = bearer_of(call).and_then(Token::parse);
+        Ok(match token {
+            Some(token) if self.access.has_signed(&token, self.wall.now()) => {
+                let (client, id, epoch) = grant_of(&token);
+                LastingCredential::Token {
+                    client: client.to_owned(),
+                    id: id.to_owned(),
+                    epoch,
+                }
+            }
+            _ => LastingCredential::Other,
+        })
+    }
+
+    /// Whether a credential was not revoked since, nor its session ended.
+    pub(crate) fn still_holds(&self, credential: &LastingCredential) -> bool {
+        match credential {
+            LastingCredential::Session(id) => self.live_session(id, self.wall.now()).is_some(),
+            LastingCredential::Token { client, id, epoch } => self.access.holds(client, id, *epoch),
+            LastingCredential::Other => true,
+        }
+    }
+
     /// Judges the bearer token of a request: a client's secret, a token of ours, or one of the external issuer.
     /// Where no credential is sent along, the session of a browser stands for the client who began it.
     pub fn caller(&self, call: &Call, need: Need) -> Result<Caller, NoAccess> {
         if !call.headers.contains_key(hyper::header::AUTHORIZATION)
             && let Some((_, session)) = self.session(call)?
         {
-            return self.caller_of_session(&session)?.need(need);
+            let caller = self.caller_of_session(&session)?;
+            call.notes.caller(&caller, "session");
+            return call.identified(caller).need(need);
         }
         let Some(token) = bearer_of(call) else {
             return Err(NoAccess::unknown("a bearer token is required"));
         };
-        self.caller_of_token(token)?.need(need)
+        let caller = self.caller_of_token(call, token)?;
+        call.notes.caller(&caller, self.kind_of_credential(token));
+        call.identified(caller).need(need)
+    }
+
+    /// Kind of a valid bearer token, as the audit log names it.
+    fn kind_of_credential(&self, token: &str) -> &'static str {
+        match Token::parse(token) {
+            Some(token) if self.access.has_signed(&token, self.wall.now()) => "token",
+            Some(token)
+                if self
+                    .issuer
+                    .as_ref()
+                    .is_some_and(|one| one.claims_to_have_made(&token)) =>
+            {
+                "issuer"
+            }
+            _ => "secret",
+        }
     }
 
     /// Whose token this is.
-    pub fn caller_of_token(&self, token: &str) -> Result<Caller, NoAccess> {
-        if let Some(client) = self.client_with_secret(token) {
-            return Ok(client.into());
-        }
-        let Some(token) = Token::parse(token) else {
-            return Err(NoAccess::unknown("the bearer token is not valid"));
+    pub fn caller_of_token(&self, call: &Call, token: &str) -> Result<Caller, NoAccess> {
+        let wrong = |reason: &str| match self.wrong_credential(call, CredentialKind::Bearer, "") {
+            Ok(()) => NoAccess::unknown(reason),
+            Err(locked) => locked.into(),
         };
-        if self.config.signing_key.has_signed(&token) {
-            return self.caller_of_ours(&token);
+        let Some(token) = Token::parse(token) else {
+            self.check_lockout(call, CredentialKind::Bearer)?;
+            return match self.client_with_secret(token) {
+                Some(client) => Ok(client.into()),
+                None => Err(wrong("the bearer token is not valid")),
+            };
+        };
+        if self.access.has_signed(&token, self.wall.now()) {
+            return self.caller_of_ours(call, &token);
         }
         match &self.issuer {
-            Some(issuer) if issuer.claims_to_have_made(&token) => issuer.caller(&token, self.wall.now()),
-            _ => Err(NoAccess::unknown(
+            Some(issuer) if issuer.claims_to_have_made(&token) => {
+                let caller = issuer.caller(&token, self.wall.now());
+                match caller {
+                    // Expired credentials and those that cannot be judged are no guesses.
+                    Err(NoAccess::Unknown(reason)) if issuer.is_forged(&token) => Err(wrong(&reason)),
+                    other => other,
+                }
+            }
+            _ => Err(wrong(
                 "the bearer token was not signed by anyone whom this server trusts",
             )),
         }
@@ -163,17 +279,78 @@ impl Server {
 
     /// What a client may do is in the configuration, not in the token: who is taken out of it, or given
     /// another role, need not be waited for.
-    fn caller_of_ours(&self, token: &Token<'_>) -> Result<Caller, NoAccess> {
+    fn caller_of_ours(&self, call: &Call, token: &Token<'_>) -> Result<Caller, NoAccess> {
         token
             .check_time(self.wall.now(), LEEWAY)
             .map_err(NoAccess::unknown)?;
-        let id = token.claim("appid").unwrap_or_default();
+        if !token
+            .claim("iss")
+            .is_some_and(|issuer| self.is_own_issuer(call, issuer))
+        {
+            return Err(NoAccess::unknown(
+                "the token names another issuer than this server",
+            ));
+        }
+        if !token
+            .claim("aud")
+            .is_some_and(|audience| self.is_own_audience(call, audience))
+        {
+            return Err(NoAccess::unknown(
+                "the token was made for another audience than this server; ask for \
+                 https://management.azure.com/, https://eventgrid.azure.net/ or the server's own URL",
+            ));
+        }
+        let (id, jti, epoch) = grant_of(token);
+        if !self.access.holds(id, jti, epoch) {
+            return Err(NoAccess::unknown("the token was revoked; log in again"));
+        }
         match self.client(id) {
             Some(client) => Ok(client.into()),
             None => Err(NoAccess::unknown(format!(
                 "the token was given to '{id}', which is no longer a client of this server"
             ))),
         }
+    }
+
+    /// As [`crate::login`] names the issuer of our tokens, below a URL of this server.
+    fn is_own_issuer(&self, call: &Call, issuer: &str) -> bool {
+        let tenant = &self.config.tenant;
+        let endings = [
+            "/adfs".to_owned(),
+            format!("/{tenant}/"),
+            format!("/{tenant}/v2.0"),
+        ];
+        let mut bases = endings
+            .iter()
+            .filter_map(|ending| issuer.strip_suffix(ending.as_str()));
+        bases.any(|base| self.is_own_url(call, base))
+    }
+
+    /// Audiences that clients ask tokens for: the resources of Azure that this server stands for, or the server itself.
+    fn is_own_audience(&self, call: &Call, audience: &str) -> bool {
+        let audience = audience.trim_end_matches('/');
+        AUDIENCES.iter().any(|known| known.eq_ignore_ascii_case(audience)) || self.is_own_url(call, audience)
+    }
+
+    /// Whether this is a URL of this server without a path: by one of its names, the address that the client has
+    /// connected to, or the name of another node of the cluster. Ports do not count: tokens are taken by every listener
+    /// and node. The `Host` header does not count either: whoever replays a token that was made for another server
+    /// writes the name of that server into it.
+    fn is_own_url(&self, call: &Call, url: &str) -> bool {
+        let public = self.config.public_url.as_deref().unwrap_or_default();
+        if !public.is_empty() && public.trim_end_matches('/').eq_ignore_ascii_case(url) {
+            return true;
+        }
+        let Some(host) = host_of(url) else {
+            return false;
+        };
+        let is = |name: &str| name.eq_ignore_ascii_case(host);
+        let of_node = |url: &str| host_of(url.trim_end_matches('/')).is_some_and(is);
+        is_own_name(self, call.local, host)
+            || self
+                .cluster
+                .as_ref()
+                .is_some_and(|cluster| cluster.now().nodes.iter().any(|node| of_node(&node.url)))
     }
 
     pub(crate) fn client(&self, id: &str) -> Option<&Client> {
@@ -205,6 +382,13 @@ impl Server {
             issuer.prepare(&token, self.wall.now()).await;
         }
     }
+}
+
+/// Client, id and epoch of a token of ours. Tokens of earlier versions have neither id nor epoch.
+fn grant_of<'a>(token: &'a Token<'_>) -> (&'a str, &'a str, u64) {
+    let claim = |name| token.claim(name).unwrap_or_default();
+    let epoch = token.claims["epoch"].as_u64().unwrap_or_default();
+    (claim("appid"), claim("jti"), epoch)
 }
 
 fn bearer_of(call: &Call) -> Option<&str> {
@@ -280,6 +464,24 @@ mod tests {
             ("", ""),
         ] {
             assert!(!same(known, presented), "{known:?} {presented:?}");
+        }
+    }
+
+    #[test]
+    fn the_host_of_an_audience_has_no_path() {
+        let check = |url: &str, expected: Option<&str>| assert_eq!(host_of(url), expected, "{url}");
+        check("https://h", Some("h"));
+        check("HTTP://h:1", Some("h"));
+        check("https://[::1]:1", Some("::1"));
+        for bad in [
+            "h",
+            "https://",
+            "https://h/x",
+            "api://h",
+            "https://h@evil",
+            "https://h?x",
+        ] {
+            check(bad, None);
         }
     }
 

@@ -1,14 +1,16 @@
 //! What other nodes changed a moment ago may not have been heard of here. It is looked for before something is changed,
-//! and before something is said not to be there; and who changes something waits until the others have heard of it.
+//! and before something is said not to be there; and a change is answered once no node acts by the old state any more.
 
 use crate::Server;
 use crate::http::{self, Answer, Call, Segments};
+use crate::publish;
 use bytes::Bytes;
 use hyper::header::{HeaderValue, RETRY_AFTER};
 use hyper::{Method, StatusCode};
+use postrider_wire::publish::Road;
 use std::sync::Arc;
 
-/// The question that makes a node look for what others have changed.
+/// The question by which nodes of earlier versions make others look for what they have changed.
 pub const CATCH_UP: &str = "catch-up";
 
 /// What a request wants of things that other nodes may have made.
@@ -18,6 +20,10 @@ enum Asking {
     Otherwise,
     /// That they are there. Nothing of the request has been read when it is found that they are not.
     ToUse,
+    /// To hand events to them, which are matched by everything that was answered before.
+    ToPublish(Road),
+    /// To put a subscription in force whose webhook was asked.
+    ToValidate,
     /// To make, change or delete one.
     ToChange,
 }
@@ -44,8 +50,11 @@ fn asking(method: &Method, path: &str, segments: &Segments<'_>) -> Asking {
     };
     let edge = matches!(count, 3 | 4) && is(0, "topics") && is(2, "events");
     let validation = count == 3 && is(0, "eventsubscriptions") && is(2, "validate");
-    if cloud || edge || validation {
-        return Asking::ToUse;
+    match () {
+        () if cloud => return Asking::ToPublish(Road::Cloud),
+        () if edge => return Asking::ToPublish(Road::Edge),
+        () if validation => return Asking::ToValidate,
+        () => {}
     }
     // Whoever listens answers deliveries below the same word.
     let ours = is(0, "postrider") && (OURS.iter().any(|word| is(2, word)) || (count == 3 && is(2, "listen")));
@@ -66,10 +75,15 @@ pub async fn answer(server: &Arc<Server>, call: &mut Call, path: &str, segments:
         return http::road(server, call, path, segments).await;
     }
     let asking = asking(&call.method, path, segments);
+    if let Asking::ToPublish(road) = asking
+        && let Err(error) = publish::check_current(server)
+    {
+        return publish::refuse(server, call, &error, road);
+    }
     if asking != Asking::ToChange {
         let answer = http::road(server, call, path, segments).await;
         if asking == Asking::Otherwise || answer.status() != StatusCode::NOT_FOUND {
-            return answer;
+            return confirmed(server, call, asking, answer).await;
         }
     }
     let letters = segments.get(2).eq_ignore_ascii_case("deadletters");
@@ -83,35 +97,38 @@ pub async fn answer(server: &Arc<Server>, call: &mut Call, path: &str, segments:
     match caught_up.await {
         Ok(()) => {
             let answer = http::road(server, call, path, segments).await;
-            if asking == Asking::ToChange && answer.status().is_success() {
-                spread(server).await;
-            }
-            answer
+            confirmed(server, call, asking, answer).await
         }
-        Err(e) => {
-            let error = serde_json::json!({"code": "ServiceUnavailable", "message": e.to_string()});
-            let body = serde_json::json!({"error": error}).to_string();
-            let mut answer = http::json(StatusCode::SERVICE_UNAVAILABLE, body, &call.id);
-            answer
-                .headers_mut()
-                .insert(RETRY_AFTER, HeaderValue::from_static("1"));
-            answer
-        }
+        Err(e) => unavailable(call, &e),
     }
 }
 
-/// By the time that whoever made a change is told so it is in force at all nodes that can be reached: events that are
-/// published next are matched by it wherever they are taken in. Those out of reach hear of it when they can.
-pub(crate) async fn spread(server: &Server) {
-    if let Some(peers) = &server.peers {
-        let told = peers.ask(CATCH_UP, Bytes::new()).await;
-        if !told.missing.is_empty() {
-            tracing::debug!(nodes = ?told.missing, "a change may not be in force at other nodes yet");
-        }
+fn unavailable(call: &Call, why: &postrider_engine::Error) -> Answer {
+    let error = serde_json::json!({"code": "ServiceUnavailable", "message": why.to_string()});
+    let body = serde_json::json!({"error": error}).to_string();
+    let mut answer = http::json(StatusCode::SERVICE_UNAVAILABLE, body, &call.id);
+    answer
+        .headers_mut()
+        .insert(RETRY_AFTER, HeaderValue::from_static("1"));
+    answer
+}
+
+/// The answer to a change, once the change is in force at every node: events that are published next are matched by it
+/// wherever they are taken in. That something is gone is an answer of this kind, too. If a node that may act by the old
+/// state does not follow in time the answer is 503: the change is stored, and the request can be repeated.
+async fn confirmed(server: &Server, call: &Call, asking: Asking, answer: Answer) -> Answer {
+    let changes = matches!(asking, Asking::ToChange | Asking::ToValidate);
+    let tells = answer.status().is_success() || answer.status() == StatusCode::NOT_FOUND;
+    if !(changes && tells) {
+        return answer;
+    }
+    match server.engine.in_force_everywhere().await {
+        Ok(()) => answer,
+        Err(e) => unavailable(call, &e),
     }
 }
 
-/// Another node has changed something, and waits until it is in force here.
+/// A node of an earlier version has changed something, and waits until it is in force here.
 pub async fn answer_catch_up(server: &Server) -> Result<Bytes, String> {
     let caught_up = server.engine.catch_up().await;
     caught_up.map(|()| Bytes::new()).map_err(|e| e.to_string())
@@ -137,15 +154,11 @@ mod tests {
         check(Method::POST, &format!("{arm}/regenerateKey"), Asking::ToChange);
         let subscription = format!("{arm}/providers/Microsoft.EventGrid/eventSubscriptions/s");
         check(Method::POST, &format!("{subscription}/getfullurl"), Asking::ToUse);
-        for published in [
-            "/topics/t/api/events",
-            "/domains/d/api/events",
-            "/api/events",
-            "/topics/t/events",
-        ] {
-            check(Method::POST, published, Asking::ToUse);
+        for published in ["/topics/t/api/events", "/domains/d/api/events", "/api/events"] {
+            check(Method::POST, published, Asking::ToPublish(Road::Cloud));
         }
-        check(Method::GET, "/eventSubscriptions/s/validate", Asking::ToUse);
+        check(Method::POST, "/topics/t/events", Asking::ToPublish(Road::Edge));
+        check(Method::GET, "/eventSubscriptions/s/validate", Asking::ToValidate);
         check(Method::GET, "/topics/t/eventSubscriptions/s", Asking::ToUse);
         check(Method::DELETE, "/topics/t/eventSubscriptions/s", Asking::ToChange);
         check(

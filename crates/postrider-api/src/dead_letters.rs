@@ -2,6 +2,7 @@
 
 mod which;
 mod page;
+mod pending;
 mod replays;
 #[cfg(test)]
 mod tests;
@@ -14,14 +15,14 @@ use crate::ours::{Problem, nothing_here, read_object};
 use crate::peers::{Heard, Peers, gather};
 use hyper::{Method, StatusCode};
 use postrider_core::ids::SubscriptionId;
-use postrider_core::time::Timestamp;
+use postrider_core::time::{Clock, Timestamp};
 use postrider_engine::Engine;
 use postrider_store::LettersWaiting;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use which::{Asked, LetterName, Names};
+use which::{Asked, LetterName, LetterUse, Names};
 pub(crate) use which::{read_query, read_since, unknown};
 
 /// Answers a request for what lies under `deadletters`; its sender is known to be a client.
@@ -29,7 +30,7 @@ pub(crate) async fn answer(server: &Server, call: &mut Call, path: &[&str]) -> R
     let engine = &server.engine;
     let peers = server.peers.as_deref();
     let wanted = match path {
-        ["replay"] | ["purge"] | ["replays", _, "cancel" | "resume"] => Method::POST,
+        ["replay"] | ["purge"] | ["write"] | ["replays", _, "cancel" | "resume"] => Method::POST,
         [] | [_] | ["replays", _] => Method::GET,
         _ => return Err(nothing_here(call)),
     };
@@ -46,7 +47,7 @@ pub(crate) async fn answer(server: &Server, call: &mut Call, path: &[&str]) -> R
     let id = &call.id;
     Ok(match path {
         [] => ok(id, &page::list(engine, peers, query).await?),
-        ["summary"] => ok(id, &summary(engine, peers).await?),
+        ["summary"] => ok(id, &summary(engine, &*server.wall, peers).await?),
         ["replays"] => ok(
             id,
             &Listed {
@@ -57,8 +58,8 @@ pub(crate) async fn answer(server: &Server, call: &mut Call, path: &[&str]) -> R
         ["replays", job] => ok(id, &replays::get(engine, job).await?),
         ["replay"] => {
             let members = read_object(call).await?;
-            match replays::start(engine, &members).await? {
-                replays::Started::Counted(count) => ok(&call.id, &json!({"count": count})),
+            match replays::start(engine, peers, &members).await? {
+                replays::Started::Counted(counted) => ok(&call.id, &counted),
                 replays::Started::UnderWay(job) => accepted(&call.id, &job),
             }
         }
@@ -75,6 +76,14 @@ pub(crate) async fn answer(server: &Server, call: &mut Call, path: &[&str]) -> R
         ["purge"] => {
             let members = read_object(call).await?;
             ok(&call.id, &purge(engine, &members).await?)
+        }
+        ["write"] => {
+            let members = match call.announced_bytes() {
+                Some(0) => Map::new(),
+                _ => read_object(call).await?,
+            };
+            let asked = Asked::read(&members, engine.clock.now(), LetterUse::Write)?;
+            ok(&call.id, &pending::write(engine, peers, &asked).await?)
         }
         [name, ..] => ok(id, &page::show(engine, peers, &decoded(name)).await?),
     })
@@ -118,7 +127,7 @@ fn trouble(e: impl Into<postrider_engine::Error>) -> Problem {
 }
 
 async fn purge(engine: &Arc<Engine>, members: &Map<String, Value>) -> Result<Value, Problem> {
-    let asked = Asked::read(members, engine.clock.now(), false)?;
+    let asked = Asked::read(members, engine.clock.now(), LetterUse::Purge)?;
     let filter = asked.meant(engine).await?.filter();
     if asked.dry_run {
         let count = engine.count_letters(&filter).await.map_err(trouble)?;
@@ -138,12 +147,23 @@ struct Tally {
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     deleted: bool,
     written: u64,
+    /// Of `written`: letters whose blob is gone.
+    missing: u64,
+    /// Of `written`: letters whose blob does not hold them as they were written.
+    damaged: u64,
+    /// Of `written`: letters whose blob was not looked at.
+    #[serde(skip_serializing_if = "is_zero")]
+    unchecked: u64,
     reasons: BTreeMap<&'static str, u64>,
     pending: u64,
     #[serde(skip_serializing_if = "Option::is_none")]
     oldest_pending: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     trouble: Option<String>,
+}
+
+fn is_zero(number: &u64) -> bool {
+    *number == 0
 }
 
 /// Letters of one subscription that wait to be written.
@@ -167,6 +187,7 @@ pub(crate) fn own_waiting(engine: &Engine) -> Vec<Waiting> {
 }
 
 pub(crate) use page::{own_letter, own_letters};
+pub(crate) use pending::{own_pending, own_write};
 
 impl Tally {
     fn add(&mut self, waiting: Waiting) {
@@ -178,13 +199,26 @@ impl Tally {
     }
 }
 
-async fn summary(engine: &Engine, peers: Option<&dyn Peers>) -> Result<Listed<Tally>, Problem> {
+async fn summary(
+    engine: &Arc<Engine>,
+    wall: &dyn Clock,
+    peers: Option<&dyn Peers>,
+) -> Result<Listed<Tally>, Problem> {
     let mut tallies: BTreeMap<_, Tally> = BTreeMap::new();
     let counts = engine.dead_letters.archive.counts().await.map_err(trouble)?;
     for (of, reason, count) in counts.into_iter().filter(|(.., count)| *count > 0) {
         let tally = tallies.entry(of).or_default();
         tally.written += count;
         tally.reasons.insert(reason.name(), count);
+    }
+    for (of, unreadable) in page::check_blobs(engine, wall).await? {
+        // A blob that was written since the count is not in it.
+        if let Some(tally) = tallies.get_mut(&of) {
+            tally.missing = unreadable.missing;
+            tally.damaged = unreadable.damaged;
+            tally.unchecked = unreadable.unchecked;
+            tally.trouble = unreadable.trouble;
+        }
     }
     let (waiting, missing) = match peers {
         None => (own_waiting(engine), Vec::new()),

@@ -1,17 +1,19 @@
 //! Making topics and subscriptions from what a road or the configuration file says about them.
 
+use crate::quotas::{QuotaReached, QuotaReservation};
 use crate::{Server, listen, locks};
 use postrider_core::ids::{Secret, SubscriptionId, TopicId};
 use postrider_core::json::Raw;
 use postrider_core::subscription::{DeadLetterDestination, Destination, Subscription, Topic, TopicKind};
 use postrider_engine::blobs::BlobError;
-use postrider_engine::directory::TopicEntry;
+use postrider_engine::directory::{Directory, TopicEntry};
 use postrider_engine::manage::Read;
+use postrider_wire::arm::RESOURCE_EVENT_TYPES;
 use postrider_wire::auth::fresh_key;
 use postrider_wire::resources::validate::{check_header_not_reserved, resource_names};
 use postrider_wire::resources::{
-    FieldError, Road, SubscriptionContext, SubscriptionSpec, TopicContext, TopicSpec, parse_domain,
-    parse_subscription, parse_system_topic, parse_topic,
+    FieldError, Road, ShownSettings, SubscriptionContext, SubscriptionSpec, TopicContext, TopicSpec,
+    parse_domain, parse_subscription, parse_system_topic, parse_topic,
 };
 use std::sync::Arc;
 
@@ -21,6 +23,14 @@ pub enum Error {
     Field(FieldError),
     #[error("topic {0:?} does not exist")]
     TopicMissing(String),
+    /// A topic has the name that the edge API does not reach.
+    #[error(
+        "topic {0:?} cannot be made through the edge API: the name is taken; choose another, or have the operator \
+         set edge = true on the topic of that name"
+    )]
+    NameTaken(String),
+    #[error(transparent)]
+    Quota(#[from] QuotaReached),
     #[error(transparent)]
     Engine(#[from] postrider_engine::Error),
 }
@@ -116,8 +126,102 @@ async fn put(
     let group = &server.config.resource_group;
     let _one_at_a_time = server.declaring.hold(kind.lock(group, name)).await;
     let known = kind.find(server, group, name);
-    let spec = kind.parse(body, road, name, known.as_ref().map(|entry| &*entry.topic))?;
+    let previous = known.as_ref().map(|entry| &*entry.topic);
+    if road == Road::Edge && previous.is_some_and(|topic| !topic.is_edge()) {
+        return Err(Error::NameTaken(name.to_owned()));
+    }
+    let spec = kind.parse(body, road, name, previous)?;
+    // A quota must not keep a server from starting with what it is configured to have.
+    let _place = match road {
+        Road::Config => None,
+        Road::Edge | Road::Azure => topic_place(server, &spec, previous)?,
+    };
     store(server, spec, group, known, keys).await
+}
+
+/// A place below the quota of a topic that is to be made, or that is to count against another quota than before.
+pub(crate) fn topic_place<'a>(
+    server: &'a Server,
+    spec: &TopicSpec,
+    previous: Option<&Topic>,
+) -> Result<Option<QuotaReservation<'a>>, QuotaReached> {
+    let edge = spec.edge == Some(true);
+    if previous.is_some_and(|previous| previous.is_edge() == edge) {
+        return Ok(None);
+    }
+    let (directory, quotas) = (&server.engine.directory, &server.config.quotas);
+    let (what, key, count, most): (_, _, fn(&Directory) -> usize, _) = match spec.kind {
+        TopicKind::Custom if edge => (
+            "topics of the edge API",
+            "quotas.edge_topics",
+            Directory::edge_topic_count,
+            quotas.edge_topics,
+        ),
+        TopicKind::Custom => (
+            "topics",
+            "quotas.topics",
+            Directory::managed_topic_count,
+            quotas.topics,
+        ),
+        TopicKind::Domain { .. } => (
+            "domains",
+            "quotas.domains",
+            Directory::domain_count,
+            quotas.domains,
+        ),
+        TopicKind::System { .. } => (
+            "system topics",
+            "quotas.system_topics",
+            Directory::system_topic_count,
+            quotas.system_topics,
+        ),
+        TopicKind::Scope { .. } => return Ok(None),
+    };
+    let place = server
+        .quota_reservations
+        .reserve(key.to_owned(), || count(directory), most);
+    place.map(Some).ok_or_else(|| QuotaReached {
+        owner: format!("The subscription '{}'", server.config.account),
+        what,
+        most,
+        key,
+    })
+}
+
+/// A place below the quota of a domain for another topic.
+pub(crate) fn domain_topic_place<'a>(
+    server: &'a Server,
+    domain: &Topic,
+) -> Result<QuotaReservation<'a>, QuotaReached> {
+    let most = server.config.quotas.domain_topics;
+    let count = || server.engine.directory.domain_topic_count(domain.id);
+    let place = server
+        .quota_reservations
+        .reserve(format!("domain_topics/{}", domain.id.0), count, most);
+    place.ok_or_else(|| QuotaReached {
+        owner: format!("The domain '{}'", domain.name),
+        what: "topics",
+        most,
+        key: "quotas.domain_topics",
+    })
+}
+
+/// A place for another subscription of an edge topic.
+fn edge_subscription_place<'a>(
+    server: &'a Server,
+    topic: &Topic,
+) -> Result<QuotaReservation<'a>, QuotaReached> {
+    let most = server.config.quotas.edge_subscriptions_per_topic;
+    let count = || server.engine.directory.subscription_count(topic.id);
+    let place = server
+        .quota_reservations
+        .reserve(format!("subscriptions/{}", topic.id.0), count, most);
+    place.ok_or_else(|| QuotaReached {
+        owner: format!("The topic '{}'", topic.name),
+        what: "event subscriptions",
+        most,
+        key: "quotas.edge_subscriptions_per_topic",
+    })
 }
 
 /// Makes what was read durable. Whoever calls holds its key and has found `known` since.
@@ -167,7 +271,10 @@ pub async fn subscription(
     name: &str,
 ) -> Result<(Arc<TopicEntry>, Arc<Subscription>), Error> {
     let directory = &server.engine.directory;
-    let Some(topic) = directory.topic(topic) else {
+    let Some(topic) = directory
+        .topic(topic)
+        .filter(|entry| road != Road::Edge || entry.topic.is_edge())
+    else {
         return Err(Error::TopicMissing(topic.to_owned()));
     };
     let made = put_subscription(server, body, road, &topic, None, name).await?;
@@ -228,9 +335,16 @@ async fn put_subscription(
         now: engine.clock.now(),
         previous: previous.as_deref(),
         api_version: "",
+        shown: previous
+            .as_deref()
+            .map(|previous| shown_settings(server, previous, Some(topic))),
     };
     let spec = parse_subscription(body, &context)?;
     check_subscription(server, road, &spec, previous.as_deref()).await?;
+    let _place = match &previous {
+        None if road == Road::Edge => Some(edge_subscription_place(server, &topic.topic)?),
+        _ => None,
+    };
     let (id, created) = match &previous {
         Some(known) => (known.id, known.created),
         None => (SubscriptionId(engine.next_id().await?), context.now),
@@ -238,6 +352,20 @@ async fn put_subscription(
     let domain_topic = domain_topic.map(str::to_owned);
     let subscription = spec.into_subscription(id, topic.topic.id, domain_topic, created);
     Ok(put_at_once(server, subscription, read).await?)
+}
+
+/// Settings as reads of a subscription show them, with defaults where it sets nothing.
+pub(crate) fn shown_settings(
+    server: &Server,
+    subscription: &Subscription,
+    topic: Option<&TopicEntry>,
+) -> ShownSettings {
+    let profile = server.engine.profile(subscription, topic);
+    ShownSettings::of(
+        subscription,
+        profile,
+        &server.config.resource_limits.batch_defaults,
+    )
 }
 
 /// The topic as the parser of its subscriptions needs to know it.
@@ -260,7 +388,22 @@ pub(crate) fn default_types(source: &str) -> &'static [&'static str] {
         Some((_, rest)) if rest.is_empty() => {
             &["Microsoft.Storage.BlobCreated", "Microsoft.Storage.BlobDeleted"]
         }
+        _ if is_group_or_account(source) => RESOURCE_EVENT_TYPES,
         _ => &[],
+    }
+}
+
+/// Whether an id is that of an Azure subscription or of a resource group.
+fn is_group_or_account(id: &str) -> bool {
+    let parts: Vec<&str> = id.trim_matches('/').split('/').collect();
+    match *parts {
+        [word, account] => word.eq_ignore_ascii_case("subscriptions") && !account.is_empty(),
+        [word, _, groups, group] => {
+            word.eq_ignore_ascii_case("subscriptions")
+                && groups.eq_ignore_ascii_case("resourceGroups")
+                && !group.is_empty()
+        }
+        _ => false,
     }
 }
 

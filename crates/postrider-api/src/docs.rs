@@ -11,9 +11,9 @@ use crate::http::{Answer, Call};
 use crate::ours::{Problem, nothing_here};
 use crate::{Server, metrics, openapi, portal};
 use bytes::Bytes;
-use html::Html;
+pub(crate) use html::Html;
 use hyper::Method;
-use std::sync::LazyLock;
+use std::sync::{LazyLock, OnceLock};
 
 /// Written as it is sent.
 const OVERVIEW: &str = include_str!("docs/overview.html");
@@ -58,6 +58,14 @@ static API: LazyLock<Bytes> = LazyLock::new(|| framed("/docs/api", reference::pa
 static PROFILES: LazyLock<Bytes> = LazyLock::new(|| framed("/docs/profiles", profiles::page()));
 static START: LazyLock<Bytes> = LazyLock::new(|| framed("/docs", overview()));
 
+/// Pages that depend on how the server was started, and on nothing that happens later: anyone may ask for
+/// them, so that they are made only once.
+#[derive(Default)]
+pub(crate) struct Pages {
+    configuration: OnceLock<Bytes>,
+    metrics: OnceLock<Bytes>,
+}
+
 pub(crate) fn answer(server: &Server, call: &Call) -> Answer {
     let outcome = page(server, call);
     portal::guarded(outcome.unwrap_or_else(|problem| problem.answer(&call.id)))
@@ -68,8 +76,14 @@ fn page(server: &Server, call: &Call) -> Result<Answer, Problem> {
         "/docs" => START.clone(),
         "/docs/api" => API.clone(),
         "/docs/profiles" => PROFILES.clone(),
-        "/docs/configuration" => framed("/docs/configuration", configuration::page(server.configuration)),
-        "/docs/metrics" => framed("/docs/metrics", metrics_page(server)),
+        "/docs/configuration" => {
+            let make = || framed("/docs/configuration", configuration::page(server.configuration));
+            server.pages.configuration.get_or_init(make).clone()
+        }
+        "/docs/metrics" => {
+            let make = || framed("/docs/metrics", metrics_page(server));
+            server.pages.metrics.get_or_init(make).clone()
+        }
         _ => return Err(nothing_here(call)),
     };
     match call.method {
@@ -115,7 +129,7 @@ fn metrics_page(server: &Server) -> Page {
     body.tag("<section class=\"panel\">\n<table class=\"members\"><thead><tr><th scope=\"col\">Name</th>");
     body.tag("<th scope=\"col\">Type</th><th scope=\"col\">Meaning</th></tr></thead>\n<tbody>\n");
     let cluster = server.cluster.as_ref().map(|view| view.now());
-    let text = metrics::text(server, cluster.as_ref());
+    let text = metrics::families(server, cluster.as_ref());
     let (mut name, mut help) = ("", "");
     for line in text.lines() {
         if let Some(said) = line.strip_prefix("# HELP ") {

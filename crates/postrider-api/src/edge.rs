@@ -1,18 +1,28 @@
 //! The edge module's API: topics and subscriptions by their short names, all at once, no handshake.
+//!
+//! The API reaches topics that were made through it or declared with `edge = true`, whether it asks for keys or not.
+//! Any other topic is answered as one that does not exist.
 
 use crate::access::{Need, NoAccess, bearer};
 use crate::declare;
-use crate::http::{Answer, Call, Segments, decoded, empty, json, status};
+use crate::http::{Answer, Call, Content, CutShort, Segments, decoded, empty, json, status};
+use crate::own_address::request_base;
 use crate::publish;
+use crate::throttle::{CredentialKind, LockedOut, are_unguessable};
 use crate::{EdgeAccess, Server};
-use hyper::header::{ALLOW, HeaderValue};
+use bytes::Bytes;
+use hyper::header::{ALLOW, HeaderName, HeaderValue};
 use hyper::{Method, StatusCode};
 use postrider_core::json::Raw;
+use postrider_core::subscription::{BatchDefaults, Destination, Origin, Subscription, Topic};
 use postrider_engine::directory::TopicEntry;
 use postrider_wire::auth::edge_authorize;
 use postrider_wire::error::{PublishError, edge_error_body};
 use postrider_wire::publish::Road;
-use postrider_wire::resources::{self, edge_subscription, edge_topic, read_body};
+use postrider_wire::resources::{
+    self, EDGE_SUBSCRIPTION, EDGE_TOPIC, EdgeSubscription, Shape, UnknownMember, edge_subscription,
+    edge_topic, read_body, unknown_members,
+};
 use serde::Serialize;
 use std::sync::Arc;
 
@@ -46,11 +56,19 @@ impl From<PublishError> for Refusal {
     }
 }
 
+impl From<LockedOut> for Refusal {
+    fn from(locked: LockedOut) -> Refusal {
+        Refusal::new(429, "TooManyRequests", locked.reason())
+    }
+}
+
 impl From<declare::Error> for Refusal {
     fn from(e: declare::Error) -> Refusal {
         match e {
             declare::Error::Field(e) => Refusal::new(400, e.code, e.to_string()),
             declare::Error::TopicMissing(name) => Refusal::topic_missing(&name),
+            e @ declare::Error::NameTaken(_) => Refusal::new(409, "Conflict", e.to_string()),
+            declare::Error::Quota(e) => Refusal::new(409, "Conflict", e.to_string()),
             declare::Error::Engine(e) => Refusal::new(503, "ServiceUnavailable", e.to_string()),
         }
     }
@@ -58,10 +76,13 @@ impl From<declare::Error> for Refusal {
 
 pub async fn answer(server: &Arc<Server>, call: &mut Call, segments: &Segments<'_>) -> Answer {
     let outcome = match admit(server, call, segments) {
-        Ok(()) => route(server, call, segments).await,
+        Ok(secrets) => route(server, call, segments, secrets).await,
         Err(refusal) => Err(refusal),
     };
     outcome.unwrap_or_else(|refusal| {
+        if segments.get(2).eq_ignore_ascii_case("events") {
+            server.note_publish_refused(call, refusal.status, &refusal.message);
+        }
         let body = edge_error_body(refusal.status, &refusal.code, &refusal.message);
         let mut answer = json(status(refusal.status), body, &call.id);
         if matches!(refusal.status, 429 | 503) {
@@ -73,23 +94,81 @@ pub async fn answer(server: &Arc<Server>, call: &mut Call, segments: &Segments<'
     })
 }
 
-fn admit(server: &Server, call: &Call, segments: &Segments<'_>) -> Result<(), Refusal> {
+/// Whether a caller sees the secrets of subscriptions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum SecretsShown {
+    Yes,
+    No,
+}
+
+fn admit(server: &Server, call: &Call, segments: &Segments<'_>) -> Result<SecretsShown, Refusal> {
     match &server.config.edge {
-        EdgeAccess::Open => crate::ours::addressed_by_name(server, call)
-            .map_err(|message| Refusal::new(403, "Forbidden", message)),
+        EdgeAccess::Open => {
+            crate::own_address::addressed_by_name(server, call)
+                .map_err(|message| Refusal::new(403, "Forbidden", message))?;
+            check_not_a_page(call)?;
+            Ok(SecretsShown::Yes)
+        }
         EdgeAccess::Keys(keys) => {
             let presented = publish::presented(call);
             if presented.key.is_none() && presented.authorization.and_then(bearer).is_some() {
                 return match server.caller(call, need(call, segments)) {
-                    Ok(_) => Ok(()),
+                    Ok(caller) if caller.may(Need::Write) => Ok(SecretsShown::Yes),
+                    Ok(_) => Ok(SecretsShown::No),
                     Err(NoAccess::Unknown(reason)) => Err(Refusal::new(401, "UnAuthorized", reason)),
                     Err(NoAccess::Forbidden(reason)) => Err(Refusal::new(403, "Forbidden", reason)),
+                    Err(NoAccess::LockedOut(reason)) => Err(Refusal::new(429, "TooManyRequests", reason)),
                 };
             }
-            edge_authorize(&presented, [&keys[0], &keys[1]])?;
-            Ok(())
+            let (keys, kind) = ([&keys[0], &keys[1]], CredentialKind::EdgeKey);
+            if presented.key.is_some() && !are_unguessable(keys) {
+                server.check_lockout(call, kind)?;
+            }
+            let authorized = edge_authorize(&presented, keys);
+            if authorized.is_err() && presented.key.is_some() {
+                server.wrong_credential(call, kind, "")?;
+            }
+            authorized?;
+            call.notes.actor("edge-key", &[], "edge-key");
+            Ok(SecretsShown::Yes)
         }
     }
+}
+
+/// Pages of other origins make browsers send requests too. A browser sends by itself only what a form could send, and
+/// asks first before it sends anything else; nobody answers such a question here.
+fn check_not_a_page(call: &Call) -> Result<(), Refusal> {
+    let from = call.header("sec-fetch-site");
+    if !matches!(from, None | Some("same-origin" | "none")) {
+        let message = "sec-fetch-site: pages of another origin may not use this server";
+        return Err(Refusal::new(403, "Forbidden", message));
+    }
+    // A CloudEvent in binary mode may have data of any kind; a form cannot send its headers.
+    let binary = call.headers.contains_key("ce-id") || call.headers.contains_key("ce-specversion");
+    if call.body_is_empty() || binary {
+        return Ok(());
+    }
+    let given = call.header("content-type").unwrap_or_default();
+    if is_json(given) {
+        return Ok(());
+    }
+    let message = format!(
+        "content-type: must be application/json, or application/cloudevents+json and such, for a body, was {given:?}"
+    );
+    Err(Refusal::new(415, "UnsupportedMediaType", message))
+}
+
+/// `application/json` and `application/…+json`, with or without parameters.
+fn is_json(content_type: &str) -> bool {
+    let essence = content_type.split(';').next().unwrap_or_default().trim();
+    let lower = essence.to_ascii_lowercase();
+    let Some(subtype) = lower.strip_prefix("application/") else {
+        return false;
+    };
+    let fits = subtype
+        .chars()
+        .all(|c| c.is_ascii_alphanumeric() || "+-._".contains(c));
+    fits && (subtype == "json" || subtype.ends_with("+json"))
 }
 
 fn need(call: &Call, segments: &Segments<'_>) -> Need {
@@ -101,7 +180,12 @@ fn need(call: &Call, segments: &Segments<'_>) -> Need {
     }
 }
 
-async fn route(server: &Arc<Server>, call: &mut Call, segments: &Segments<'_>) -> Result<Answer, Refusal> {
+async fn route(
+    server: &Arc<Server>,
+    call: &mut Call,
+    segments: &Segments<'_>,
+    secrets: SecretsShown,
+) -> Result<Answer, Refusal> {
     publish::check_version(call)?;
     let subscriptions = |at: usize| segments.get(at).eq_ignore_ascii_case("eventSubscriptions");
     let events = |at: usize| segments.get(at).eq_ignore_ascii_case("events");
@@ -113,7 +197,11 @@ async fn route(server: &Arc<Server>, call: &mut Call, segments: &Segments<'_>) -
             let topic = find_topic(server, &name(1))?;
             Ok(body(
                 call,
-                &edge_topic(&topic.topic, &base_url(call), &server.config.module_path),
+                &edge_topic(
+                    &topic.topic,
+                    &request_base(server, call),
+                    &server.config.module_path,
+                ),
             ))
         }
         (Method::DELETE, 2) => {
@@ -127,7 +215,10 @@ async fn route(server: &Arc<Server>, call: &mut Call, segments: &Segments<'_>) -
         }
         (Method::POST, 3 | 4) if events(2) => {
             let topic = find_topic(server, &name(1))?;
-            let accepted = publish::accept(server, call, &topic, Road::Edge, "edge").await;
+            let accepted = match publish::check_edge(server, call, &topic) {
+                Ok(()) => publish::accept(server, call, &topic, Road::Edge, "edge").await,
+                Err(refused) => Err(refused),
+            };
             if let Err(error) = accepted {
                 return Ok(publish::count_refusal(server, call, &topic, &error, Road::Edge));
             }
@@ -136,20 +227,28 @@ async fn route(server: &Arc<Server>, call: &mut Call, segments: &Segments<'_>) -
         (Method::GET, 3) if subscriptions(2) => {
             let topic = find_topic(server, &name(1))?;
             let found = server.engine.directory.subscriptions(topic.topic.id);
-            let module = &server.config.module_path;
-            let list: Vec<_> = found
-                .iter()
-                .map(|s| edge_subscription(s, &topic.topic, module))
-                .collect();
-            Ok(body(call, &list))
+            if secrets == SecretsShown::Yes && found.iter().any(|one| has_secret_url(one)) {
+                call.notes.secret_was_shown();
+            }
+            let module = server.config.module_path.clone();
+            let defaults = server.config.resource_limits.batch_defaults;
+            let bodies = found
+                .into_iter()
+                .map(move |s| text(&shown(&s, &topic.topic, &module, &defaults, secrets)));
+            Ok(list(call, bodies))
         }
         (Method::PUT, 4) if subscriptions(2) => put_subscription(server, call, &name(1), &name(3)).await,
         (Method::GET, 4) if subscriptions(2) => {
             let topic = find_topic(server, &name(1))?;
             let found = find_subscription(server, &topic, &name(3))?;
+            if secrets == SecretsShown::Yes && has_secret_url(&found) {
+                call.notes.secret_was_shown();
+            }
+            let module = &server.config.module_path;
+            let defaults = &server.config.resource_limits.batch_defaults;
             Ok(body(
                 call,
-                &edge_subscription(&found, &topic.topic, &server.config.module_path),
+                &shown(&found, &topic.topic, module, defaults, secrets),
             ))
         }
         (Method::DELETE, 4) if subscriptions(2) => {
@@ -175,6 +274,29 @@ async fn route(server: &Arc<Server>, call: &mut Call, segments: &Segments<'_>) -
     }
 }
 
+/// A subscription as this API shows it to a caller.
+fn shown(
+    subscription: &Subscription,
+    topic: &Topic,
+    module_path: &str,
+    batch_defaults: &BatchDefaults,
+    secrets: SecretsShown,
+) -> EdgeSubscription {
+    let body = edge_subscription(subscription, topic, module_path, batch_defaults);
+    match secrets {
+        SecretsShown::Yes => body,
+        SecretsShown::No => body.without_secrets(),
+    }
+}
+
+/// Whether this API shows a URL with a query, which the management API shows only with `getFullUrl`.
+fn has_secret_url(subscription: &Subscription) -> bool {
+    match &subscription.destination {
+        Destination::WebHook(hook) => hook.url.expose().contains('?'),
+        _ => false,
+    }
+}
+
 fn not_allowed(call: &Call, allow: &'static str) -> Answer {
     let message = format!("{} is not allowed here; allowed: {allow}", call.method);
     let mut answer = json(
@@ -188,14 +310,57 @@ fn not_allowed(call: &Call, allow: &'static str) -> Answer {
     answer
 }
 
-/// `endpoint` is derived from the base URL of the current request.
-fn base_url(call: &Call) -> String {
-    format!("{}://{}", call.scheme, call.host())
+/// Bytes of a list that are made at once.
+const LIST_PIECE_BYTES_MIN: usize = 32 << 10;
+
+/// A list of any length, made as it is read: what waits to be sent is a piece of it.
+fn list(call: &Call, bodies: impl Iterator<Item = Vec<u8>> + Send + 'static) -> Answer {
+    let mut pieces = array_pieces(bodies).peekable();
+    let first = pieces.next().unwrap_or_default();
+    // A short list has a length, for clients that know no chunks.
+    if pieces.peek().is_none() {
+        return json(StatusCode::OK, first, &call.id);
+    }
+    let mut answer = json(StatusCode::OK, Bytes::new(), &call.id);
+    let pieces = std::iter::once(first).chain(pieces);
+    *answer.body_mut() = Content::Pieces(Box::new(pieces));
+    answer
+}
+
+/// The text of a JSON array, in pieces.
+fn array_pieces(bodies: impl Iterator<Item = Vec<u8>>) -> impl Iterator<Item = Bytes> {
+    let mut bodies = bodies.peekable();
+    let (mut begun, mut ended) = (false, false);
+    std::iter::from_fn(move || {
+        if ended {
+            return None;
+        }
+        let mut piece = Vec::new();
+        if !std::mem::replace(&mut begun, true) {
+            piece.push(b'[');
+        }
+        while piece.len() < LIST_PIECE_BYTES_MIN
+            && let Some(body) = bodies.next()
+        {
+            piece.extend_from_slice(&body);
+            if bodies.peek().is_some() {
+                piece.push(b',');
+            }
+        }
+        if bodies.peek().is_none() {
+            piece.push(b']');
+            ended = true;
+        }
+        Some(Bytes::from(piece))
+    })
 }
 
 fn body(call: &Call, value: &impl Serialize) -> Answer {
-    let text = serde_json::to_vec(value).expect("resource bodies have string keys and no failing parts");
-    json(StatusCode::OK, text, &call.id)
+    json(StatusCode::OK, text(value), &call.id)
+}
+
+fn text(value: &impl Serialize) -> Vec<u8> {
+    serde_json::to_vec(value).expect("resource bodies have string keys and no failing parts")
 }
 
 fn find_topic(server: &Server, name: &str) -> Result<Arc<TopicEntry>, Refusal> {
@@ -203,14 +368,11 @@ fn find_topic(server: &Server, name: &str) -> Result<Arc<TopicEntry>, Refusal> {
         .engine
         .directory
         .topic(name)
+        .filter(|entry| entry.topic.is_edge())
         .ok_or_else(|| Refusal::topic_missing(name))
 }
 
-fn find_subscription(
-    server: &Server,
-    topic: &TopicEntry,
-    name: &str,
-) -> Result<Arc<postrider_core::subscription::Subscription>, Refusal> {
+fn find_subscription(server: &Server, topic: &TopicEntry, name: &str) -> Result<Arc<Subscription>, Refusal> {
     let found = server.engine.directory.subscription(topic.topic.id, None, name);
     found.ok_or_else(|| {
         let message = format!(
@@ -222,16 +384,16 @@ fn find_subscription(
 }
 
 fn list_topics(server: &Server, call: &Call) -> Answer {
-    let base = base_url(call);
-    let topics = server.engine.directory.topics();
-    let list: Vec<_> = topics
-        .iter()
-        .map(|t| edge_topic(&t.topic, &base, &server.config.module_path))
-        .collect();
-    body(call, &list)
+    let (base, module) = (request_base(server, call), server.config.module_path.clone());
+    let topics = server.engine.directory.topics().into_iter();
+    let reached = topics.filter(|entry| entry.topic.is_edge());
+    list(
+        call,
+        reached.map(move |t| text(&edge_topic(&t.topic, &base, &module))),
+    )
 }
 
-async fn resource_body(call: &mut Call) -> Result<bytes::Bytes, Refusal> {
+async fn resource_body(call: &mut Call) -> Result<Bytes, Refusal> {
     match call.read_body(BODY_MAX).await {
         Ok(Some(body)) => Ok(body),
         Ok(None) => Err(Refusal::new(
@@ -239,7 +401,14 @@ async fn resource_body(call: &mut Call) -> Result<bytes::Bytes, Refusal> {
             "PayloadTooLarge",
             format!("the body is longer than {BODY_MAX} bytes"),
         )),
-        Err(_) => Err(Refusal::new(400, "InvalidRequest", "the body was cut short")),
+        Err(cut) => {
+            let code = match cut {
+                CutShort::Broken => "InvalidRequest",
+                CutShort::TooSlow(_) => "RequestTimeout",
+                CutShort::NoRoom => "TooManyRequests",
+            };
+            Err(Refusal::new(cut.status(), code, cut.reason()))
+        }
     }
 }
 
@@ -255,10 +424,54 @@ async fn put_topic(server: &Arc<Server>, call: &mut Call, name: &str) -> Result<
     let bytes = resource_body(call).await?;
     let raw = parse_body(&bytes)?;
     let topic = declare::topic(server, raw, resources::Road::Edge, name, None).await?;
-    Ok(body(
-        call,
-        &edge_topic(&topic.topic, &base_url(call), &server.config.module_path),
+    let shown = edge_topic(
+        &topic.topic,
+        &request_base(server, call),
+        &server.config.module_path,
+    );
+    let unknown = unknown_members_of(&bytes, &EDGE_TOPIC);
+    Ok(with_warning(
+        body(call, &shown),
+        &format!("topic {name:?}"),
+        &unknown,
     ))
+}
+
+/// Members that were ignored, because the module ignores what it does not know.
+fn unknown_members_of(bytes: &[u8], shape: &Shape) -> Vec<UnknownMember> {
+    let text = bytes.strip_prefix(b"\xef\xbb\xbf").unwrap_or(bytes);
+    match serde_json::from_slice(text) {
+        Ok(body) => unknown_members(&body, shape),
+        // No body at all.
+        Err(_) => Vec::new(),
+    }
+}
+
+const WARNING: HeaderName = HeaderName::from_static("postrider-warning");
+/// The most letters of a warning in a header.
+const WARNING_CHARS_MAX: usize = 1024;
+
+/// Tells of ignored members in a header of the answer and in the log.
+fn with_warning(mut answer: Answer, of: &str, unknown: &[UnknownMember]) -> Answer {
+    if unknown.is_empty() {
+        return answer;
+    }
+    let paths: Vec<&str> = unknown.iter().map(|one| one.path.as_str()).collect();
+    let members = paths.join(", ");
+    tracing::warn!(%members, "{of}: members that the edge API does not know were ignored");
+    let visible = |letter: char| {
+        if letter == ' ' || letter.is_ascii_graphic() {
+            letter
+        } else {
+            '?'
+        }
+    };
+    let text = format!("ignored because unknown: {members}");
+    let text: String = text.chars().take(WARNING_CHARS_MAX).map(visible).collect();
+    if let Ok(value) = HeaderValue::from_str(&text) {
+        answer.headers_mut().insert(WARNING, value);
+    }
+    answer
 }
 
 async fn put_subscription(
@@ -270,8 +483,43 @@ async fn put_subscription(
     let bytes = resource_body(call).await?;
     let raw = parse_body(&bytes)?;
     let (topic, made) = declare::subscription(server, raw, resources::Road::Edge, topic, name).await?;
-    Ok(body(
-        call,
-        &edge_subscription(&made, &topic.topic, &server.config.module_path),
-    ))
+    let unknown = unknown_members_of(&bytes, &EDGE_SUBSCRIPTION);
+    let config = &server.config;
+    let defaults = &config.resource_limits.batch_defaults;
+    let shown = edge_subscription(&made, &topic.topic, &config.module_path, defaults);
+    let answer = body(call, &shown);
+    Ok(with_warning(answer, &format!("subscription {name:?}"), &unknown))
 }
+
+/// Decides for topics of versions that did not record how a topic was made: one whose subscriptions were all made
+/// through the edge API is an edge topic. Of a topic without any nobody can tell, so it is none.
+pub async fn adopt_earlier_topics(server: &Server) -> Result<(), postrider_engine::Error> {
+    let directory = &server.engine.directory;
+    for entry in directory.topics() {
+        if entry.topic.edge.is_some() {
+            continue;
+        }
+        let subscriptions = directory.subscriptions(entry.topic.id);
+        let through_edge = |s: &&Arc<Subscription>| s.origin == Origin::Edge;
+        let count = subscriptions.iter().filter(through_edge).count();
+        // Without any it cannot get one later, so this need not be kept.
+        if count == 0 {
+            continue;
+        }
+        let edge = count == subscriptions.len();
+        let topic = Topic {
+            edge: Some(edge),
+            ..(*entry.topic).clone()
+        };
+        server.engine.put_topic_over(topic, Some(entry.clone())).await?;
+        tracing::info!(
+            topic = %entry.topic.name,
+            edge,
+            "topic of an earlier version: whether the edge API reaches it was decided by its subscriptions"
+        );
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests;

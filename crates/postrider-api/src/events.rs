@@ -13,9 +13,10 @@ use postrider_core::ids::SubscriptionId;
 use postrider_core::outcome::Outcome;
 use postrider_core::time::Timestamp;
 use postrider_core::trace::Context;
+use postrider_engine::dead_letters::PendingFilter;
 use postrider_engine::recorder::{
     AttemptStory, BlobPlace, Cursor, Decision, DeliveryState, DeliveryStory, Disposition, EventLine,
-    EventState, EventStory, Fate, Predicate, Query, Recordings, SubscriptionStory, Verdict,
+    EventState, EventStory, Fate, Place, Predicate, Query, Recordings, SubscriptionStory, Verdict,
 };
 use postrider_wire::resources::schema_name;
 use serde_json::{Value, json};
@@ -25,6 +26,8 @@ const LIMIT: usize = 50;
 pub(crate) const LIMIT_MAX: usize = 1000;
 /// A line of a list names so many subscriptions; the story of the event names them all.
 pub(crate) const NAMED_MAX: usize = 50;
+/// Of one answer, so many dead letters that are in no blob are looked up in the log.
+pub(crate) const PENDING_LOOKUPS_MAX: usize = 100;
 /// So much of what was asked for is repeated in an error.
 const REPEATED_MAX: usize = 200;
 
@@ -45,7 +48,15 @@ pub(crate) async fn trace(server: &Server, id: &str, query: &str) -> Result<Valu
         None => {
             let wanted = id.to_owned();
             let stories = ask(server, move |recordings| recordings.trace(&wanted)).await?;
-            (stories.iter().map(|one| story(server, one)).collect(), Vec::new())
+            let mut shown: Vec<Value> = stories.iter().map(|one| story(server, one)).collect();
+            let mut lookups = PENDING_LOOKUPS_MAX;
+            for (shown, story) in shown.iter_mut().zip(&stories) {
+                let each = shown["subscriptions"].as_array_mut().into_iter().flatten();
+                for (shown, one) in each.zip(&story.subscriptions) {
+                    show_pending(server, story.place, one, shown, &mut lookups).await;
+                }
+            }
+            (shown, Vec::new())
         }
         Some(peers) => stories::trace(server, &**peers, id).await,
     };
@@ -157,7 +168,7 @@ pub(crate) fn read_search_from(
     Ok(read)
 }
 
-fn none_of(field: &'static str, value: &str, known: &[&str]) -> Problem {
+pub(crate) fn none_of(field: &'static str, value: &str, known: &[&str]) -> Problem {
     Problem::field(field, format!("{value:?} is not one of {}", known.join(", ")))
 }
 
@@ -271,6 +282,48 @@ pub(crate) fn show_fate(shown: &mut Value, one: &SubscriptionStory) -> Option<()
     Some(())
 }
 
+/// Adds to a delivery that was dead-lettered and is in no blob that it waits to be written, and when that is due, if
+/// the log of this node has its letter.
+pub(crate) async fn show_pending(
+    server: &Server,
+    place: Option<Place>,
+    one: &SubscriptionStory,
+    shown: &mut Value,
+    lookups: &mut usize,
+) {
+    let Fate::Matched(delivery) = &one.fate else {
+        return;
+    };
+    let (Some(place), Some(since)) = (place, delivery.letter_since()) else {
+        return;
+    };
+    if *lookups == 0 {
+        return;
+    }
+    *lookups -= 1;
+    let filter = PendingFilter {
+        subscription: Some(one.id),
+        letter: Some((since, place.position())),
+        ..PendingFilter::default()
+    };
+    // Letters that cannot be read now are left out.
+    let Ok(pending) = server.engine.pending_letters(&filter).await else {
+        return;
+    };
+    if pending.count == 0 {
+        return;
+    }
+    let mut text = "waits to be written to a blob".to_owned();
+    if let Some(trouble) = server.engine.dead_letters.trouble(one.id) {
+        text += &format!("; the last try failed: {trouble}");
+    }
+    let mut waits = json!({"text": text});
+    if let Some(due) = pending.due {
+        waits["due"] = json!(due.to_string());
+    }
+    shown["ended"]["pending"] = waits;
+}
+
 /// Adds what is so now: a name if none was recorded, and that a delivery waits because its subscription is paused.
 pub(crate) fn show_names(server: &Server, id: SubscriptionId, shown: &mut Value) {
     let then = shown["name"].as_str().unwrap_or_default();
@@ -359,7 +412,7 @@ fn show_pause(shown: &mut Value, since: Timestamp) {
     shown["next"] = next;
 }
 
-fn attempt(attempt: &AttemptStory) -> Value {
+pub(crate) fn attempt(attempt: &AttemptStory) -> Value {
     let total = attempt.timings.map(|timings| timings.total);
     let total = total.unwrap_or_else(|| attempt.ended.since(attempt.begun));
     let mut timings = json!({"queuedMs": millis(attempt.queued), "totalMs": millis(total)});

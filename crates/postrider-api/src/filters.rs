@@ -7,8 +7,9 @@ use crate::http::{Answer, Call};
 use crate::named;
 use crate::ours::{Problem, body, read_bytes};
 use crate::peers::{self, Heard, note_missing};
+use crate::publish::FILTER_REQUEST_EVENTS;
 use postrider_core::envelope::{Envelope, Field};
-use postrider_core::filter::Filter;
+use postrider_core::filter::{Filter, FilterBudget, FilterBudgetExceeded, FilterInput};
 use postrider_core::ids::{SubscriptionId, TopicId};
 use postrider_core::json::Raw;
 use postrider_core::subscription::Subscription;
@@ -87,6 +88,7 @@ impl Test {
             now: server.engine.clock.now(),
             previous: None,
             api_version: "",
+            shown: None,
         };
         Ok(Test {
             topic: entry.topic.id,
@@ -96,14 +98,38 @@ impl Test {
     }
 
     async fn run(self, server: &Server) -> Result<Vec<Value>, Problem> {
-        ask(server, move |recordings| {
+        let bytes_max = server
+            .config
+            .filter_bytes_max
+            .saturating_mul(FILTER_REQUEST_EVENTS);
+        let turn = server.filter_turns.take(self.topic).await;
+        let limit = self.limit;
+        let judged = ask(server, move |recordings| {
+            // Until the evaluation has ended, whether or not anyone waits for it.
+            let _turn = turn;
             let recent = recordings.recent(Some(self.topic), self.limit);
-            recent
-                .iter()
-                .filter_map(|one| judge(&self.subscription, one))
-                .collect()
+            self.judge_all(&recent, bytes_max)
         })
-        .await
+        .await?;
+        judged.map_err(|FilterBudgetExceeded| {
+            let reason = format!(
+                "filter: evaluating it for the latest {limit} events would look at more than {bytes_max} bytes \
+                 (four times limits.filter_bytes_per_event_max); ask for fewer with `limit`, or simplify the filter"
+            );
+            Problem {
+                field: Some("filter"),
+                ..Problem::new(413, reason)
+            }
+        })
+    }
+
+    /// All events together are tested within the budget that those of a publish request have.
+    fn judge_all(&self, recent: &[Recent], bytes_max: u64) -> Result<Vec<Value>, FilterBudgetExceeded> {
+        let mut budget = FilterBudget::bytes(bytes_max);
+        let judged = recent
+            .iter()
+            .map(|one| judge(&self.subscription, one, &mut budget));
+        judged.filter_map(Result::transpose).collect()
     }
 }
 
@@ -124,13 +150,19 @@ fn read_filter(text: &str, context: &SubscriptionContext<'_>) -> Result<Subscrip
 }
 
 /// None for an event that cannot be read, which no recorder keeps.
-fn judge(subscription: &Subscription, recent: &Recent) -> Option<Value> {
+fn judge(
+    subscription: &Subscription,
+    recent: &Recent,
+    budget: &mut FilterBudget,
+) -> Result<Option<Value>, FilterBudgetExceeded> {
     let Recent {
         audience,
         batch,
         index,
     } = recent;
-    let object = Raw::parse(batch.object(*index)).ok()?;
+    let Ok(object) = Raw::parse(batch.object(*index)) else {
+        return Ok(None);
+    };
     let event = Envelope::read(batch.schema, object, audience.mapping.as_ref());
     let text = |field: Option<Field<'_>>| {
         field
@@ -148,7 +180,9 @@ fn judge(subscription: &Subscription, recent: &Recent) -> Option<Value> {
         None => audience.full_id.clone(),
     };
     let filter: &Filter = &subscription.filter;
-    let mismatch = filter.mismatch_of(&event, &topic).map(Verdict::from);
+    let mut input = FilterInput::new(&event, &topic, *budget);
+    let mismatch = filter.first_mismatch(&mut input)?.map(Verdict::from);
+    *budget = input.budget_left();
     let mut shown = json!({
         "id": text(event.id_field()),
         "type": text(event.event_type_field()),
@@ -160,5 +194,5 @@ fn judge(subscription: &Subscription, recent: &Recent) -> Option<Value> {
         let text = verdict.text(subscription);
         shown["predicate"] = predicate(&Predicate { verdict, text });
     }
-    Some(shown)
+    Ok(Some(shown))
 }

@@ -3,7 +3,8 @@
 use crate::dead_letters::{read_query, unknown};
 use crate::http::{Answer, Call, decoded, json};
 use crate::ours::{Problem, nothing_here, read_object};
-use crate::{Server, azure, locks};
+use crate::own_address::validation_base;
+use crate::{Server, locks};
 use hyper::{Method, StatusCode};
 use postrider_core::ids::SubscriptionId;
 use postrider_core::subscription::{Destination, Subscription, TopicKind};
@@ -23,7 +24,13 @@ const API_VERSION: &str = "2022-06-15";
 const STATES: [&str; 5] = ["asking", "awaiting", "failed", "succeeded", "cancelled"];
 
 /// Answers a request for what lies under `handshakes`; its sender is known to be a client.
-pub(crate) async fn answer(server: &Server, call: &mut Call, path: &[&str]) -> Result<Answer, Problem> {
+/// `caller`: its id, on whose account webhooks are asked.
+pub(crate) async fn answer(
+    server: &Server,
+    call: &mut Call,
+    caller: &str,
+    path: &[&str],
+) -> Result<Answer, Problem> {
     let query = call.uri.query().unwrap_or("").to_owned();
     if !path.is_empty() {
         read_query(&query, &[])?;
@@ -32,7 +39,7 @@ pub(crate) async fn answer(server: &Server, call: &mut Call, path: &[&str]) -> R
         ([], &Method::GET) => Ok(written(call, StatusCode::OK, &list(server, &query)?)),
         ([], &Method::POST) => {
             let members = read_object(call).await?;
-            ask(server, call, &members).await
+            ask(server, call, caller, &members).await
         }
         ([], _) => Err(Problem::method("GET, POST")),
         ([operation], &Method::GET) => {
@@ -43,7 +50,7 @@ pub(crate) async fn answer(server: &Server, call: &mut Call, path: &[&str]) -> R
             Ok(written(call, StatusCode::OK, &shown))
         }
         ([_], _) => Err(Problem::method("GET")),
-        ([operation, "repeat"], &Method::POST) => repeat(server, call, operation).await,
+        ([operation, "repeat"], &Method::POST) => repeat(server, call, caller, operation).await,
         ([_, "repeat"], _) => Err(Problem::method("POST")),
         _ => Err(nothing_here(call)),
     }
@@ -209,7 +216,7 @@ fn lock_key(entry: &TopicEntry, subscription: &Subscription) -> String {
 }
 
 /// Begins a handshake that has failed anew, as if the same change were asked for again.
-async fn repeat(server: &Server, call: &Call, operation: &str) -> Result<Answer, Problem> {
+async fn repeat(server: &Server, call: &Call, caller: &str, operation: &str) -> Result<Answer, Problem> {
     let seen = find(server, operation)?;
     let handshake = &seen.handshake;
     if state_of(&seen) != "failed" {
@@ -228,9 +235,9 @@ async fn repeat(server: &Server, call: &Call, operation: &str) -> Result<Answer,
         .await;
     let mut subscription = handshake.subscription.clone();
     let known = in_force(server, &subscription);
-    let base = azure::base_url(server, call);
+    let base = validation_base(server, call);
     let begun = match (handshake.trial, known) {
-        (true, Some(known)) => engine.ask_again(&known, &base, API_VERSION).await,
+        (true, Some(known)) => engine.ask_again(&known, &base, API_VERSION, caller).await,
         (true, None) => return Err(Problem::new(409, "the subscription does not exist any more")),
         (false, known) => {
             if known.is_none() {
@@ -238,14 +245,19 @@ async fn repeat(server: &Server, call: &Call, operation: &str) -> Result<Answer,
                 let id = engine.next_id().await.map_err(|e| trouble(&e))?;
                 subscription.id = SubscriptionId(id);
             }
-            engine.ask(subscription, &base, API_VERSION).await
+            engine.ask(subscription, &base, API_VERSION, caller).await
         }
     };
     begun_answer(server, call, begun)
 }
 
 /// `{"subscription": resource id}`: asks the webhook of a subscription that is in force.
-async fn ask(server: &Server, call: &Call, members: &Map<String, Value>) -> Result<Answer, Problem> {
+async fn ask(
+    server: &Server,
+    call: &Call,
+    caller: &str,
+    members: &Map<String, Value>,
+) -> Result<Answer, Problem> {
     if let Some(other) = members.keys().find(|key| *key != "subscription") {
         return Err(unknown(other, &["subscription"]));
     }
@@ -265,8 +277,8 @@ async fn ask(server: &Server, call: &Call, members: &Map<String, Value>) -> Resu
             "has no webhook that could be asked",
         ));
     }
-    let base = azure::base_url(server, call);
-    let begun = server.engine.ask_again(&known, &base, API_VERSION).await;
+    let base = validation_base(server, call);
+    let begun = server.engine.ask_again(&known, &base, API_VERSION, caller).await;
     begun_answer(server, call, begun)
 }
 

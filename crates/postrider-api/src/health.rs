@@ -4,11 +4,13 @@
 use crate::Server;
 use crate::cluster::{self, Cluster};
 use crate::http::{Answer, Call, json};
+use crate::limits::Limit;
 use hyper::StatusCode;
 use hyper::header::{CACHE_CONTROL, HeaderValue};
 use postrider_core::retry::Reason;
 use postrider_core::time::Timestamp;
 use postrider_engine::counters::{reasons, total};
+use postrider_engine::deliver::ProxyState;
 use postrider_store::log;
 use serde_json::{Map, Value, json};
 use std::sync::atomic::Ordering::Relaxed;
@@ -57,6 +59,9 @@ impl Notice {
 pub fn live(call: &Call) -> Answer {
     told(StatusCode::OK, &json!({"status": "live", "live": true}), call)
 }
+
+/// Subscriptions that are named with lost events; all of them are counted.
+const LOST_NAMED_MAX: usize = 1000;
 
 /// `/healthz/ready`: whether to send us events.
 pub fn ready(server: &Server, call: &Call) -> Answer {
@@ -113,8 +118,16 @@ fn warnings(server: &Server, store: &log::Health, cluster: Option<&Cluster>, stu
     let mut warnings = Vec::new();
     if store.corrupt_records > 0 {
         let count = store.corrupt_records;
-        let detail = format!("{count} damaged records were found in the log; store.corrupt says where");
+        let detail =
+            format!("{count} damaged or missing parts were found in the log; store.corrupt says where");
         warnings.push(Notice::new("logDamaged", detail));
+    }
+    if let Some(trouble) = &store.unrecorded {
+        let detail = format!(
+            "results of deliveries cannot be recorded, so retries and dead letters wait: {trouble}; look at the disk, and \
+             at \"postrider restore\" if a file is damaged"
+        );
+        warnings.push(Notice::new("stateUnwritable", detail));
     }
     let of_cluster = cluster.map(cluster::warnings).unwrap_or_default();
     let of_cluster = of_cluster.into_iter();
@@ -123,8 +136,24 @@ fn warnings(server: &Server, store: &log::Health, cluster: Option<&Cluster>, stu
         let detail = format!("topics and subscriptions could not be stored at {at}: {trouble}");
         warnings.push(Notice::new("catalogue", detail));
     }
+    if let Some((at, trouble)) = server.audit.as_ref().and_then(|audit| audit.status().trouble) {
+        let detail = format!(
+            "the audit log could not be written at {at}, so changes are refused until it can; events are still accepted: {trouble}"
+        );
+        warnings.push(Notice::new("audit", detail));
+    }
     if let Some(trouble) = server.recordings.status().trouble {
         warnings.push(Notice::new("recorder", trouble));
+    }
+    if let Some(proxy) = &server.proxy
+        && let ProxyState {
+            failing_since: Some(since),
+            reason: Some(reason),
+            ..
+        } = proxy.state()
+    {
+        let detail = format!("since {since}: the proxy {} {reason}", proxy.address);
+        warnings.push(Notice::new("proxy", detail));
     }
     for one in stuck.iter().take(STUCK_NAMED_MAX) {
         let text = |name: &str| one[name].as_str().unwrap_or_default();
@@ -137,6 +166,13 @@ fn warnings(server: &Server, store: &log::Health, cluster: Option<&Cluster>, stu
     if stuck.len() > STUCK_NAMED_MAX {
         let detail = format!("{} more subscriptions", stuck.len() - STUCK_NAMED_MAX);
         warnings.push(Notice::new("deadLetters", detail));
+    }
+    if let Some(at) = server.config.plain_http_exposed {
+        let detail = format!(
+            "http://{at} is not encrypted and others can reach it: whoever is on the way reads keys, tokens and events; \
+             use https only (listen.http = \"off\"), or allow it by name with listen.allow_plain_http = true"
+        );
+        warnings.push(Notice::new("plainHttp", detail));
     }
     if let Some(certificate) = server.certificate {
         warnings.extend(ends_soon(certificate, server.wall.now()));
@@ -226,8 +262,19 @@ pub async fn answer(server: &Server, call: &Call) -> Answer {
             "dropped": by_reason(&counters.dropped),
         },
     });
+    if !log.lost.is_empty() {
+        body["store"]["lost"] = lost(server, &log.lost);
+    }
     body["deadLetters"] = letters;
     body["tasks"] = json!({"ofRemovedSubscriptions": server.engine.dispatcher.orphaned_tasks()});
+    let mut clients = json!({
+        "connections": server.connections.count(),
+        "connectionsMax": server.connections.max(),
+    });
+    for limit in Limit::ALL {
+        clients[limit.member()] = json!(server.client_limits.count(limit));
+    }
+    body["clients"] = clients;
     let handshakes = &server.engine.handshakes;
     body["handshakes"] = json!({
         "underWay": handshakes.under_way(),
@@ -235,6 +282,16 @@ pub async fn answer(server: &Server, call: &Call) -> Answer {
     });
     if log.corrupt_deliveries > 0 {
         body["deliveries"]["dropped"][Reason::Corrupt.name()] = json!(log.corrupt_deliveries);
+    }
+    if let Some(proxy) = &server.proxy {
+        let state = proxy.state();
+        body["proxy"] = json!({"address": proxy.address, "faults": state.faults});
+        if let Some(since) = state.failing_since {
+            body["proxy"]["failingSince"] = json!(since.to_string());
+        }
+        if let Some(reason) = state.reason {
+            body["proxy"]["lastFault"] = json!(reason);
+        }
     }
     if let Some(time) = &server.virtual_time {
         body["testClock"] = json!({
@@ -246,6 +303,41 @@ pub async fn answer(server: &Server, call: &Call) -> Answer {
         body["reason"] = json!(first.detail);
     }
     told(code(&against), &body, call)
+}
+
+/// Acknowledged events that the log no longer holds, and what each subscription loses with them.
+fn lost(server: &Server, lost: &[log::LostEvents]) -> Value {
+    let directory = &server.engine.directory;
+    let events = lost.iter().map(|one| {
+        let deliveries = one.deliveries.iter().take(LOST_NAMED_MAX).map(|(of, lost)| {
+            let subscription = directory.subscription_by_id(*of);
+            let topic = subscription
+                .as_ref()
+                .and_then(|one| directory.topic_by_id(one.topic));
+            json!({
+                "subscription": subscription.map(|one| one.name.clone()),
+                "subscriptionId": of.0,
+                "topic": topic.map(|topic| topic.topic.name.clone()),
+                "firstAttempts": lost.first_attempts,
+                "exact": lost.exact,
+                "retries": lost.retries,
+                "deadLetters": lost.letters,
+            })
+        });
+        let mut shown = json!({
+            "from": one.from.0,
+            "endKnown": one.end_known,
+            "cause": one.cause,
+            "subscriptions": one.deliveries.len(),
+            "deliveries": deliveries.collect::<Vec<_>>(),
+        });
+        // Of a segment that was being written to, not even one event need be known.
+        if one.to > one.from {
+            shown["to"] = json!(one.to.0 - 1);
+        }
+        shown
+    });
+    events.collect()
 }
 
 /// Dead letters on their way, and why some cannot be written.

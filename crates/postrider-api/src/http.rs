@@ -1,41 +1,61 @@
 //! Sockets to requests: connections, routes, bodies, answers.
 
+#[cfg(test)]
+mod tests;
+
 use crate::Server;
+use crate::access::Caller;
+use crate::bodies::{BodyCharge, BodyRoom};
+use crate::connections::{ClientStream, Connection, UnderWay, client_network};
+use crate::limits::{ClientLimits, Limit};
+use crate::own_address::Ends;
+use crate::scheme_mismatch::{self, FirstByte};
 use bytes::{Bytes, BytesMut};
 use http_body_util::{BodyExt, Full};
 use hyper::body::{Body, Frame, Incoming, SizeHint};
-use hyper::header::{CONTENT_TYPE, EXPECT, HeaderName, HeaderValue};
+use hyper::header::{
+    CACHE_CONTROL, CONNECTION, CONTENT_TYPE, EXPECT, HOST, HeaderName, HeaderValue, LOCATION, RETRY_AFTER,
+    STRICT_TRANSPORT_SECURITY, X_CONTENT_TYPE_OPTIONS,
+};
 use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use std::borrow::Cow;
 use std::convert::Infallible;
-use std::io::{self, ErrorKind};
-use std::net::IpAddr;
+use std::io::ErrorKind;
+use std::net::{IpAddr, SocketAddr};
 use std::pin::Pin;
-use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll};
 use std::time::Duration;
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::TcpListener;
 use tokio::runtime::{Handle, RuntimeFlavor};
-use tokio::sync::{Semaphore, mpsc};
-use tokio::time::timeout;
+use tokio::sync::mpsc;
+use tokio::time::{Instant, timeout, timeout_at};
 use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-/// Connections open at once, of one listener.
-const CONNECTIONS_MAX: usize = 8192;
 /// After a connection could not be accepted it is tried again this much later.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// A request's head must have arrived within this time, and a TLS handshake must have ended.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(30);
+/// A request's head, and what is read of a body at once, takes no more memory than this.
+const HEAD_BYTES_MAX: usize = 64 * 1024;
 /// A request's body must have arrived within this time.
 const BODY_TIMEOUT: Duration = Duration::from_secs(60);
+/// A body of which less than this comes within `limits.body_stall_max` is cut.
+const BODY_BYTES_MIN: usize = 1024;
+/// A body's buffer is no larger than this many times what has arrived, however long the body will be.
+const BODY_BUFFER_FACTOR: usize = 4;
+/// Answered on a connection that there is no room for.
+const NO_ROOM: &[u8] =
+    b"HTTP/1.1 503 Service Unavailable\r\nconnection: close\r\nretry-after: 1\r\ncontent-length: 0\r\n\r\n";
 /// Of a body that nobody wants this much is still taken, so that its sender gets to read the answer …
-const UNWANTED_BYTES_MAX: usize = 16 << 20;
+pub(crate) const UNWANTED_BYTES_MAX: usize = 16 << 20;
 /// … and for this long.
-const UNWANTED_TIMEOUT: Duration = Duration::from_secs(5);
+pub(crate) const UNWANTED_TIMEOUT: Duration = Duration::from_secs(5);
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-ms-request-id");
 
 pub type Answer = Response<Content>;
@@ -46,6 +66,8 @@ pub enum Content {
     Whole(Full<Bytes>),
     /// Piece by piece, until the other side lets go of the channel.
     Going(mpsc::Receiver<Bytes>),
+    /// Piece by piece, each made when there is room for it on the connection.
+    Pieces(Box<dyn Iterator<Item = Bytes> + Send>),
 }
 
 impl Body for Content {
@@ -61,21 +83,48 @@ impl Body for Content {
             Content::Going(pieces) => pieces
                 .poll_recv(context)
                 .map(|piece| piece.map(|piece| Ok(Frame::data(piece)))),
+            Content::Pieces(pieces) => Poll::Ready(pieces.next().map(|piece| Ok(Frame::data(piece)))),
         }
     }
 
     fn is_end_stream(&self) -> bool {
         match self {
             Content::Whole(body) => body.is_end_stream(),
-            Content::Going(_) => false,
+            Content::Going(_) | Content::Pieces(_) => false,
         }
     }
 
     fn size_hint(&self) -> SizeHint {
         match self {
             Content::Whole(body) => body.size_hint(),
-            Content::Going(_) => SizeHint::default(),
+            Content::Going(_) | Content::Pieces(_) => SizeHint::default(),
         }
+    }
+}
+
+/// A response's content, and the request that it answers: under way until the content has been taken.
+struct Served {
+    content: Content,
+    _under_way: UnderWay,
+}
+
+impl Body for Served {
+    type Data = Bytes;
+    type Error = Infallible;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        Pin::new(&mut self.get_mut().content).poll_frame(context)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.content.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.content.size_hint()
     }
 }
 
@@ -87,7 +136,7 @@ pub enum Wire {
 }
 
 impl Wire {
-    fn scheme(&self) -> &'static str {
+    pub(crate) fn scheme(&self) -> &'static str {
         match self {
             Wire::Plain => "http",
             Wire::Tls(_) => "https",
@@ -98,16 +147,15 @@ impl Wire {
 /// Serves one listener until `stop`; then lets requests under way end. Returns when all have.
 pub async fn serve(server: Arc<Server>, listener: TcpListener, wire: Wire, stop: CancellationToken) {
     let tasks = TaskTracker::new();
-    let room = Arc::new(Semaphore::new(CONNECTIONS_MAX));
     let mut troubled = false;
     loop {
         let accepted = tokio::select! {
             biased;
             () = stop.cancelled() => break,
-            accepted = accept(&listener, &room) => accepted,
+            accepted = listener.accept() => accepted,
         };
-        let (stream, peer, permit) = match accepted {
-            Ok(accepted) => accepted,
+        let (stream, peer) = match accepted {
+            Ok((stream, peer)) => (stream, peer.ip()),
             // The peer has gone again.
             Err(e)
                 if matches!(
@@ -122,23 +170,55 @@ pub async fn serve(server: Arc<Server>, listener: TcpListener, wire: Wire, stop:
                     tracing::warn!(error = %e, "cannot accept connections");
                 }
                 // Out of file descriptors, most likely: some must close first.
+                server.connections.make_room(&server.client_limits);
                 let clock = &server.wall;
                 clock.sleep_until(clock.now() + ACCEPT_PAUSE).await;
                 continue;
             }
         };
         troubled = false;
+        let Some(place) = server.connections.admit(peer, &server.client_limits) else {
+            if matches!(wire, Wire::Plain) {
+                // The client sees a reset if this cannot be sent at once.
+                let _ = stream.try_write(NO_ROOM);
+            }
+            continue;
+        };
+        // It only costs time if this fails.
+        let _ = stream.set_nodelay(true);
+        let Ok(local) = stream.local_addr() else { continue };
+        let ends = Ends { peer, local };
         let (server, wire, stop) = (server.clone(), wire.clone(), stop.clone());
         tasks.spawn(async move {
-            let _permit = permit;
-            let scheme = wire.scheme();
-            match wire {
-                Wire::Plain => connection(server, stream, scheme, peer, stop).await,
-                Wire::Tls(acceptor) => {
-                    if let Ok(Ok(stream)) = timeout(HEAD_TIMEOUT, acceptor.accept(stream)).await {
-                        connection(server, stream, scheme, peer, stop).await;
+            let origin = Origin {
+                scheme: wire.scheme(),
+                ends,
+                connection: place.connection.clone(),
+            };
+            let evicted = place.connection.evicted.clone();
+            let limits = server.client_limits.clone();
+            let serving = async {
+                match scheme_mismatch::first_byte(&stream, &wire, HEAD_TIMEOUT, &stop).await {
+                    FirstByte::Fits => {}
+                    FirstByte::None => return,
+                    FirstByte::Mismatch => {
+                        return scheme_mismatch::answer(stream, &wire, peer, local, &limits).await;
                     }
                 }
+                let stream = ClientStream::new(stream, peer, place.connection.clone(), limits);
+                match wire {
+                    Wire::Plain => connection(server, stream, origin, stop).await,
+                    Wire::Tls(acceptor) => {
+                        if let Ok(Ok(stream)) = timeout(HEAD_TIMEOUT, acceptor.accept(stream)).await {
+                            connection(server, stream, origin, stop).await;
+                        }
+                    }
+                }
+            };
+            tokio::select! {
+                biased;
+                () = evicted.cancelled() => {}
+                () = serving => {}
             }
         });
     }
@@ -148,33 +228,44 @@ pub async fn serve(server: Arc<Server>, listener: TcpListener, wire: Wire, stop:
     tasks.wait().await;
 }
 
-async fn accept(
-    listener: &TcpListener,
-    room: &Arc<Semaphore>,
-) -> io::Result<(TcpStream, IpAddr, tokio::sync::OwnedSemaphorePermit)> {
-    let permit = room.clone().acquire_owned().await.map_err(io::Error::other)?;
-    let (stream, peer) = listener.accept().await?;
-    // It only costs time if this fails.
-    let _ = stream.set_nodelay(true);
-    Ok((stream, peer.ip(), permit))
+/// Where requests of one connection come from.
+#[derive(Clone)]
+pub(crate) struct Origin {
+    pub scheme: &'static str,
+    pub ends: Ends,
+    pub connection: Arc<Connection>,
 }
 
-pub(crate) async fn connection<S>(
-    server: Arc<Server>,
-    stream: S,
-    scheme: &'static str,
-    peer: IpAddr,
-    stop: CancellationToken,
-) where
+#[cfg(test)]
+impl Origin {
+    pub fn test(ends: Ends) -> Origin {
+        Origin {
+            scheme: "https",
+            ends,
+            connection: Arc::new(Connection::new()),
+        }
+    }
+}
+
+pub(crate) async fn connection<S>(server: Arc<Server>, stream: S, origin: Origin, stop: CancellationToken)
+where
     S: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin + Send + 'static,
 {
     let service = service_fn(|request| {
-        let server = server.clone();
-        async move { Ok::<_, Infallible>(answer(&server, request, scheme, peer).await) }
+        let (server, origin) = (server.clone(), origin.clone());
+        async move {
+            let under_way = origin.connection.begin_request();
+            let answer = answer(&server, request, origin).await;
+            Ok::<_, Infallible>(answer.map(|content| Served {
+                content,
+                _under_way: under_way,
+            }))
+        }
     });
     let connection = hyper::server::conn::http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(HEAD_TIMEOUT)
+        .max_buf_size(HEAD_BYTES_MAX)
         .serve_connection(TokioIo::new(stream), service);
     let mut connection = std::pin::pin!(connection);
     tokio::select! {
@@ -191,15 +282,35 @@ pub(crate) async fn connection<S>(
 pub struct Call {
     pub method: Method,
     pub scheme: &'static str,
-    /// Who has connected: the client, or a proxy in front of us.
+    /// Peer of the connection: the client, or a proxy in front of us.
     pub peer: IpAddr,
+    /// The address of ours that was connected to.
+    pub local: SocketAddr,
     pub uri: hyper::Uri,
     pub headers: hyper::HeaderMap,
     pub body: Incoming,
     pub id: String,
+    pub(crate) connection: Arc<Connection>,
+    pub(crate) limits: Arc<ClientLimits>,
+    /// The client that has shown a valid credential.
+    pub(crate) principal: OnceLock<String>,
+    /// What the body takes of the room for bodies, as soon as it is read.
+    pub(crate) charge: Option<BodyCharge>,
+    /// The body did not come in time, or did not fit: the rest is not waited for.
+    is_cut: bool,
+    /// Said in `Retry-After` if the answer is 429; zero: whatever the answer says itself.
+    pub retry_after_secs: AtomicU64,
+    /// For the audit log.
+    pub notes: crate::audit::Notes,
 }
 
 impl Call {
+    /// Notes whose request this is: a client's bodies share room with its own ones.
+    pub(crate) fn identified(&self, caller: Caller) -> Caller {
+        let _ = self.principal.set(caller.id.clone());
+        caller
+    }
+
     pub fn header(&self, name: &str) -> Option<&str> {
         self.headers.get(name)?.to_str().ok()
     }
@@ -225,19 +336,51 @@ impl Call {
         self.body.size_hint().exact().map(|bytes| bytes as usize)
     }
 
+    pub fn body_is_empty(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
     /// The whole body, or none if it is longer than `max`.
     pub async fn read_body(&mut self, max: usize) -> Result<Option<Bytes>, CutShort> {
-        let read = timeout(BODY_TIMEOUT, read_body(&mut self.body, max)).await;
-        read.map_err(|_| CutShort)?.map_err(|_| CutShort)
+        let _waiting = self.connection.begin_body();
+        let mut charge = match self.charge.take() {
+            Some(charge) => charge,
+            None => self.management_charge(),
+        };
+        let reading = read_body(&mut self.body, max, &self.connection, &self.limits, &mut charge);
+        let read = timeout(BODY_TIMEOUT, reading).await;
+        let read = read.unwrap_or(Err(CutShort::TooSlow(BODY_TIMEOUT)));
+        self.charge = Some(charge);
+        if let Err(cut) = &read {
+            self.is_cut = true;
+            match cut {
+                CutShort::Broken => {}
+                CutShort::TooSlow(_) => self.limits.report(Limit::BodyStall, self.peer),
+                CutShort::NoRoom => self.limits.report(Limit::BodyRoom, self.peer),
+            }
+        }
+        read
+    }
+
+    /// Strangers together get no more than half of the room; clients with a credential have shares of
+    /// their own.
+    fn management_charge(&self) -> BodyCharge {
+        let room: &Arc<BodyRoom> = &self.limits.management_bodies;
+        let principal = self.principal.get();
+        let weight = if principal.is_some() { 3 } else { 1 };
+        let address = client_network(self.peer);
+        let shares = room.shares((principal.is_some(), weight), (principal, 2), (address, 1));
+        BodyCharge::new(room.clone(), shares)
     }
 
     /// Takes what is left of a body that was refused: most clients look for an answer only after they
     /// have sent everything, and a connection that is closed under them would hide it.
     async fn discard_body(&mut self) {
         // Whoever asks first has not sent it.
-        if self.body.is_end_stream() || self.headers.contains_key(EXPECT) {
+        if self.is_cut || self.body.is_end_stream() || self.headers.contains_key(EXPECT) {
             return;
         }
+        let _waiting = self.connection.begin_body();
         let discard = async {
             let mut taken = 0;
             while let Some(Ok(frame)) = self.body.frame().await {
@@ -261,24 +404,73 @@ pub fn off_worker<T>(compute: impl FnOnce() -> T) -> T {
     }
 }
 
-/// The connection broke, or the rest did not come in time.
-#[derive(Debug)]
-pub struct CutShort;
+/// Why a body was not read to its end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CutShort {
+    /// The connection broke.
+    Broken,
+    /// Too little of it came within this time.
+    TooSlow(Duration),
+    /// The room for bodies is taken.
+    NoRoom,
+}
 
-async fn read_body(body: &mut Incoming, max: usize) -> Result<Option<Bytes>, hyper::Error> {
+impl CutShort {
+    pub fn status(self) -> u16 {
+        match self {
+            CutShort::Broken => 400,
+            CutShort::TooSlow(_) => 408,
+            CutShort::NoRoom => 429,
+        }
+    }
+
+    /// What a client is told, without a full stop.
+    pub fn reason(self) -> String {
+        match self {
+            CutShort::Broken => "the body was cut short".to_owned(),
+            CutShort::TooSlow(time) => {
+                format!("the body did not keep coming: too little of it arrived within {time:?}")
+            }
+            CutShort::NoRoom => "too many bodies of this client are under way; try again later".to_owned(),
+        }
+    }
+}
+
+async fn read_body(
+    body: &mut Incoming,
+    max: usize,
+    connection: &Connection,
+    limits: &ClientLimits,
+    charge: &mut BodyCharge,
+) -> Result<Option<Bytes>, CutShort> {
+    let stall_max = limits.body_stall_max;
     let hint = body.size_hint();
     if hint.lower() > max as u64 {
         return Ok(None);
     }
     let mut first = Bytes::new();
     let mut all: Option<BytesMut> = None;
-    while let Some(frame) = body.frame().await {
-        let Ok(data) = frame?.into_data() else {
+    let (mut until, mut came) = (Instant::now() + stall_max, 0);
+    loop {
+        let frame = match timeout_at(until, body.frame()).await {
+            Ok(Some(frame)) => frame.map_err(|_| CutShort::Broken)?,
+            Ok(None) => break,
+            Err(_) => return Err(CutShort::TooSlow(stall_max)),
+        };
+        let Ok(data) = frame.into_data() else {
             continue;
         };
+        connection.body_progress();
+        came += data.len();
+        if came >= BODY_BYTES_MIN {
+            (until, came) = (Instant::now() + stall_max, 0);
+        }
         let length = all.as_ref().map_or(first.len(), BytesMut::len) + data.len();
         if length > max {
             return Ok(None);
+        }
+        if !charge.grow(data.len()) {
+            return Err(CutShort::NoRoom);
         }
         if let Some(all) = &mut all {
             all.extend_from_slice(&data);
@@ -286,7 +478,8 @@ async fn read_body(body: &mut Incoming, max: usize) -> Result<Option<Bytes>, hyp
             // Most requests arrive in one piece, which is then used as it is.
             first = data;
         } else {
-            let mut buffer = BytesMut::with_capacity((hint.lower() as usize).max(length));
+            let expected = (hint.lower() as usize).min(BODY_BUFFER_FACTOR * length);
+            let mut buffer = BytesMut::with_capacity(expected.max(length));
             buffer.extend_from_slice(&first);
             buffer.extend_from_slice(&data);
             all = Some(buffer);
@@ -296,29 +489,96 @@ async fn read_body(body: &mut Incoming, max: usize) -> Result<Option<Bytes>, hyp
 }
 
 /// Answers a request.
-async fn answer(
-    server: &Arc<Server>,
-    request: Request<Incoming>,
-    scheme: &'static str,
-    peer: IpAddr,
-) -> Answer {
+async fn answer(server: &Arc<Server>, request: Request<Incoming>, origin: Origin) -> Answer {
     let (head, body) = request.into_parts();
-    let mut call = Call {
+    let call = Call {
         method: head.method,
-        scheme,
-        peer,
+        scheme: origin.scheme,
+        peer: origin.ends.peer,
+        local: origin.ends.local,
         uri: head.uri,
         headers: head.headers,
         body,
         id: server.request_id(),
+        connection: origin.connection,
+        limits: server.client_limits.clone(),
+        principal: OnceLock::new(),
+        charge: None,
+        is_cut: false,
+        retry_after_secs: AtomicU64::new(0),
+        notes: crate::audit::Notes::default(),
     };
+    if call.headers.get_all(HOST).iter().count() > 1 {
+        return finished(server, &call, bad_host(&call));
+    }
     server.prepare(&call).await;
+    let alone = {
+        let path = call.uri.path();
+        crate::audit::goes_on_alone(server, &call, path, &Segments::of(path))
+    };
+    if !alone {
+        return recorded(server, call).await;
+    }
+    let task = {
+        let server = server.clone();
+        async move { recorded(&server, call).await }
+    };
+    match server.changing.spawn(task).await {
+        Ok(answer) => answer,
+        Err(e) => std::panic::resume_unwind(e.into_panic()),
+    }
+}
+
+async fn recorded(server: &Arc<Server>, mut call: Call) -> Answer {
     let path = call.uri.path().to_owned();
-    let answer = crate::behind::answer(server, &mut call, &path, &Segments::of(&path)).await;
+    let mut answer = crate::audit::answer(server, &mut call, &path, &Segments::of(&path)).await;
     if !answer.status().is_success() {
         call.discard_body().await;
     }
+    if call.is_cut {
+        let close = HeaderValue::from_static("close");
+        answer.headers_mut().insert(CONNECTION, close);
+    }
+    finished(server, &call, answer)
+}
+
+/// With the headers that every answer has, whichever API it is of.
+fn finished(server: &Server, call: &Call, mut answer: Answer) -> Answer {
+    let https = crate::sessions::is_https(server, call);
+    let too_many = answer.status() == StatusCode::TOO_MANY_REQUESTS;
+    let headers = answer.headers_mut();
+    headers.insert(X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
+    // Answers may hold keys, and are of one moment: those that may be kept say so themselves.
+    headers
+        .entry(CACHE_CONTROL)
+        .or_insert(HeaderValue::from_static("no-store"));
+    if https {
+        let policy = HeaderValue::from_static(transport_security(call.host()));
+        headers.entry(STRICT_TRANSPORT_SECURITY).or_insert(policy);
+    }
+    let wait = call.retry_after_secs.load(Relaxed);
+    if too_many && wait > 0 {
+        headers.insert(RETRY_AFTER, HeaderValue::from(wait));
+    }
     answer
+}
+
+/// Browsers apply this to all ports of a host: on a developer's machine other servers at `localhost` would be
+/// unreachable without TLS for a year.
+fn transport_security(host: &str) -> &'static str {
+    let name = host.split(':').next().unwrap_or_default();
+    match name.eq_ignore_ascii_case("localhost") {
+        true => "max-age=300",
+        false => "max-age=31536000",
+    }
+}
+
+/// Two parties on the way could each believe another of the names.
+fn bad_host(call: &Call) -> Answer {
+    let error =
+        serde_json::json!({"code": "BadRequest", "message": "The request has more than one Host header."});
+    let body = serde_json::json!({"error": error}).to_string();
+    json(StatusCode::BAD_REQUEST, body, &call.id)
 }
 
 /// The road of a path.
@@ -330,6 +590,7 @@ pub(crate) async fn road(
 ) -> Answer {
     let is = |at: usize, word: &str| segments.get(at).eq_ignore_ascii_case(word);
     match segments.count() {
+        0 if matches!(call.method, Method::GET | Method::HEAD) => to_portal(call),
         4 if is(2, "api") && is(3, "events") && is(0, "topics") => {
             crate::publish::topic(server, call, &decoded(segments.get(1))).await
         }
@@ -347,12 +608,25 @@ pub(crate) async fn road(
         _ if is(0, "portal") => crate::portal::answer(server, call).await,
         _ if is(0, "docs") => crate::docs::answer(server, call),
         _ if is(0, "postrider") => crate::ours::answer(server, call, segments).await,
+        // An endpoint without its end, as publishers of the cloud are refused; the edge API has no such request.
+        2 if is(0, "topics") && call.method == Method::POST => crate::publish::unknown(server, call),
+        3 if is(0, "topics") && is(2, "api") && call.method == Method::POST => {
+            crate::publish::unknown(server, call)
+        }
         _ if is(0, "topics") => crate::edge::answer(server, call, segments).await,
         // Before their words are told apart: resource ids have many more segments than other paths.
         _ if crate::azure::is_path(path) => crate::azure::answer(server, call).await,
         _ if crate::login::is_path(segments) => crate::login::answer(server, call, segments).await,
-        _ => crate::publish::unknown(server, call),
+        _ => crate::publish::no_such_path(call),
     }
+}
+
+/// Sends a browser that was given only host and port to the portal. The place is relative: a proxy may have another name.
+fn to_portal(call: &Call) -> Answer {
+    let mut answer = empty(StatusCode::SEE_OTHER, &call.id);
+    let portal = HeaderValue::from_static("/portal");
+    answer.headers_mut().insert(LOCATION, portal);
+    answer
 }
 
 /// The parts of a path between slashes; empty ones do not count.
@@ -363,7 +637,7 @@ pub struct Segments<'a> {
 }
 
 impl<'a> Segments<'a> {
-    const MAX: usize = 6;
+    pub(crate) const MAX: usize = 6;
 
     pub fn of(path: &'a str) -> Segments<'a> {
         let mut segments = Segments {

@@ -157,6 +157,12 @@ impl Issuer {
             .ok_or_else(|| format!("{url}: has no jwks_uri"))
     }
 
+    /// Whether the token names a key of the issuer that has not signed it.
+    pub fn is_forged(&self, token: &Token<'_>) -> bool {
+        let keys = self.known().keys;
+        keys.knows(token.key_id.as_deref()) && !keys.has_signed(token)
+    }
+
     /// Judges a token by the keys that are known.
     pub fn caller(&self, token: &Token<'_>, now: Timestamp) -> Result<Caller, NoAccess> {
         let known = self.known();

@@ -10,17 +10,19 @@ pub(crate) mod elsewhere;
 mod tests;
 
 use crate::Server;
-use crate::access::Caller;
+use crate::access::{Caller, LastingCredential};
 use crate::http::{Answer, Call, Content, empty};
+use crate::limits::Limit;
 use crate::locks;
 use crate::ours::{Problem, read_bytes};
 use crate::peers::Peers;
+use crate::places::{self, Bounds, Holder, Places};
 use crate::stream;
 use asked::Asked;
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
 use bytes::{BufMut, Bytes, BytesMut};
-use hyper::header::{AUTHORIZATION, HeaderMap};
+use hyper::header::HeaderMap;
 use hyper::{Method, StatusCode};
 use postrider_core::subscription::{Destination, Subscription};
 use postrider_core::time::Timestamp;
@@ -32,14 +34,20 @@ use std::future::Future;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::Duration;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
+use tokio::sync::{mpsc, oneshot};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 /// No network knows this name, and no subscription but a listener's may use it.
 pub const HOST: &str = "listen.postrider.invalid";
-/// Listeners at once.
+/// Listeners at once, and whose they may be.
 const LISTENERS_MAX: usize = 32;
+const LISTENERS: Bounds = Bounds {
+    total: LISTENERS_MAX,
+    per_client: LISTENERS_MAX / 2,
+    per_address: LISTENERS_MAX / 2,
+    for_owners: LISTENERS_MAX / 4,
+};
 /// Deliveries that wait for a slow reader in writing; further ones wait as they are, and within their time.
 const PIECES: usize = 4;
 /// A sign of life is sent this often, after a look whether the subscription is still there.
@@ -59,7 +67,7 @@ pub struct Listeners {
     inner: Arc<dyn Transport>,
     /// By their tokens.
     lines: Mutex<HashMap<String, Arc<Line>>>,
-    room: Arc<Semaphore>,
+    places: Arc<Places>,
     /// The nodes that may hold other listeners.
     peers: OnceLock<Arc<dyn Peers>>,
 }
@@ -69,7 +77,7 @@ impl Listeners {
         Listeners {
             inner,
             lines: Mutex::default(),
-            room: Arc::new(Semaphore::new(LISTENERS_MAX)),
+            places: Places::new(LISTENERS),
             peers: OnceLock::new(),
         }
     }
@@ -322,22 +330,20 @@ async fn listen(
     let asked = Asked::read(&body)?;
     let token = elsewhere::token(listeners.peers.get().map(|peers| &**peers));
     let subscription = asked.subscription(server, &token, &caller.id).await?;
-    let room = listeners.room.clone().try_acquire_owned();
-    let permit =
-        room.map_err(|_| Problem::new(503, format!("{LISTENERS_MAX} listeners are here already")))?;
-    // Who shows a credential is not judged by a cookie.
-    let session = match call.headers.contains_key(AUTHORIZATION) {
-        true => None,
-        false => server.session(call)?.map(|(id, _)| id),
-    };
+    let place = listeners.places.take(Holder::of(caller, call.peer));
+    let place = place.map_err(|full| {
+        server.client_limits.report(Limit::Streams, call.peer);
+        Problem::new(full.status(), full.reason("listeners"))
+    })?;
+    let credential = server.lasting_credential(call)?;
     let (pieces, received) = mpsc::channel(PIECES);
     let listening = Listening {
         server: server.clone(),
         listeners: listeners.clone(),
         line: Arc::new(Line::new(pieces)),
         token,
-        session,
-        _permit: permit,
+        credential,
+        _place: place,
     };
     // The subscription is made by whoever deletes it: a client that goes away meanwhile leaves nothing behind.
     let (begun, begins) = oneshot::channel();
@@ -377,8 +383,8 @@ struct Listening {
     listeners: Arc<Listeners>,
     line: Arc<Line>,
     token: String,
-    session: Option<String>,
-    _permit: OwnedSemaphorePermit,
+    credential: LastingCredential,
+    _place: places::Place,
 }
 
 impl Listening {
@@ -497,8 +503,7 @@ impl Listening {
 
     fn is_over(&self, made: &Subscription, begun: Timestamp) -> Option<End> {
         let (server, now) = (&self.server, self.server.wall.now());
-        let session = self.session.as_deref();
-        if session.is_some_and(|id| server.sessions.get(id, now).is_none()) {
+        if !server.still_holds(&self.credential) {
             return Some(End::SignedOut);
         }
         if server.engine.directory.subscription_by_id(made.id).is_none() {

@@ -5,8 +5,11 @@
 
 use crate::Server;
 use crate::access::{Client, same};
-use crate::azure::base_url;
 use crate::http::{Answer, Call, Segments, decoded, json as json_answer, status};
+use crate::logins::{Given, LoginKind};
+use crate::own_address::answer_base;
+use crate::sessions::fresh_id;
+use crate::throttle::{CredentialKind, LockedOut};
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
 use hyper::Method;
@@ -20,7 +23,7 @@ use std::sync::atomic::{AtomicI64, AtomicU64, Ordering::Relaxed};
 
 const BODY_MAX: usize = 64 << 10;
 /// How long a token is valid, in seconds.
-const LIFETIME: i64 = 3600;
+pub(crate) const TOKEN_LIFETIME: i64 = 3600;
 /// What clients say instead of a tenant when any will do.
 const ANY_TENANT: [&str; 4] = ["adfs", "common", "organizations", "consumers"];
 
@@ -75,6 +78,12 @@ impl<'a> Service<'a> {
 /// Whether a path is one of these.
 pub fn is_path(segments: &Segments<'_>) -> bool {
     asked(&all(segments)).is_some()
+}
+
+/// Whether a path is one at which tokens are given out.
+pub fn gives_tokens(segments: &Segments<'_>) -> bool {
+    let path = all(segments);
+    matches!(asked(&path), Some(Asked::Token(_) | Asked::Identity))
 }
 
 /// No path of ours is longer; one that is becomes empty.
@@ -139,13 +148,19 @@ impl Refusal {
     }
 }
 
+impl From<LockedOut> for Refusal {
+    fn from(locked: LockedOut) -> Refusal {
+        Refusal::new(429, "temporarily_unavailable", 0, locked.reason())
+    }
+}
+
 pub async fn answer(server: &Server, call: &mut Call, segments: &Segments<'_>) -> Answer {
     let path = all(segments);
     let Some(asked) = asked(&path) else {
-        return crate::publish::unknown(server, call);
+        return crate::publish::no_such_path(call);
     };
     if asked == Asked::Identity && server.config.managed_identity.is_none() {
-        return crate::publish::unknown(server, call);
+        return crate::publish::no_such_path(call);
     }
     let wanted = match asked {
         Asked::Token(_) => Method::POST,
@@ -190,7 +205,7 @@ fn status_of(answer: &Answer) -> u16 {
 }
 
 async fn serve(server: &Server, call: &mut Call, asked: Asked<'_>) -> Result<Answer, Refusal> {
-    let base = base_url(server, call);
+    let base = answer_base(server, call);
     let tenant = &server.config.tenant;
     let body = match asked {
         Asked::Metadata => metadata(&base, call.query("api-version").unwrap_or_default()),
@@ -201,7 +216,7 @@ async fn serve(server: &Server, call: &mut Call, asked: Asked<'_>) -> Result<Ans
         }
         Asked::Keys(service) => {
             check_tenant(service, tenant)?;
-            server.config.signing_key.key_set()
+            server.access.key_set(server.wall.now())
         }
         Asked::Token(service) => {
             check_tenant(service, tenant)?;
@@ -320,7 +335,13 @@ async fn token(server: &Server, call: &mut Call, service: Service<'_>, base: &st
             let message = format!("The request body is longer than {BODY_MAX} bytes.");
             return Err(Refusal::malformed(message));
         }
-        Err(_) => return Err(Refusal::malformed("The request body was cut short.")),
+        Err(cut) => {
+            let message = format!("The request body could not be read: {}.", cut.reason());
+            return Err(Refusal {
+                status: cut.status(),
+                ..Refusal::malformed(message)
+            });
+        }
     };
     let text = std::str::from_utf8(&bytes);
     let form = Form::read(text.map_err(|_| Refusal::malformed("The request body is not text."))?);
@@ -336,32 +357,36 @@ async fn token(server: &Server, call: &mut Call, service: Service<'_>, base: &st
         None => return Err(Refusal::missing("grant_type")),
     }
     let presented = presented(&form, call.header("authorization"))?;
+    call.notes.actor(&presented.id, &[], crate::audit::NO_CREDENTIAL);
+    server.check_lockout(call, CredentialKind::TokenEndpoint)?;
     let Some(client) = known(&server.config.clients, &presented) else {
         let now = server.wall.now();
         server.logins_refused.count(&presented.id, now);
+        server.wrong_credential(call, CredentialKind::TokenEndpoint, &presented.id)?;
         let message = format!(
             "Invalid client secret provided for '{}', or there is no such client.",
             shortened(&presented.id)
         );
         return Err(Refusal::new(401, "invalid_client", 7_000_215, message));
     };
+    call.notes.actor(&client.id, &[client.role], "secret");
     let audience = audience(&form)?.unwrap_or_else(|| format!("{base}/"));
     let now = seconds(server.wall.now());
-    let token = signed(server, client, service, base, &audience, now);
+    let token = signed(server, call, client, service, base, &audience, now);
     Ok(match service {
         Service::V1(_) => json!({
             "token_type": "Bearer",
-            "expires_in": LIFETIME.to_string(),
-            "ext_expires_in": LIFETIME.to_string(),
-            "expires_on": (now + LIFETIME).to_string(),
+            "expires_in": TOKEN_LIFETIME.to_string(),
+            "ext_expires_in": TOKEN_LIFETIME.to_string(),
+            "expires_on": (now + TOKEN_LIFETIME).to_string(),
             "not_before": now.to_string(),
             "resource": audience,
             "access_token": token,
         }),
         Service::Adfs | Service::V2(_) => json!({
             "token_type": "Bearer",
-            "expires_in": LIFETIME,
-            "ext_expires_in": LIFETIME,
+            "expires_in": TOKEN_LIFETIME,
+            "ext_expires_in": TOKEN_LIFETIME,
             "access_token": token,
         }),
     })
@@ -374,6 +399,7 @@ fn seconds(time: Timestamp) -> i64 {
 /// A token for a client. What it may do is said for others to read; we look into the configuration.
 fn signed(
     server: &Server,
+    call: &Call,
     client: &Client,
     service: Service<'_>,
     base: &str,
@@ -383,7 +409,17 @@ fn signed(
     let tenant = &server.config.tenant;
     let key = server.config.naming_key.expose().as_bytes();
     let object = stable_guid(key, &format!("client/{}", client.id.to_lowercase()));
-    server.config.signing_key.sign(&json!({
+    let (id, epoch) = (fresh_id(), server.access.epoch());
+    let given = Given {
+        id: &id,
+        issued: now,
+        expires: now + TOKEN_LIFETIME,
+        epoch,
+    };
+    server.login_succeeded(call, LoginKind::Token, &client.id, given);
+    server.access.signing_key().sign(&json!({
+        "jti": id,
+        "epoch": epoch,
         "iss": service.issuer(base, tenant),
         "aud": audience,
         "sub": object,
@@ -394,7 +430,7 @@ fn signed(
         "idtyp": "app",
         "iat": now,
         "nbf": now,
-        "exp": now + LIFETIME,
+        "exp": now + TOKEN_LIFETIME,
         "roles": [client.role.name()],
         "ver": service.version(),
     }))
@@ -474,7 +510,7 @@ fn known<'a>(clients: &'a [Client], presented: &Presented) -> Option<&'a Client>
 /// program and not to a page in a browser.
 fn identity(server: &Server, call: &Call, base: &str) -> Result<Value, Refusal> {
     let forbidden = |message: String| Refusal::new(403, "access_denied", 0, message);
-    crate::ours::addressed_by_name(server, call).map_err(forbidden)?;
+    crate::own_address::addressed_by_name(server, call).map_err(forbidden)?;
     let has = |name: &str| call.header(name).is_some_and(|value| !value.is_empty());
     let metadata = call
         .header("metadata")
@@ -495,16 +531,17 @@ fn identity(server: &Server, call: &Call, base: &str) -> Result<Value, Refusal> 
         let message = "Identity not found.";
         return Err(Refusal::malformed(message));
     };
+    call.notes.actor(&client.id, &[client.role], "managed-identity");
     let resource = query.one("resource")?;
     let resource = resource.ok_or_else(|| Refusal::missing("resource"))?;
     let now = seconds(server.wall.now());
     let tenant = &server.config.tenant;
-    let token = signed(server, client, Service::V1(tenant), base, &resource, now);
+    let token = signed(server, call, client, Service::V1(tenant), base, &resource, now);
     Ok(json!({
         "access_token": token,
         "client_id": client.id,
-        "expires_in": LIFETIME.to_string(),
-        "expires_on": (now + LIFETIME).to_string(),
+        "expires_in": TOKEN_LIFETIME.to_string(),
+        "expires_on": (now + TOKEN_LIFETIME).to_string(),
         "not_before": now.to_string(),
         "resource": resource,
         "token_type": "Bearer",
@@ -560,7 +597,7 @@ fn form_decoded(text: &str) -> Cow<'_, str> {
 }
 
 /// What a stranger sent, as far as it is worth repeating.
-fn shortened(text: &str) -> String {
+pub(crate) fn shortened(text: &str) -> String {
     const CHARACTERS_MAX: usize = 100;
     text.chars()
         .filter(|c| !c.is_control())
@@ -598,10 +635,38 @@ impl LoginsRefused {
 mod tests {
     use super::*;
     use crate::access::Role;
+    use crate::azure::subscriptions::tests::lab::{Lab, Still};
     use postrider_core::ids::Secret;
+    use std::sync::Arc;
 
     const TENANT: &str = "00000000-0000-0000-0000-000000000002";
     const BASE: &str = "https://127.0.0.1:8443";
+
+    #[tokio::test]
+    async fn an_address_that_guesses_at_the_token_endpoint_has_to_wait() {
+        let lab = Lab::with(false, |server| server.wall = Arc::new(Still)).await;
+        let log_in = async |secret: &str| {
+            let form = format!(
+                "grant_type=client_credentials&client_id=owner&client_secret={secret}&resource=https%3A%2F%2Feventgrid.azure.net"
+            );
+            let kind = ("content-type", "application/x-www-form-urlencoded");
+            lab.exchange_text("POST", "/adfs/oauth2/token", form, &[("host", "localhost"), kind])
+                .await
+        };
+        log_in("owner+secret").await.expect(200);
+        for _ in 0..10 {
+            log_in("wrong").await.expect(401);
+        }
+        for secret in ["wrong", "owner+secret"] {
+            let refused = log_in(secret).await.expect(429);
+            assert_eq!(refused.body["error"], "temporarily_unavailable");
+            assert!(refused.headers.contains_key("retry-after"));
+        }
+        // Other credentials are counted apart.
+        lab.send("GET", "/postrider/v1/endpoints", None, &[])
+            .await
+            .expect(200);
+    }
 
     #[test]
     fn paths_ask_for_what_the_clients_mean() {

@@ -11,7 +11,10 @@ pub use names::Names;
 use crate::Server;
 use crate::cluster::{self, Cluster};
 use crate::http::{Answer, Call, Content, empty};
+use crate::limits::Limit;
 use crate::ours::{Problem, open_on_loopback};
+use crate::publish_refusals::PublishRefusalReason;
+use crate::throttle::CredentialKind;
 use http_body_util::Full;
 use hyper::header::{CONTENT_TYPE, HeaderValue};
 use hyper::{Method, StatusCode};
@@ -61,20 +64,30 @@ pub async fn answer(server: &Server, call: &Call) -> Answer {
 }
 
 pub(crate) fn text(server: &Server, cluster: Option<&Cluster>) -> String {
-    let numbers = Numbers::of(server);
+    page_of(server, cluster, &Numbers::of(server))
+}
+
+/// All families, without the series of topics and subscriptions.
+pub(crate) fn families(server: &Server, cluster: Option<&Cluster>) -> String {
+    page_of(server, cluster, &Numbers::none(server.engine.clock.now()))
+}
+
+fn page_of(server: &Server, cluster: Option<&Cluster>, numbers: &Numbers) -> String {
     let mut page = Page::default();
-    published(&mut page, &numbers, &server.shown);
-    deliveries(&mut page, &numbers);
-    histograms(&mut page, &numbers, &server.shown);
+    published(&mut page, numbers, &server.shown);
+    deliveries(&mut page, numbers);
+    histograms(&mut page, numbers, &server.shown);
     of_the_server(&mut page, server);
+    of_clients(&mut page, server);
+    publish_refusals(&mut page, server);
     if let Some(cluster) = cluster {
         nodes::cluster(&mut page, cluster);
     }
     if server.metric_names.azure {
-        names::azure(&mut page, &numbers);
+        names::azure(&mut page, numbers);
     }
     if server.metric_names.edge {
-        names::edge(&mut page, &numbers);
+        names::edge(&mut page, numbers);
     }
     page.text
 }
@@ -127,6 +140,17 @@ struct OfSubscription {
 }
 
 impl Numbers {
+    fn none(now: Timestamp) -> Numbers {
+        Numbers {
+            now,
+            topics: Vec::new(),
+            other_topics: None,
+            subscriptions: Vec::new(),
+            totals: Vec::new(),
+            other_totals: None,
+        }
+    }
+
     fn of(server: &Server) -> Numbers {
         let engine = &server.engine;
         let directory = &engine.directory;
@@ -142,14 +166,8 @@ impl Numbers {
         };
         let mut labelled = alive(|of| &of.labelled);
         let mut in_full = alive(|of| &of.labelled_in_full);
-        let mut numbers = Numbers {
-            now: engine.clock.now(),
-            topics: Vec::with_capacity(entries.len()),
-            other_topics: None,
-            subscriptions: Vec::new(),
-            totals: Vec::new(),
-            other_totals: None,
-        };
+        let mut numbers = Numbers::none(engine.clock.now());
+        numbers.topics.reserve(entries.len());
         let mut taken = HashSet::new();
         let mut others = OfSubscription {
             topic: OTHERS.into(),
@@ -430,7 +448,7 @@ fn deliveries(page: &mut Page, numbers: &Numbers) {
     let with_reasons: [(&str, &str, ByReason); 2] = [
         (
             "postrider_dead_lettered_events_total",
-            "Events that were given up for a dead-letter destination.",
+            "Events that were given up and are in a dead-letter blob.",
             |s| &s.dead_lettered,
         ),
         (
@@ -509,6 +527,60 @@ fn histograms(page: &mut Page, numbers: &Numbers, shown: &Shown) {
         "From the beginning of a request to a destination until its answer, or the end of waiting for one.",
     );
     family(page, numbers, shown, duration, &DURATION_BOUNDS, |t| &t.duration);
+}
+
+/// By reason only: a stranger can make up names of topics without end. The log names topic and client.
+fn publish_refusals(page: &mut Page, server: &Server) {
+    let name = "postrider_publish_refused_by_reason_total";
+    let help = "Publish requests that were refused, to unknown topics too, by reason.";
+    page.family(name, Kind::Counter, help);
+    for reason in PublishRefusalReason::ALL {
+        let labels = page::labels(&[("reason", reason.name())]);
+        page.line(name, &labels, server.publish_refusals.count(reason));
+    }
+}
+
+/// Use of what all clients share.
+fn of_clients(page: &mut Page, server: &Server) {
+    let name = "postrider_connections";
+    page.family(name, Kind::Gauge, "Connections of clients that are open.");
+    page.line(name, "", server.connections.count());
+    let name = "postrider_client_limits_reached_total";
+    let help = "Connections, requests and streams refused or cut because a client reached a limit, by limit.";
+    page.family(name, Kind::Counter, help);
+    for limit in Limit::ALL {
+        let labels = page::labels(&[("limit", limit.name())]);
+        page.line(name, &labels, server.client_limits.count(limit));
+    }
+}
+
+/// By kind: who guesses is in the log, since addresses would make lines without end.
+fn wrong_credentials(page: &mut Page, server: &Server) {
+    let counts = server.throttle.counts();
+    for (name, help, values) in [
+        (
+            "postrider_wrong_credentials_total",
+            "Wrong secrets, keys and tokens that were looked at.",
+            counts.wrong,
+        ),
+        (
+            "postrider_throttled_credentials_total",
+            "Attempts with a credential that were answered with 429, since wrong ones came from the same address.",
+            counts.refused,
+        ),
+    ] {
+        page.family(name, Kind::Counter, help);
+        for (kind, value) in CredentialKind::NAMES.into_iter().zip(values) {
+            page.line(name, &page::labels(&[("kind", kind)]), value);
+        }
+    }
+    let name = "postrider_credential_lockouts_total";
+    page.family(
+        name,
+        Kind::Counter,
+        "Waits that wrong credentials have begun for an address.",
+    );
+    page.line(name, "", counts.lockouts);
 }
 
 fn of_the_server(page: &mut Page, server: &Server) {
@@ -631,6 +703,18 @@ fn of_the_server(page: &mut Page, server: &Server) {
         page.family(name, Kind::Counter, help);
         page.line(name, "", value);
     }
+    wrong_credentials(page, server);
+    let name = "postrider_proxy_faults_total";
+    page.family(
+        name,
+        Kind::Counter,
+        "Tunnels that the proxy of egress.proxy did not open.",
+    );
+    page.line(
+        name,
+        "",
+        server.proxy.as_ref().map_or(0, |proxy| proxy.state().faults),
+    );
     let name = "postrider_build_info";
     page.family(name, Kind::Gauge, "Which program this is; always 1.");
     let labels = [

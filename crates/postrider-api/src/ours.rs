@@ -4,9 +4,12 @@
 use crate::Server;
 use crate::access::{Need, NoAccess};
 use crate::http::{Answer, Call, Segments, decoded, json, status};
+use crate::own_address::name_covers;
+use crate::peers::numbers::Delayed;
 use crate::peers::{Heard, gather, note_missing};
 use crate::{
-    cluster, control, dead_letters, docs, events, filters, handshakes, listen, openapi, stats, stream,
+    attempts, audit, cluster, control, dead_letters, docs, events, filters, handshakes, listen, logins,
+    openapi, stats, stream,
 };
 use bytes::Bytes;
 use hyper::header::{
@@ -17,6 +20,7 @@ use postrider_core::duration;
 use postrider_core::time::Timestamp;
 use postrider_engine::dispatch::EndpointStatus;
 use postrider_engine::endpoint::State;
+use postrider_engine::subscription_health::words_of;
 use postrider_engine::virtual_time::{Target, VirtualTime};
 use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
@@ -27,6 +31,8 @@ const BODY_MAX: usize = 64 << 10;
 /// How long attempts made at one instant of a test clock may stay unanswered, in real time, unless said.
 const SETTLE: Duration = Duration::from_secs(2);
 const SETTLE_MAX: Duration = Duration::from_secs(600);
+/// Idle endpoints of which a node tells the others how their last request ended.
+const IDLE_TOLD_MAX: usize = 500;
 /// A test clock moves no further than this at once.
 const ADVANCE_MAX: Duration = Duration::from_secs(3650 * 86_400);
 
@@ -122,7 +128,7 @@ async fn route(server: &Arc<Server>, call: &mut Call, segments: &Segments<'_>) -
             match (path.len(), &call.method) {
                 (2, &Method::GET) => Ok(body(call, json!({"now": clock.now().to_string()}))),
                 (2, _) => Err(Problem::method("GET")),
-                (_, &Method::POST) => advance(clock, call).await,
+                (_, &Method::POST) => advance(server, clock, call).await,
                 _ => Err(Problem::method("POST")),
             }
         }
@@ -140,13 +146,30 @@ async fn route(server: &Arc<Server>, call: &mut Call, segments: &Segments<'_>) -
                 _ => Err(Problem::method("POST")),
             }
         }
+        ["v1", "audit", rest @ ..] => {
+            // Lines name clients and their addresses.
+            admit_caller(server, call, Need::Write)?;
+            audit::api::answer(server, call, rest).await
+        }
+        ["v1", "sessions", rest @ ..] => {
+            let caller = server.caller(call, need_of(&call.method))?;
+            match (rest, &call.method) {
+                ([], &Method::GET) => Ok(logins::list(server, call, &caller).await),
+                ([], _) => Err(Problem::method("GET")),
+                (["revoke"], &Method::POST) => logins::revoke(server, call).await,
+                (["rotate-key"], &Method::POST) => logins::rotate_key(server, call).await,
+                _ => Err(Problem::method("POST")),
+            }
+        }
         ["v1", "cluster", rest @ ..] => {
             authenticate(server, call)?;
             cluster::answer(server, call, rest).await
         }
         ["v1", "handshakes", rest @ ..] => {
-            authenticate(server, call)?;
-            handshakes::answer(server, call, rest).await
+            let caller = server
+                .caller(call, need_of(&call.method))
+                .map_err(Problem::from)?;
+            handshakes::answer(server, call, &caller.id, rest).await
         }
         ["v1", "deadletters", rest @ ..] => {
             authenticate(server, call)?;
@@ -192,6 +215,7 @@ async fn look(server: &Arc<Server>, call: &Call, path: &[&str]) -> Result<Answer
         path,
         ["server" | "stats" | "subscriptions" | "subscription"]
             | ["stats", "series"]
+            | ["subscription", "attempts"]
             | ["events"]
             | ["events", _]
     );
@@ -212,6 +236,7 @@ async fn look(server: &Arc<Server>, call: &Call, path: &[&str]) -> Result<Answer
         ["stats", "series"] => stats::series(server, &query).await?,
         ["subscriptions"] => stats::subscriptions(server, &query).await?,
         ["subscription"] => stats::subscription(server, &query).await?,
+        ["subscription", "attempts"] => attempts::attempts(server, &query).await?,
         ["events", id] => events::trace(server, &decoded(id), &query).await?,
         _ => events::search(server, &query).await?,
     };
@@ -228,11 +253,14 @@ pub(crate) fn body(call: &Call, value: Value) -> Answer {
 
 /// A client that may look, or change things if that is what the request is for.
 fn authenticate(server: &Server, call: &Call) -> Result<(), Problem> {
-    let need = match call.method {
+    admit_caller(server, call, need_of(&call.method))
+}
+
+fn need_of(method: &Method) -> Need {
+    match *method {
         Method::GET | Method::HEAD => Need::Read,
         _ => Need::Write,
-    };
-    admit_caller(server, call, need)
+    }
 }
 
 fn admit_caller(server: &Server, call: &Call, need: Need) -> Result<(), Problem> {
@@ -244,6 +272,7 @@ impl From<NoAccess> for Problem {
         match refused {
             NoAccess::Unknown(reason) => Problem::new(401, reason),
             NoAccess::Forbidden(reason) => Problem::new(403, reason),
+            NoAccess::LockedOut(reason) => Problem::new(429, reason),
         }
     }
 }
@@ -266,16 +295,20 @@ pub(crate) fn open_on_loopback(server: &Server, call: &Call) -> Result<(), Probl
     if call.header("authorization").is_some() || !server.config.loopback_only {
         return authenticate(server, call);
     }
-    addressed_by_name(server, call).map_err(|message| Problem::new(403, message))
+    crate::own_address::addressed_by_name(server, call).map_err(|message| Problem::new(403, message))
 }
 
-async fn advance(clock: &VirtualTime, call: &mut Call) -> Result<Answer, Problem> {
+async fn advance(server: &Server, clock: &VirtualTime, call: &mut Call) -> Result<Answer, Problem> {
     let members = read_object(call).await?;
     let (target, settle) = read_advance(&members, clock.now())?;
     let advanced = clock
         .advance(target, settle)
         .await
         .map_err(|e| Problem::new(503, e.to_string()))?;
+    // Minutes pass only by this.
+    if let Some(numbers) = &server.numbers {
+        numbers.keep().await;
+    }
     let answer = json!({"now": advanced.now.to_string(), "attempts": advanced.attempts});
     Ok(body(call, answer))
 }
@@ -348,14 +381,20 @@ pub(crate) async fn read_bytes(call: &mut Call) -> Result<Bytes, Problem> {
             413,
             format!("the body is longer than {BODY_MAX} bytes"),
         )),
-        Err(_) => Err(Problem::new(400, "the body was cut short")),
+        Err(cut) => Err(Problem::new(cut.status(), cut.reason())),
     }
 }
 
 pub(crate) async fn read_object(call: &mut Call) -> Result<Map<String, Value>, Problem> {
     let bytes = read_bytes(call).await?;
     match serde_json::from_slice(&bytes) {
-        Ok(Value::Object(members)) => Ok(members),
+        Ok(Value::Object(members)) => {
+            // The portal's own paths are sent secrets.
+            if call.uri.path().starts_with("/postrider") {
+                call.notes.parameters(&members);
+            }
+            Ok(members)
+        }
         Ok(_) => Err(Problem::new(400, "the body must be a JSON object")),
         Err(e) => Err(Problem::new(400, format!("the body is not JSON: {e}"))),
     }
@@ -378,10 +417,16 @@ async fn endpoints(server: &Server, call: &Call) -> Answer {
 /// The endpoints with which this node has something to do.
 pub(crate) fn own_endpoints(server: &Server) -> Vec<Value> {
     let all = server.engine.dispatcher.endpoints();
-    let busy = all
-        .iter()
-        .filter(|status| status.state.delay.is_some() || status.state.in_flight > 0 || status.waiting > 0);
-    let shown = busy.map(|status| {
+    let is_busy = |status: &EndpointStatus| {
+        status.state.delay.is_some() || status.state.in_flight > 0 || status.waiting > 0
+    };
+    let (mut told, mut idle): (Vec<_>, Vec<_>) = all.iter().partition(|status| is_busy(status));
+    // Of the others the last answer is told, of as many as have sent lately.
+    idle.retain(|status| status.last.is_some());
+    idle.sort_by_key(|status| std::cmp::Reverse(status.last.map(|last| last.at)));
+    idle.truncate(IDLE_TOLD_MAX);
+    told.extend(idle);
+    let shown = told.into_iter().map(|status| {
         let mut shown = endpoint(server, status);
         if let Some(members) = shown.as_object_mut() {
             members.remove("subscriptions");
@@ -414,6 +459,9 @@ fn join_endpoints(shown: &mut Vec<Value>, told: Vec<(String, Vec<Value>)>) {
     }
 }
 
+/// The members that describe an endpoint's delay, without its state.
+const DELAY_MEMBERS: [&str; 4] = ["cause", "causeText", "since", "until"];
+
 fn join_endpoint(one: &mut Value, mut told: Vec<Value>) {
     let sum = |name: &str| -> u64 { told.iter().filter_map(|told| told[name].as_u64()).sum() };
     let (in_flight, waiting) = (sum("inFlight"), sum("waiting"));
@@ -426,12 +474,13 @@ fn join_endpoint(one: &mut Value, mut told: Vec<Value>) {
     let delayed = told.iter().filter(|told| told.get("until").is_some());
     let longest = delayed.max_by_key(|told| told["until"].as_str().unwrap_or_default().to_owned());
     let longest = longest.cloned();
-    for name in ["cause", "since", "until"] {
-        match &longest {
-            Some(longest) => one[name] = longest[name].clone(),
-            None => drop(one.as_object_mut().and_then(|members| members.remove(name))),
-        }
+    let newest = told.iter().filter_map(|told| told.get("last"));
+    let newest = newest.max_by_key(|last| last["at"].as_str().unwrap_or_default());
+    let newest = newest.cloned();
+    for name in DELAY_MEMBERS {
+        set_or_remove(one, name, longest.as_ref().and_then(|longest| longest.get(name)));
     }
+    set_or_remove(one, "last", newest.as_ref());
     one["state"] = json!(state);
     one["inFlight"] = json!(in_flight);
     one["waiting"] = json!(waiting);
@@ -441,6 +490,13 @@ fn join_endpoint(one: &mut Value, mut told: Vec<Value>) {
         }
     }
     one["nodes"] = json!(told);
+}
+
+fn set_or_remove(one: &mut Value, name: &str, value: Option<&Value>) {
+    match value {
+        Some(value) => one[name] = value.clone(),
+        None => drop(one.as_object_mut().and_then(|members| members.remove(name))),
+    }
 }
 
 pub(crate) fn endpoint(server: &Server, status: &EndpointStatus) -> Value {
@@ -459,19 +515,67 @@ pub(crate) fn endpoint(server: &Server, status: &EndpointStatus) -> Value {
         "waiting": status.waiting,
         "subscriptions": subscriptions.collect::<Vec<_>>(),
     });
+    if is_this_server(server, &status.name) {
+        body["thisServer"] = json!(true);
+    }
     show_state(&mut body, &status.state);
+    if let Some(last) = &status.last {
+        body["last"] = json!({
+            "at": last.at.to_string(),
+            "outcome": last.outcome.name(),
+            "text": words_of(Some(last.outcome), last.status),
+        });
+        if let Some(status) = last.status {
+            body["last"]["status"] = json!(status);
+        }
+    }
     body
 }
 
+/// Whether deliveries to an endpoint come back here, by what the server knows of its own names.
+fn is_this_server(server: &Server, endpoint: &str) -> bool {
+    let Ok(url) = endpoint.parse::<hyper::Uri>() else {
+        return false;
+    };
+    let place = |url: &hyper::Uri| {
+        let host = url.host()?.trim_matches(['[', ']']).to_ascii_lowercase();
+        let usual = if url.scheme_str() == Some("https") {
+            443
+        } else {
+            80
+        };
+        Some((host, url.port_u16().unwrap_or(usual)))
+    };
+    let Some((host, port)) = place(&url) else {
+        return false;
+    };
+    let public = server
+        .config
+        .public_url
+        .as_ref()
+        .and_then(|url| place(&url.parse().ok()?));
+    let loopback = host
+        .parse()
+        .is_ok_and(|ip: std::net::IpAddr| ip.to_canonical().is_loopback());
+    let named = loopback
+        || server
+            .config
+            .host_names
+            .iter()
+            .any(|name| name_covers(name, &host));
+    (named && server.ports.contains(&port)) || public == Some((host, port))
+}
+
 fn show_state(body: &mut Value, state: &State) {
-    let Some(delay) = state.delay else {
+    let Some(delay) = Delayed::of(state) else {
         body["state"] = json!("admitting");
         return;
     };
     body["state"] = json!(if state.probing { "probing" } else { "delayed" });
-    body["cause"] = json!(delay.cause.name());
-    body["since"] = json!(delay.since.to_string());
-    body["until"] = json!(delay.until.to_string());
+    body["cause"] = json!(delay.cause);
+    body["causeText"] = json!(delay.cause_text());
+    body["since"] = json!(delay.since().to_string());
+    body["until"] = json!(delay.until().to_string());
 }
 
 /// Ends an endpoint's delay by hand.
@@ -513,43 +617,6 @@ pub(crate) fn own_admit(server: &Server, name: String) -> bool {
     server.engine.dispatcher.admit_again(&name)
 }
 
-/// Where no credential is asked for, the server must have been called by one of its own names.
-pub fn addressed_by_name(server: &Server, call: &Call) -> Result<(), String> {
-    let names = &server.config.host_names;
-    let is_ours = |name: &str| names.iter().any(|known| known.eq_ignore_ascii_case(name));
-    // A page in a browser must not reach us by giving its own name our address …
-    let host = host_name(call.host());
-    if !is_ours(host) {
-        return Err(format!(
-            "host {host:?} is not a name of this server; add it to listen.names"
-        ));
-    }
-    // … nor by addressing us from where it is.
-    match call.header("origin").and_then(page_host) {
-        Some(page) if !is_ours(page) => Err(format!(
-            "pages of {page:?} may not use this server; add it to listen.names"
-        )),
-        _ => Ok(()),
-    }
-}
-
-/// The host of the page that made a browser send a request. What has no scheme is not from a browser:
-/// deliveries carry an origin of their own.
-fn page_host(origin: &str) -> Option<&str> {
-    match origin.split_once("://") {
-        Some((_, host)) => Some(host_name(host)),
-        None => (origin == "null").then_some(origin),
-    }
-}
-
-/// The host without its port.
-fn host_name(host: &str) -> &str {
-    match host.strip_prefix('[') {
-        Some(rest) => rest.split(']').next().unwrap_or(rest),
-        None => host.split(':').next().unwrap_or(host),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -565,8 +632,11 @@ mod tests {
             json!({"endpoint": "e", "state": "admitting", "inFlight": 0, "waiting": 0, "subscriptions": [1]}),
             json!({"endpoint": "quiet", "state": "delayed", "until": "1", "inFlight": 0, "waiting": 0}),
         ];
+        let mut answered = told("admitting", 2, 3);
+        answered["last"] = json!({"at": "5", "outcome": "Success"});
+        delayed["last"] = json!({"at": "2", "outcome": "Busy"});
         let answers = vec![
-            ("a".to_owned(), vec![told("admitting", 2, 3)]),
+            ("a".to_owned(), vec![answered]),
             (
                 "b".to_owned(),
                 vec![
@@ -579,10 +649,12 @@ mod tests {
         assert_eq!(
             shown[0],
             json!({"endpoint": "e", "state": "delayed", "inFlight": 2, "waiting": 10, "subscriptions": [1],
-            "cause": "Busy", "since": "1", "until": "2",
+            "cause": "Busy", "since": "1", "until": "2", "last": {"at": "5", "outcome": "Success"},
             "nodes": [
-                {"node": "a", "state": "admitting", "inFlight": 2, "waiting": 3},
-                {"node": "b", "state": "delayed", "inFlight": 0, "waiting": 7, "cause": "Busy", "since": "1", "until": "2"},
+                {"node": "a", "state": "admitting", "inFlight": 2, "waiting": 3,
+                    "last": {"at": "5", "outcome": "Success"}},
+                {"node": "b", "state": "delayed", "inFlight": 0, "waiting": 7, "cause": "Busy", "since": "1", "until": "2",
+                    "last": {"at": "2", "outcome": "Busy"}},
             ]})
         );
         assert_eq!(

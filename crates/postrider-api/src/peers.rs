@@ -8,7 +8,7 @@ pub(crate) mod numbers;
 pub(crate) mod live;
 
 use crate::Server;
-use crate::{behind, control, dead_letters, filters, listen, ours};
+use crate::{audit, behind, control, dead_letters, filters, listen, logins, ours};
 use async_trait::async_trait;
 use bytes::Bytes;
 use serde::Serialize;
@@ -94,6 +94,11 @@ pub(crate) fn note_missing(shown: &mut Value, mut missing: Vec<String>) {
 pub async fn answer(server: &Arc<Server>, question: &str, body: Bytes) -> Result<Bytes, String> {
     match question {
         behind::CATCH_UP => behind::answer_catch_up(server).await,
+        "access" => {
+            server.refresh_access().await?;
+            Ok(Bytes::from_static(b"{}"))
+        }
+        "logins" => written(&logins::own_logins(server)),
         "trace" => written(&stories::answer_trace(server, asked(&body)?).await?),
         "happened" => written(&stories::answer_happened(server, asked(&body)?).await?),
         "search" => written(&search::answer(server, asked(&body)?).await?),
@@ -108,8 +113,15 @@ pub async fn answer(server: &Arc<Server>, question: &str, body: Bytes) -> Result
         "endpoints" => written(&ours::own_endpoints(server)),
         "admit" => written(&ours::own_admit(server, asked(&body)?)),
         "probe" => written(&control::own_probe(server, asked(&body)?)),
+        "audit" => written(&audit::api::own(server, asked(&body)?).await?),
+        "audit-verify" => match server.audit.clone() {
+            Some(audit) => written(&audit::api::own_verify(audit).await?),
+            None => Err("this node keeps no audit log".to_owned()),
+        },
         "letters" => written(&dead_letters::own_letters(server, asked(&body)?).await?),
         "letter" => written(&dead_letters::own_letter(server, asked(&body)?).await?),
+        "letters-pending" => written(&dead_letters::own_pending(server, asked(&body)?).await?),
+        "letters-write" => written(&dead_letters::own_write(server, asked(&body)?).await?),
         "letters-waiting" => written(&dead_letters::own_waiting(&server.engine)),
         "filter-test" => written(&filters::own_test(server, &body).await?),
         "listen-deliver" => listen::elsewhere::answer_delivery(server, body).await,

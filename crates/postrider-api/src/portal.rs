@@ -5,9 +5,13 @@ mod tests;
 
 use crate::Server;
 use crate::access::NoAccess;
+use crate::docs::Html;
 use crate::http::{Answer, Call, Content, empty};
+use crate::logins::LoginKind;
 use crate::ours::{Problem, body, nothing_here, read_object};
-use crate::sessions::{LIFETIME, NAME, Session};
+use crate::own_address::is_local_visit;
+use crate::sessions::{LIFETIME, Session, Sessions, TOKEN, cookie_name, is_https};
+use crate::throttle::{CredentialKind, LockedOut};
 use bytes::Bytes;
 use http_body_util::Full;
 use hyper::header::{
@@ -19,6 +23,7 @@ use postrider_portal::{File, INDEX};
 use serde_json::{Value, json};
 use std::collections::HashMap;
 use std::hash::{DefaultHasher, Hasher};
+use std::path::Path;
 use std::sync::LazyLock;
 
 const OPENER_POLICY: HeaderName = HeaderName::from_static("cross-origin-opener-policy");
@@ -57,7 +62,7 @@ async fn route(server: &Server, call: &mut Call) -> Result<Answer, Problem> {
         return match call.method {
             Method::GET | Method::HEAD => current(server, call),
             Method::POST => sign_in(server, call).await,
-            Method::DELETE => sign_out(server, call),
+            Method::DELETE => sign_out(server, call).await,
             _ => Err(Problem::method("GET, POST, DELETE")),
         };
     }
@@ -76,20 +81,52 @@ async fn route(server: &Server, call: &mut Call) -> Result<Answer, Problem> {
 /// The page for whoever has no session: it says so, that its scripts need not ask only to be refused.
 static STRANGERS: LazyLock<File> = LazyLock::new(|| {
     let index = postrider_portal::file(INDEX).expect("the portal has a first page");
-    let text = std::str::from_utf8(index.bytes).expect("it is text");
-    let told = text.replacen("<html ", "<html data-visitor=\"stranger\" ", 1);
     File {
         path: "a stranger's index.html",
-        bytes: told.into_bytes().leak(),
+        bytes: index_with("data-visitor=\"stranger\"").into_bytes().leak(),
         ..*index
     }
 });
 
+/// The first page with further attributes of its root.
+fn index_with(attributes: &str) -> String {
+    let index = postrider_portal::file(INDEX).expect("the portal has a first page");
+    let text = std::str::from_utf8(index.bytes).expect("it is text");
+    text.replacen("<html ", &format!("<html {attributes} "), 1)
+}
+
+/// The page for visitors without a session on this machine: it says which file has the secret that the server generated.
+#[derive(Debug)]
+pub struct LocalSignInPage {
+    bytes: Bytes,
+    tag: String,
+}
+
+impl LocalSignInPage {
+    pub fn new(credentials: &Path) -> LocalSignInPage {
+        let mut path = Html::default();
+        path.text(&credentials.to_string_lossy());
+        let page = index_with(&format!(
+            "data-visitor=\"stranger\" data-credentials=\"{}\"",
+            path.finish()
+        ));
+        LocalSignInPage {
+            tag: tag_of(page.as_bytes()),
+            bytes: page.into(),
+        }
+    }
+}
+
 fn index(server: &Server, call: &Call, file: &File) -> Answer {
     // Who comes by a link from elsewhere may have a session all the same: its cookie is not sent along with that.
     let is_from_elsewhere = matches!(call.header("sec-fetch-site"), Some("cross-site" | "same-site"));
-    let has_session = is_from_elsewhere || matches!(server.session(call), Ok(Some(_)));
-    let mut answer = static_file(call, if has_session { file } else { &STRANGERS });
+    let has_session = is_from_elsewhere || matches!(server.session_of_cookie(call), Ok(Some(_)));
+    let local = server.local_sign_in_page.as_ref();
+    let mut answer = match local.filter(|_| is_local_visit(call)) {
+        _ if has_session => static_file(call, file),
+        Some(page) => tagged(call, file.content_type, page.bytes.clone(), &page.tag),
+        None => static_file(call, &STRANGERS),
+    };
     let headers = answer.headers_mut();
     headers.insert(VARY, HeaderValue::from_static("cookie, sec-fetch-site"));
     answer
@@ -162,32 +199,46 @@ async fn sign_in(server: &Server, call: &mut Call) -> Result<Answer, Problem> {
         return Err(Problem::field("secret", "must be the secret of a client"));
     };
     let now = server.wall.now();
+    let locked_out = |locked: LockedOut| Problem::new(429, locked.reason());
+    server
+        .check_lockout(call, CredentialKind::Portal)
+        .map_err(locked_out)?;
     let Some(client) = server.client_with_secret(secret) else {
         server.logins_refused.count("portal", now);
+        server
+            .wrong_credential(call, CredentialKind::Portal, "portal")
+            .map_err(locked_out)?;
         return Err(Problem {
             field: Some("secret"),
             ..Problem::new(401, "secret: is not that of any client")
         });
     };
+    call.notes.actor(&client.id, &[client.role], "secret");
     // One that is replaced would only wait for its end. If the request does not prove that it is its own, it stays.
-    if let Ok(Some((id, _))) = server.session(call) {
-        server.sessions.end(&id);
+    if let Ok(Some((_, replaced))) = server.session(call) {
+        server.end_session(&replaced).await;
     }
-    let (id, session) = server.sessions.begin(&client.id, now);
-    let mut answer = shown(server, call, &session)?;
+    let (id, token, session) = Sessions::begin(&client.id, server.access.session_seal(), now);
+    let mut answer = shown(server, call, &session, token.expose())?;
     let seconds = LIFETIME.as_secs();
+    server.login_succeeded(call, LoginKind::Portal, &client.id, session.given());
     set_cookie(server, call, &mut answer, id.expose(), seconds);
     Ok(answer)
 }
 
 fn current(server: &Server, call: &Call) -> Result<Answer, Problem> {
     let (_, session) = required(server, call)?;
-    shown(server, call, &session)
+    // Whoever asks has shown it.
+    let token = call.header(TOKEN).unwrap_or_default();
+    shown(server, call, &session, token)
 }
 
-fn sign_out(server: &Server, call: &Call) -> Result<Answer, Problem> {
-    let (id, _) = required(server, call)?;
-    server.sessions.end(&id);
+async fn sign_out(server: &Server, call: &Call) -> Result<Answer, Problem> {
+    let (_, session) = required(server, call)?;
+    if let Ok(caller) = server.caller_of_session(&session) {
+        call.notes.caller(&caller, "session");
+    }
+    server.end_session(&session).await;
     let mut answer = empty(StatusCode::NO_CONTENT, &call.id);
     set_cookie(server, call, &mut answer, "", 0);
     Ok(answer)
@@ -198,25 +249,18 @@ fn required(server: &Server, call: &Call) -> Result<(String, Session), Problem> 
     session.ok_or_else(|| NoAccess::unknown("nobody has signed in").into())
 }
 
-fn shown(server: &Server, call: &Call, session: &Session) -> Result<Answer, Problem> {
+fn shown(server: &Server, call: &Call, session: &Session, token: &str) -> Result<Answer, Problem> {
     let caller = server.caller_of_session(session)?;
     let roles: Vec<&str> = caller.roles.iter().map(|role| role.name()).collect();
-    let shown = json!({"csrf": session.token.expose(), "client": caller.id, "roles": roles});
+    let shown = json!({"csrf": token, "client": caller.id, "roles": roles});
     Ok(body(call, shown))
 }
 
 fn set_cookie(server: &Server, call: &Call, answer: &mut Answer, id: &str, seconds: u64) {
     let secure = if is_https(server, call) { "; Secure" } else { "" };
-    let cookie = format!("{NAME}={id}; Path=/; Max-Age={seconds}; HttpOnly; SameSite=Strict{secure}");
+    let name = cookie_name(server, call);
+    let cookie = format!("{name}={id}; Path=/; Max-Age={seconds}; HttpOnly; SameSite=Strict{secure}");
     if let Ok(cookie) = HeaderValue::from_str(&cookie) {
         answer.headers_mut().insert(SET_COOKIE, cookie);
     }
-}
-
-/// Whether the browser speaks TLS: with us, or with a proxy at the public URL.
-fn is_https(server: &Server, call: &Call) -> bool {
-    let public = server.config.public_url.as_deref().unwrap_or_default();
-    let public = public.strip_prefix("https://").unwrap_or_default();
-    let authority = public.split('/').next().unwrap_or_default();
-    call.scheme == "https" || (!authority.is_empty() && authority.eq_ignore_ascii_case(call.host()))
 }

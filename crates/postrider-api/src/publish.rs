@@ -1,15 +1,20 @@
 //! The Azure data plane: publishing to topics and domains.
 
 use crate::Server;
-use crate::access::{Need, NoAccess};
-use crate::http::{Answer, Call, empty, json, off_worker, status};
+use crate::access::{Caller, Need, NoAccess};
+use crate::bodies::BodyCharge;
+use crate::connections::client_network;
+use crate::http::{Answer, Call, CutShort, empty, json, off_worker, status};
+use crate::throttle::{CredentialKind, LockedOut, are_unguessable};
+use bytes::Bytes;
 use hyper::header::{ALLOW, HeaderName, HeaderValue, RETRY_AFTER};
 use hyper::{Method, StatusCode};
 use postrider_core::event::{Batch, Schema};
 use postrider_core::filter::FilterBudget;
 use postrider_core::subscription::TopicKind;
 use postrider_core::trace::{TRACEPARENT, TRACESTATE, kept};
-use postrider_engine::directory::TopicEntry;
+use postrider_engine::attempt::HOPS;
+use postrider_engine::directory::{BudgetScope, TopicEntry};
 use postrider_store::Error as StoreError;
 use postrider_wire::arm::ip_allowed;
 use postrider_wire::auth::{Authorized, Guard, Presented, authorize};
@@ -25,7 +30,9 @@ const INPUT_SCHEMA: HeaderName = HeaderName::from_static("aeg-input-event-schema
 
 /// Filters that look at no more than this are evaluated by the worker thread that has read the request.
 /// More would hold up the other connections of that thread.
-const FILTER_INLINE_BYTES_MAX: usize = 2 << 20;
+const FILTER_INLINE_BYTES_MAX: u64 = 2 << 20;
+/// The filters of all events of a request may look at as many bytes as those of this many events.
+pub const FILTER_REQUEST_EVENTS: u64 = 4;
 
 /// `POST /topics/{topic}/api/events`
 pub async fn topic(server: &Arc<Server>, call: &mut Call, name: &str) -> Answer {
@@ -53,9 +60,19 @@ pub async fn by_host(server: &Arc<Server>, call: &mut Call) -> Answer {
     }
 }
 
+/// A topic or domain that does not exist, or an endpoint without its end: somebody meant to publish there.
 pub fn unknown(server: &Server, call: &Call) -> Answer {
+    refuse(server, call, &not_found(call), Road::Cloud)
+}
+
+/// A path that does not exist. Nobody publishes there, so it is not counted as a refused publish.
+pub fn no_such_path(call: &Call) -> Answer {
+    answer_refused(call, &not_found(call), Road::Cloud)
+}
+
+fn not_found(call: &Call) -> PublishError {
     let uri = format!("{}://{}{}", call.scheme, call.host(), call.uri.path());
-    refuse(server, call, &PublishError::not_found(&uri), Road::Cloud)
+    PublishError::not_found(&uri)
 }
 
 async fn events(server: &Arc<Server>, call: &mut Call, topic: Arc<TopicEntry>) -> Answer {
@@ -135,16 +152,24 @@ fn check(server: &Server, call: &Call, topic: &TopicEntry) -> Result<Cow<'static
         also_known_as: &also_known_as,
         host: call.host(),
     };
-    match authorize(&presented, &guard, server.wall.now())? {
+    let kind = CredentialKind::TopicKey(topic.topic.id);
+    let locked_out = |locked: LockedOut| PublishError::locked_out(locked.reason());
+    let is_key = presented.is_key_or_signature();
+    if is_key && !are_unguessable(guard.keys) {
+        server.check_lockout(call, kind).map_err(locked_out)?;
+    }
+    let authorized = authorize(&presented, &guard, server.wall.now());
+    if is_key && authorized.is_err() && guard.is_unknown(&presented) {
+        server
+            .wrong_credential(call, kind, &topic.topic.name)
+            .map_err(locked_out)?;
+    }
+    match authorized? {
         Authorized::Key(1) => Ok("key1".into()),
         Authorized::Key(_) => Ok("key2".into()),
         Authorized::SasToken => Ok("SAS token".into()),
         Authorized::Bearer(token) => {
-            let caller = server.caller_of_token(token).and_then(|c| c.need(Need::Send));
-            let caller = caller.map_err(|refused| match refused {
-                NoAccess::Unknown(reason) => PublishError::key_unauthorized(call.host(), Some(&reason)),
-                NoAccess::Forbidden(reason) => PublishError::forbidden(&reason),
-            })?;
+            let caller = check_token(server, call, token)?;
             Ok(format!("client {}", caller.id).into())
         }
     }
@@ -175,12 +200,43 @@ pub fn check_version(call: &Call) -> Result<(), PublishError> {
 }
 
 pub fn presented(call: &Call) -> Presented<'_> {
+    // A credential that is not text is a wrong one, not an absent one.
+    let header = |name: &str| call.headers.get(name).map(|value| value.to_str().unwrap_or("?"));
     Presented {
-        key: call.header("aeg-sas-key"),
-        token: call.header("aeg-sas-token"),
-        authorization: call.header("authorization"),
+        key: header("aeg-sas-key"),
+        token: header("aeg-sas-token"),
+        authorization: header("authorization"),
         query_key: call.query("aeg-sas-key"),
     }
+}
+
+/// What a topic asks of its publishers beyond what the edge API asks of its callers.
+pub fn check_edge(server: &Server, call: &Call, topic: &TopicEntry) -> Result<(), PublishError> {
+    check_network(call, topic)?;
+    if !topic.topic.local_auth_disabled {
+        return Ok(());
+    }
+    let presented = presented(call);
+    let token = presented.authorization.and_then(crate::access::bearer);
+    match token.filter(|_| presented.key.is_none()) {
+        Some(token) => check_token(server, call, token).map(|_| ()),
+        None => Err(PublishError::key_unauthorized(
+            call.host(),
+            Some("Local authentication is disabled"),
+        )),
+    }
+}
+
+/// Whose token this is, if it may publish.
+fn check_token(server: &Server, call: &Call, token: &str) -> Result<Caller, PublishError> {
+    let caller = server
+        .caller_of_token(call, token)
+        .and_then(|c| c.need(Need::Send));
+    caller.map_err(|refused| match refused {
+        NoAccess::Unknown(reason) => PublishError::key_unauthorized(call.host(), Some(&reason)),
+        NoAccess::Forbidden(reason) => PublishError::forbidden(&reason),
+        NoAccess::LockedOut(reason) => PublishError::locked_out(reason),
+    })
 }
 
 /// Reads the events, decides who gets them, and waits until they are durable.
@@ -192,18 +248,37 @@ pub async fn accept(
     publisher: &str,
 ) -> Result<(), PublishError> {
     let limits = server.config.limits;
-    let announced = call.announced_bytes().unwrap_or(limits.request_bytes);
-    let Some(_place) = server.admit_publish(announced.min(limits.request_bytes)) else {
-        return Err(PublishError::too_many_requests());
-    };
+    let room = &call.limits.publish_bodies;
+    let address = client_network(call.peer);
+    let shares = room.shares((topic.topic.id, 3), (publisher, 2), (address, 1));
+    call.charge = Some(BodyCharge::new(room.clone(), shares));
     let body = match call.read_body(limits.request_bytes).await {
         Ok(Some(body)) => body,
         Ok(None) => return Err(PublishError::request_too_large(limits.request_bytes)),
-        Err(_) => {
+        Err(CutShort::Broken) => {
             return Err(PublishError::nonconforming(
                 topic.topic.input_schema,
                 "The body was cut short.",
             ));
+        }
+        Err(CutShort::NoRoom) => return Err(PublishError::too_many_requests()),
+        Err(cut @ CutShort::TooSlow(_)) => return Err(PublishError::request_timeout(&cut.reason())),
+    };
+    // Not before: a body that does not come would keep the place from others.
+    let Some(_place) = server.admit_publish() else {
+        return Err(PublishError::too_many_requests());
+    };
+    let hops = hops(call)?;
+    let renewed;
+    let topic = match server.cluster.is_some() {
+        false => topic,
+        // The body may have taken a while. Events are matched by what is in force once they have arrived.
+        true => {
+            check_current(server)?;
+            let uri = format!("{}://{}{}", call.scheme, call.host(), call.uri.path());
+            let known = server.engine.directory.topic_by_id(topic.topic.id);
+            renewed = known.ok_or_else(|| PublishError::not_found(&uri))?;
+            &*renewed
         }
     };
     let now = server.engine.clock.now();
@@ -218,40 +293,62 @@ pub async fn accept(
         domain: matches!(topic.topic.kind, TopicKind::Domain { .. }),
         limits,
     };
-    let budget = FilterBudget::bytes(server.config.filter_bytes_max);
-    let filter_bytes = topic.filter_bytes(body.len());
-    let route = || {
+    let event_budget = FilterBudget::bytes(server.config.filter_bytes_max);
+    let request_bytes_max = server
+        .config
+        .filter_bytes_max
+        .saturating_mul(FILTER_REQUEST_EVENTS);
+    let request_budget = FilterBudget::bytes(request_bytes_max);
+    let route = |body: Bytes, request_budget: FilterBudget| {
         let ce_headers = ce_headers(call, topic.topic.input_schema);
         let head = Head {
             content_type: call.header("content-type"),
             ce_headers: &ce_headers,
         };
-        let mut router = server.engine.router(topic, now, budget);
+        let router = server.engine.router(topic, now, event_budget);
+        let mut router = router.within(request_budget);
         let parsed = parse(&rules, &head, body, |event| {
             router.route(&event.envelope, event.domain_topic.as_deref())
         })?;
-        let (matched, routed) = router
-            .finish()
-            .map_err(|over| PublishError::filters_too_costly(over.index, server.config.filter_bytes_max))?;
-        let batch = Batch {
-            topic: topic.topic.id,
-            schema: topic.topic.input_schema,
-            received: now,
-            publisher: publisher.into(),
-            trace: trace(call),
-            replay: 0,
-            body: parsed.body,
-            events: parsed.events,
-            matched,
+        let batch = |(matched, routed)| {
+            let batch = Batch {
+                topic: topic.topic.id,
+                schema: topic.topic.input_schema,
+                received: now,
+                publisher: publisher.into(),
+                trace: trace(call),
+                replay: 0,
+                hops,
+                body: parsed.body,
+                events: parsed.events,
+                matched,
+            };
+            (batch, routed)
         };
-        Ok::<_, PublishError>((batch, routed))
+        Ok::<_, PublishError>(router.finish().map(batch))
     };
-    let (batch, routed) = if filter_bytes <= FILTER_INLINE_BYTES_MAX {
-        route()?
-    } else {
-        let _turn = server.long_filtering.acquire().await;
-        off_worker(route)?
+    let inline_budget = FilterBudget::bytes(FILTER_INLINE_BYTES_MAX).min(request_budget);
+    let mut routed = None;
+    let filter_bytes = topic.filter_bytes(body.len());
+    if filter_bytes == 0 {
+        routed = Some(route(body.clone(), request_budget)?);
+    } else if filter_bytes as u64 <= FILTER_INLINE_BYTES_MAX {
+        let inline = route(body.clone(), inline_budget)?;
+        // Filters that look at more than that are evaluated anew, elsewhere.
+        routed =
+            Some(inline).filter(|inline| !matches!(inline, Err(over) if over.scope == BudgetScope::Request));
+    }
+    let routed = match routed {
+        Some(routed) => routed,
+        None => {
+            let _turn = server.filter_turns.take(topic.topic.id).await;
+            off_worker(|| route(body, request_budget))?
+        }
     };
+    let (batch, routed) = routed.map_err(|over| match over.scope {
+        BudgetScope::Event => PublishError::filters_too_costly(over.index, server.config.filter_bytes_max),
+        BudgetScope::Request => PublishError::batch_filters_too_costly(over.index, request_bytes_max),
+    })?;
     server
         .engine
         .accept(topic, batch, routed)
@@ -260,6 +357,27 @@ pub async fn accept(
             postrider_engine::Error::Store(StoreError::Busy(_)) => PublishError::too_many_requests(),
             other => PublishError::unavailable(&other.to_string()),
         })
+}
+
+/// How many deliveries led to this request, as the server that delivers says.
+fn hops(call: &Call) -> Result<u32, PublishError> {
+    let mut values = call.headers.get_all(HOPS).iter();
+    let Some(value) = values.next() else { return Ok(0) };
+    let digits = value.to_str().unwrap_or_default();
+    let plain = (1..=9).contains(&digits.len()) && digits.bytes().all(|b| b.is_ascii_digit());
+    let read = plain.then(|| digits.parse().ok()).flatten();
+    read.filter(|_| values.next().is_none())
+        .ok_or_else(|| PublishError::header_invalid(HOPS.as_str(), "a whole number"))
+}
+
+/// Refuses events while this node cannot know whether its topics and subscriptions are those that others have answered.
+pub fn check_current(server: &Server) -> Result<(), PublishError> {
+    match server.engine.is_current() {
+        true => Ok(()),
+        false => Err(PublishError::unavailable(
+            "this node's lease has run out: subscriptions may have changed at other nodes; publish to another node",
+        )),
+    }
 }
 
 /// The trace that the request is part of. What is not well-formed is ignored; two parents are no parent.
@@ -288,8 +406,13 @@ fn ce_headers(call: &Call, schema: Schema) -> Vec<(&str, &str)> {
 }
 
 pub fn refuse(server: &Server, call: &Call, error: &PublishError, road: Road) -> Answer {
+    server.note_publish_refused(call, error.status, &error.message);
+    answer_refused(call, error, road)
+}
+
+fn answer_refused(call: &Call, error: &PublishError, road: Road) -> Answer {
     let body = match road {
-        Road::Cloud => cloud_error_body(error, &call.id, server.engine.clock.now()),
+        Road::Cloud => cloud_error_body(error),
         Road::Edge => edge_error_body(error.status, error.detail, &error.message),
     };
     let mut answer = json(status(error.status), body, &call.id);

@@ -1,32 +1,38 @@
-//! Sessions of browsers: a cookie that scripts cannot read, and a token that pages of others cannot send.
+//! Sessions of browsers: a cookie that scripts cannot read, and a token that only scripts of this origin have.
+//!
+//! Browsers send cookies to every port of a host, so that another web server on the same machine receives this one.
+//! The cookie alone therefore opens nothing: every request also needs the token, which the answer to the sign-in
+//! gives to the page and which no later answer gives to whoever has only the cookie.
 
 use crate::Server;
 use crate::access::{Caller, NoAccess, same};
 use crate::http::Call;
-use crate::ours::addressed_by_name;
-use hyper::Method;
+use crate::logins::Given;
+use crate::own_address::addressed_by_name;
 use hyper::header::COOKIE;
 use postrider_core::ids::Secret;
 use postrider_core::time::Timestamp;
 use postrider_wire::auth::fresh_key;
-use postrider_wire::seal::Seal;
+use postrider_wire::seal::{Seal, fingerprint};
 use serde_json::json;
 use std::collections::HashMap;
 use std::sync::Mutex;
 use std::time::Duration;
 
-pub(crate) const NAME: &str = "postrider_session";
+/// Begins the name of the cookie; the port follows, see [`cookie_name`].
+const NAME: &str = "postrider_session";
 pub(crate) const TOKEN: &str = "x-csrf-token";
 /// A session ends this long after it began, however busy it is.
 pub(crate) const LIFETIME: Duration = Duration::from_secs(12 * 3600);
 /// Sessions that were ended before their time are remembered until it is over. Only who has begun one can end one.
 const ENDED_MAX: usize = 10_000;
 
-/// A session is what its id says, under our seal: any node of a cluster knows it. A server that is alone seals with a key
-/// of its own, so that who has signed in does so again after a restart.
+/// Portal sessions. A session is what its id says, under the seal of [`crate::access_state`]: every node of a cluster
+/// takes it, and so does the server after a restart. Sign-outs are stored there, too; what is kept here ends a session
+/// at once, and where storing fails.
+#[derive(Default)]
 pub(crate) struct Sessions {
-    seal: Seal,
-    /// When each began that was ended.
+    /// When each session began that was ended, by the session's name.
     ended: Mutex<HashMap<String, Timestamp>>,
 }
 
@@ -34,62 +40,87 @@ pub(crate) struct Sessions {
 pub(crate) struct Session {
     /// The id of the client whose secret was shown.
     pub client: String,
-    pub token: Secret,
+    /// Of the session's token: the cookie is signed and not encrypted, so that it must not hold the token itself.
+    token_fingerprint: String,
     begun: Timestamp,
+    /// Names it in the list of sessions; opens nothing.
+    pub name: String,
+    /// See [`crate::access_state`].
+    epoch: u64,
+}
+
+/// A new name for a session or a token.
+pub(crate) fn fresh_id() -> String {
+    let random = fresh_key();
+    let letters = random.expose().bytes().filter(u8::is_ascii_alphanumeric);
+    letters.take(16).map(char::from).collect()
 }
 
 impl Session {
+    pub fn given(&self) -> Given<'_> {
+        let seconds = self.begun.nanos() / 1_000_000_000;
+        Given {
+            id: &self.name,
+            issued: seconds,
+            expires: seconds + LIFETIME.as_secs() as i64,
+            epoch: self.epoch,
+        }
+    }
+
     fn is_over(&self, now: Timestamp) -> bool {
         now.since(self.begun) >= LIFETIME
     }
 
     fn write(&self) -> String {
-        json!([self.client, self.token.expose(), self.begun.nanos()]).to_string()
+        json!([
+            self.client,
+            self.token_fingerprint,
+            self.begun.nanos(),
+            self.name,
+            self.epoch
+        ])
+        .to_string()
     }
 
     fn read(text: &str) -> Option<Session> {
-        let (client, token, begun): (String, String, i64) = serde_json::from_str(text).ok()?;
+        let (client, token_fingerprint, begun, name, epoch): (String, String, i64, String, u64) =
+            serde_json::from_str(text).ok()?;
         Some(Session {
             client,
-            token: Secret::new(token),
+            token_fingerprint,
             begun: Timestamp::from_nanos(begun),
+            name,
+            epoch,
         })
     }
 }
 
 impl Sessions {
-    pub fn new(secret: &Secret) -> Sessions {
-        Sessions {
-            seal: Seal::new(secret, "session"),
-            ended: Mutex::default(),
-        }
-    }
-
-    /// The new session with its id, which nobody can guess.
-    pub fn begin(&self, client: &str, now: Timestamp) -> (Secret, Session) {
+    /// The new session with its id and its token, which nobody can guess. The epoch belongs to the seal.
+    pub fn begin(client: &str, (seal, epoch): (Seal, u64), now: Timestamp) -> (Secret, Secret, Session) {
+        let token = fresh_key();
         let session = Session {
             client: client.to_owned(),
-            token: fresh_key(),
+            token_fingerprint: fingerprint(token.expose()),
             begun: now,
+            name: fresh_id(),
+            epoch,
         };
-        (self.seal.close(&session.write()), session)
+        (seal.close(&session.write()), token, session)
     }
 
-    pub fn get(&self, id: &str, now: Timestamp) -> Option<Session> {
-        let session = Session::read(&self.seal.open(id)?)?;
+    pub fn get(&self, id: &str, seal: &Seal, now: Timestamp) -> Option<Session> {
+        let session = Session::read(&seal.open(id)?)?;
         if session.is_over(now) {
             // It is not there again when the clock is put back.
-            self.end(id);
+            self.end(&session);
             return None;
         }
-        let ended = self.ended.lock().expect("no panic holds it").contains_key(id);
-        (!ended).then_some(session)
+        let ended = self.ended.lock().expect("no panic holds it");
+        (!ended.contains_key(&session.name)).then_some(session)
     }
 
-    pub fn end(&self, id: &str) {
-        let Some(session) = self.seal.open(id).and_then(|text| Session::read(&text)) else {
-            return;
-        };
+    pub fn end(&self, session: &Session) {
         let mut ended = self.ended.lock().expect("no panic holds it");
         let newest = ended.values().copied().max().unwrap_or(Timestamp::MIN);
         if ended.len() >= ENDED_MAX {
@@ -98,43 +129,59 @@ impl Sessions {
         }
         if ended.len() >= ENDED_MAX {
             let oldest = ended.iter().min_by_key(|(_, begun)| **begun);
-            if let Some(oldest) = oldest.map(|(id, _)| id.clone()) {
+            if let Some(oldest) = oldest.map(|(name, _)| name.clone()) {
                 ended.remove(&oldest);
             }
         }
-        ended.insert(id.to_owned(), session.begun);
+        ended.insert(session.name.clone(), session.begun);
     }
 }
 
-/// What a request's cookies of our name say. There may be several: other hosts of the same domain can set them too.
-fn presented(call: &Call) -> impl Iterator<Item = &str> {
+/// The name of the session's cookie, which differs by port: servers at other ports of the same host neither
+/// overwrite it nor take it for theirs. Over https the prefix `__Host-` keeps other hosts from setting it.
+pub(crate) fn cookie_name(server: &Server, call: &Call) -> String {
+    let https = is_https(server, call);
+    let authority = call.host();
+    let port = match authority.rsplit_once(':') {
+        Some((_, port)) if !port.is_empty() && port.bytes().all(|b| b.is_ascii_digit()) => port,
+        _ if https => "443",
+        _ => "80",
+    };
+    match https {
+        true => format!("__Host-{NAME}_{port}"),
+        false => format!("{NAME}_{port}"),
+    }
+}
+
+/// Whether the browser speaks TLS: with us, or with a proxy at the public URL.
+pub(crate) fn is_https(server: &Server, call: &Call) -> bool {
+    let public = server.config.public_url.as_deref().unwrap_or_default();
+    let public = public.strip_prefix("https://").unwrap_or_default();
+    let authority = public.split('/').next().unwrap_or_default();
+    call.scheme == "https" || (!authority.is_empty() && authority.eq_ignore_ascii_case(call.host()))
+}
+
+/// The values of the cookies with this name. There may be several: other hosts of the same domain can set them too.
+fn presented<'a>(call: &'a Call, cookie: &'a str) -> impl Iterator<Item = &'a str> {
     let headers = call.headers.get_all(COOKIE).into_iter();
     let pairs = headers
         .filter_map(|header| header.to_str().ok())
         .flat_map(|header| header.split(';'));
     pairs
         .filter_map(|pair| pair.trim().split_once('='))
-        .filter(|(name, _)| *name == NAME)
+        .filter(move |(name, _)| *name == cookie)
         .map(|(_, value)| value)
 }
 
 impl Server {
-    /// The session that a request belongs to, with its id; none if it shows none. Refused if it may have been made
-    /// by a page that is not ours.
+    /// The session of a request, with its id; none without a cookie. Refused without the session's token, and to
+    /// pages of other origins.
     pub(crate) fn session(&self, call: &Call) -> Result<Option<(String, Session)>, NoAccess> {
-        let mut ids = presented(call).peekable();
-        if ids.peek().is_none() {
+        let Some((id, session)) = self.session_of_cookie(call)? else {
             return Ok(None);
-        }
-        self.check_page(call)?;
-        let now = self.wall.now();
-        let found = ids.find_map(|id| Some((id.to_owned(), self.sessions.get(id, now)?)));
-        let Some((id, session)) = found else {
-            return Err(NoAccess::unknown("the session has ended"));
         };
-        let changes = !matches!(call.method, Method::GET | Method::HEAD);
         let sent = call.header(TOKEN).unwrap_or_default();
-        if changes && !same(session.token.expose(), sent) {
+        if !same(&session.token_fingerprint, &fingerprint(sent)) {
             let reason = match sent.is_empty() {
                 true => "is required with a session",
                 false => "is not that of the session",
@@ -142,6 +189,29 @@ impl Server {
             return Err(NoAccess::Forbidden(format!("{TOKEN}: {reason}")));
         }
         Ok(Some((id, session)))
+    }
+
+    /// The session that the cookie names, which proves nothing yet: see the module.
+    pub(crate) fn session_of_cookie(&self, call: &Call) -> Result<Option<(String, Session)>, NoAccess> {
+        let cookie = cookie_name(self, call);
+        let mut ids = presented(call, &cookie).peekable();
+        if ids.peek().is_none() {
+            return Ok(None);
+        }
+        self.check_page(call)?;
+        let now = self.wall.now();
+        let found = ids.find_map(|id| Some((id.to_owned(), self.live_session(id, now)?)));
+        match found {
+            Some(found) => Ok(Some(found)),
+            None => Err(NoAccess::unknown("the session has ended")),
+        }
+    }
+
+    /// The session with this id, unless it has ended or was revoked.
+    pub(crate) fn live_session(&self, id: &str, now: Timestamp) -> Option<Session> {
+        let session = self.sessions.get(id, &self.access.session_seal().0, now)?;
+        let holds = self.access.holds(&session.client, &session.name, session.epoch);
+        holds.then_some(session)
     }
 
     /// A browser adds its cookies to whatever any page makes it send: only what our own pages send counts.
@@ -173,53 +243,54 @@ mod tests {
 
     const NOW: Timestamp = Timestamp::from_secs(1_700_000_000);
 
-    fn sessions() -> Sessions {
-        Sessions::new(&Secret::new("secret"))
+    fn seal() -> (Seal, u64) {
+        (Seal::new(&Secret::new("secret"), "session"), 0)
     }
 
     #[test]
     fn a_session_ends_when_it_is_ended_or_its_time_is_over() {
-        let sessions = sessions();
-        let (id, session) = sessions.begin("me", NOW);
-        let known = |after: Duration| sessions.get(id.expose(), NOW + after).map(|found| found.client);
+        let sessions = Sessions::default();
+        let (id, token, session) = Sessions::begin("me", seal(), NOW);
+        let known = |after: Duration| {
+            let found = sessions.get(id.expose(), &seal().0, NOW + after);
+            found.map(|found| found.client)
+        };
         assert_eq!(known(LIFETIME - Duration::from_secs(1)), Some("me".into()));
         assert_eq!(known(LIFETIME), None);
         // It is not there again when the clock is put back.
         assert_eq!(known(Duration::ZERO), None);
 
-        let (other, _) = sessions.begin("me", NOW);
+        let (other, _, begun) = Sessions::begin("me", seal(), NOW);
         assert_ne!(other.expose(), id.expose());
-        assert_ne!(session.token.expose(), id.expose());
-        sessions.end(other.expose());
-        assert!(sessions.get(other.expose(), NOW).is_none());
-        assert!(sessions.get("", NOW).is_none());
+        assert_eq!(session.token_fingerprint, fingerprint(token.expose()));
+        sessions.end(&begun);
+        assert!(sessions.get(other.expose(), &seal().0, NOW).is_none());
+        assert!(sessions.get("", &seal().0, NOW).is_none());
     }
 
     #[test]
     fn another_node_knows_a_session_and_a_stranger_does_not() {
-        let (id, session) = sessions().begin("me", NOW);
-        let found = sessions().get(id.expose(), NOW).unwrap();
+        let (id, _, session) = Sessions::begin("me", seal(), NOW);
+        let found = Sessions::default().get(id.expose(), &seal().0, NOW).unwrap();
         assert_eq!(
-            (found.client.as_str(), found.token.expose()),
-            ("me", session.token.expose())
+            (found.client, found.token_fingerprint),
+            ("me".to_owned(), session.token_fingerprint)
         );
-        let stranger = Sessions::new(&Secret::new("other"));
-        assert!(stranger.get(id.expose(), NOW).is_none());
-        // What is not a session cannot be ended, so nobody can fill the memory.
-        stranger.end(id.expose());
-        assert!(stranger.ended.lock().unwrap().is_empty());
+        let other = Seal::new(&Secret::new("other"), "session");
+        assert!(Sessions::default().get(id.expose(), &other, NOW).is_none());
     }
 
     #[test]
     fn only_so_many_ended_ones_are_remembered() {
-        let sessions = sessions();
+        let sessions = Sessions::default();
         let at = |n: usize| NOW + Duration::from_millis(n as u64);
-        let ids: Vec<Secret> = (0..ENDED_MAX + 2)
-            .map(|n| sessions.begin("me", at(n)).0)
+        let begun: Vec<(Secret, Session)> = (0..ENDED_MAX + 2)
+            .map(|n| Sessions::begin("me", seal(), at(n)))
+            .map(|(id, _, session)| (id, session))
             .collect();
-        ids.iter().for_each(|id| sessions.end(id.expose()));
+        begun.iter().for_each(|(_, session)| sessions.end(session));
         let last = at(ENDED_MAX + 2);
-        let known = |n: usize| sessions.get(ids[n].expose(), last).is_some();
+        let known = |n: usize| sessions.get(begun[n].0.expose(), &seal().0, last).is_some();
         assert_eq!(
             [known(0), known(1), known(2), known(ENDED_MAX + 1)],
             [true, true, false, false]

@@ -10,16 +10,23 @@ use crate::handshakes::resource_id;
 use crate::ours::Problem;
 use crate::peers::note_missing;
 use crate::peers::numbers::{
-    self, Counted, Delayed, Detail, Metered, Numbers, Published, SeriesAsked, Waits,
+    self, Counted, Delayed, Detail, Metered, Numbers, Published, SICK_SUBSCRIPTIONS_MAX, SeriesAsked, Waits,
 };
 use crate::{azure, named};
 use postrider_core::duration;
 use postrider_core::ids::SubscriptionId;
-use postrider_core::subscription::{Subscription, TopicKind};
+use postrider_core::retry::Reason;
+use postrider_core::subscription::{BatchLimits, Subscription, TopicKind};
 use postrider_core::time::Timestamp;
 use postrider_engine::directory::TopicEntry;
-use postrider_engine::meters::{MINUTES_OF_ALL, MINUTES_OF_ONE, Percentiles, Series};
+use postrider_engine::meters::{
+    FailureCause, FailureEffect, MINUTES_OF_ALL, MINUTES_OF_ONE, Percentiles, Series,
+};
+use postrider_engine::subscription_health::{
+    HEALTH_MINUTES, HealthReason, HealthVerdict, SubscriptionHealth, describe,
+};
 use serde_json::{Value, json};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -29,6 +36,13 @@ const TOP_MAX: usize = 1000;
 const TOPICS_MAX: usize = 1000;
 /// So many minutes are shown where nobody says how many.
 const SERIES_MINUTES: usize = 60;
+/// Subscriptions that the verdict names; all of them are counted.
+const VERDICT_NAMED_MAX: usize = 50;
+/// Health that somebody should look at.
+const ATTENTION: [&str; 2] = [
+    SubscriptionHealth::Attention.name(),
+    SubscriptionHealth::Failing.name(),
+];
 /// As `endpoints` says it too.
 const STATES: [&str; 4] = ["admitting", "delayed", "probing", "paused"];
 
@@ -54,12 +68,21 @@ pub(crate) fn server(server: &Server, query: &str) -> Result<Value, Problem> {
         },
         "storageAccounts": accounts,
         "recorder": recorder(server),
+        "batchDefaults": batch_limits(config.resource_limits.batch_defaults.cloud),
         "testClock": server.virtual_time.is_some(),
     });
+    if let Some(place) = &server.engine.dead_letters.fallback {
+        let account = place.account_name();
+        shown["deadLetterDefault"] = json!(format!("{account}/{}", place.container));
+    }
     if let Some(url) = &config.public_url {
         shown["publicUrl"] = json!(url);
     }
     Ok(shown)
+}
+
+fn batch_limits(limits: BatchLimits) -> Value {
+    json!({"maxEventsPerBatch": limits.events_max, "preferredBatchSizeInKilobytes": limits.kilobytes})
 }
 
 fn recorder(server: &Server) -> Value {
@@ -109,7 +132,15 @@ pub(crate) async fn stats(server: &Server, query: &str) -> Result<Value, Problem
             .sum()
     };
     let mut subscriptions = directory.all_subscriptions();
-    let mut totals = counts(&numbers.counted);
+    let ailing: Vec<Arc<Subscription>> = subscriptions
+        .iter()
+        .filter(|one| numbers.ailing.contains(&one.id.0))
+        .cloned()
+        .collect();
+    let letters = WrittenLetters::count(server).await;
+    let (examined, more) = show_all(server, &letters, &ailing, now).await;
+    missing.extend(more);
+    let mut totals = counts(&numbers.counted, letters.all(), numbers.letters);
     totals["published"] = json!(sum(|published| published.events));
     totals["publishRefused"] = json!(sum(|published| published.refused));
     totals["unmatched"] = json!(sum(|published| published.unmatched));
@@ -123,18 +154,32 @@ pub(crate) async fn stats(server: &Server, query: &str) -> Result<Value, Problem
     all.truncate(TOPICS_MAX);
     let topics: Vec<Value> = all.iter().map(|entry| topic(server, entry, &numbers)).collect();
     let sick = numbers.sick.iter().map(|(endpoint, sick)| {
-        json!({
+        let named = sick.subscriptions.iter().filter_map(|id| {
+            let subscription = directory.subscription_by_id(SubscriptionId(*id))?;
+            let topic = directory.topic_by_id(subscription.topic)?;
+            let id = resource_id(server, &subscription);
+            Some(json!({"topic": topic.topic.name, "name": subscription.name, "id": id}))
+        });
+        let mut shown = json!({
             "endpoint": endpoint,
-            "state": health(true, sick.probing),
+            "state": endpoint_state(true, sick.probing),
             "cause": sick.delay.cause,
+            "causeText": sick.delay.cause_text(),
             "since": sick.delay.since().to_string(),
             "until": sick.delay.until().to_string(),
             "waiting": sick.waiting,
-        })
+            "subscriptions": named.take(SICK_SUBSCRIPTIONS_MAX).collect::<Vec<_>>(),
+        });
+        if let Some(status) = sick.delay.status {
+            shown["status"] = json!(status);
+        }
+        shown
     });
     let rates = &numbers.metered;
     let mut shown = json!({
         "now": now.to_string(),
+        "since": numbers.since().unwrap_or(now).to_string(),
+        "verdict": verdict(examined, &missing),
         "totals": totals,
         "rates": {
             "publishedPerSec": rounded(rates.published),
@@ -152,11 +197,49 @@ pub(crate) async fn stats(server: &Server, query: &str) -> Result<Value, Problem
     }
     // Those with the most to do first.
     subscriptions.sort_by_key(|one| (std::cmp::Reverse(numbers.waiting(one.id)), one.id));
-    let (page, more) = show_all(server, window.of(&subscriptions), now).await;
+    let (page, more) = show_all(server, &letters, window.of(&subscriptions), now).await;
     shown["subscriptions"] = json!(page);
     missing.extend(more);
     note_missing(&mut shown, missing);
     Ok(shown)
+}
+
+/// Whether somebody should look, from the subscriptions that may need it and the nodes that did not answer.
+fn verdict(examined: Vec<Value>, missing: &[String]) -> Value {
+    let mut found: Vec<Value> = examined
+        .into_iter()
+        .filter(|one| ATTENTION.iter().any(|health| one["health"] == *health))
+        .collect();
+    // Failing ones first; those with the most loss before the others.
+    found.sort_by_cached_key(|one| {
+        let failing = one["health"] == SubscriptionHealth::Failing.name();
+        let count = |at: usize| one["reasons"][at]["count"].as_u64();
+        std::cmp::Reverse((failing, count(0)))
+    });
+    let count = found.len();
+    let text = match (count, missing.len()) {
+        (0, 0) => "All well".to_owned(),
+        (0, 1) => "1 node did not answer".to_owned(),
+        (0, nodes) => format!("{nodes} nodes did not answer"),
+        (1, _) => "1 subscription needs attention".to_owned(),
+        (numbers::AILING_MAX.., _) => format!("at least {count} subscriptions need attention"),
+        (_, _) => format!("{count} subscriptions need attention"),
+    };
+    let status = match (count, missing) {
+        (0, []) => "well",
+        _ => "attention",
+    };
+    found.truncate(VERDICT_NAMED_MAX);
+    let named = found.iter().map(|one| {
+        let mut named = json!({});
+        for member in ["name", "id", "topic", "domainTopic", "health", "reasons"] {
+            if let Some(value) = one.get(member) {
+                named[member] = value.clone();
+            }
+        }
+        named
+    });
+    json!({"status": status, "text": text, "count": count, "subscriptions": named.collect::<Vec<_>>()})
 }
 
 fn topic(server: &Server, entry: &TopicEntry, numbers: &Numbers) -> Value {
@@ -219,6 +302,7 @@ pub(crate) async fn series(server: &Server, query: &str) -> Result<Value, Proble
             .collect()
     };
     let mut shown = json!({
+        "since": server.engine.counted_since().to_string(),
         "start": series.start.to_string(),
         "stepSeconds": 60,
         "delivered": series.delivered,
@@ -253,9 +337,9 @@ fn rounded(number: f64) -> f64 {
 
 /// `GET subscriptions`
 pub(crate) async fn subscriptions(server: &Server, query: &str) -> Result<Value, Problem> {
-    let (mut topic, mut state, mut text) = (None, None, None);
+    let (mut topic, mut state, mut health, mut text) = (None, None, None, None);
     let mut window = Window::default();
-    for (name, value) in read_query(query, &["topic", "state", "q", "top", "skip"])? {
+    for (name, value) in read_query(query, &["topic", "state", "health", "q", "top", "skip"])? {
         match name {
             _ if value.is_empty() => {}
             "topic" => topic = Some(named::topic(server, &value)?.topic.id),
@@ -265,6 +349,12 @@ pub(crate) async fn subscriptions(server: &Server, query: &str) -> Result<Value,
                     .find(|known| known.eq_ignore_ascii_case(&value));
                 let reason = || format!("{value:?} is not one of {}", STATES.join(", "));
                 state = Some(known.ok_or_else(|| Problem::field("state", reason()))?);
+            }
+            "health" => {
+                let names = SubscriptionHealth::ALL.map(SubscriptionHealth::name);
+                let known = names.into_iter().find(|known| known.eq_ignore_ascii_case(&value));
+                let reason = || format!("{value:?} is not one of {}", names.join(", "));
+                health = Some(known.ok_or_else(|| Problem::field("health", reason()))?);
             }
             "q" => text = Some(value.to_lowercase()),
             _ => window.read(name, &value)?,
@@ -278,14 +368,30 @@ pub(crate) async fn subscriptions(server: &Server, query: &str) -> Result<Value,
     let has =
         |whole: Option<String>, part: &str| whole.is_some_and(|text| text.to_lowercase().contains(part));
     found.retain(|one| {
-        state.is_none_or(|state| Health::of(server, one.id).state == state)
+        state.is_none_or(|state| EndpointState::of(server, one.id).state == state)
             && text
                 .as_deref()
                 .is_none_or(|text| one.name.to_lowercase().contains(text) || has(endpoint(server, one), text))
     });
-    found.sort_by_cached_key(|one| (one.name.to_lowercase(), one.id));
     let now = server.engine.clock.now();
-    let (value, missing) = show_all(server, window.of(&found), now).await;
+    let mut missing = Vec::new();
+    if let Some(health) = health {
+        let mut kept = Vec::new();
+        for some in found.chunks(TOP_MAX) {
+            let (details, more) = numbers::details(server, some.iter().map(|one| one.id), now).await;
+            missing.extend(more);
+            let is = |(one, detail): &(&Arc<Subscription>, Detail)| {
+                let judged = detail.health_numbers(now, one.pauses.since());
+                HealthVerdict::of(&judged).health.name() == health
+            };
+            let all = some.iter().zip(details).filter(is);
+            kept.extend(all.map(|(one, _)| one.clone()));
+        }
+        found = kept;
+    }
+    let letters = WrittenLetters::count(server).await;
+    let (value, more) = show_all(server, &letters, window.of(&found), now).await;
+    missing.extend(more);
     let mut shown = json!({"value": value, "total": found.len()});
     note_missing(&mut shown, missing);
     Ok(shown)
@@ -297,9 +403,16 @@ pub(crate) async fn subscription(server: &Server, query: &str) -> Result<Value, 
     for (_, value) in read_query(query, &["id"])? {
         id = Some(value);
     }
+    let (found, resource) = seen(server, id)?;
+    let mut shown = show(server, &found).await;
+    shown["resource"] = resource;
+    Ok(shown)
+}
+
+/// The subscription that a query names, also one whose webhook is still being asked, and its resource.
+pub(crate) fn seen(server: &Server, id: Option<String>) -> Result<(Arc<Subscription>, Value), Problem> {
     let id = id.filter(|id| !id.is_empty());
     let id = id.ok_or_else(|| Problem::field("id", "must be the resource id of a subscription"))?;
-    // One whose webhook is still being asked is seen too.
     let seen = match id.starts_with('/') {
         true => azure::subscriptions::seen(server, &id),
         false => {
@@ -307,24 +420,60 @@ pub(crate) async fn subscription(server: &Server, query: &str) -> Result<Value, 
             resource_id(server, &found).and_then(|id| azure::subscriptions::seen(server, &id))
         }
     };
-    let (found, resource) = seen.ok_or_else(|| named::missing("id", &id))?;
-    let mut shown = show(server, &found).await;
-    shown["resource"] = resource;
-    Ok(shown)
+    seen.ok_or_else(|| named::missing("id", &id))
 }
 
 /// One subscription as lists show it.
 pub(crate) async fn show(server: &Server, subscription: &Arc<Subscription>) -> Value {
     let now = server.engine.clock.now();
-    let (mut shown, missing) = show_all(server, std::slice::from_ref(subscription), now).await;
+    let letters = WrittenLetters::count(server).await;
+    let (mut shown, missing) = show_all(server, &letters, std::slice::from_ref(subscription), now).await;
     let mut shown = shown.pop().unwrap_or_default();
     note_missing(&mut shown, missing);
     shown
 }
 
+/// Dead letters that are in blobs and not purged, by subscription and reason: the same that `deadletters/summary` counts.
+/// None if that cannot be read now.
+struct WrittenLetters(Option<BTreeMap<SubscriptionId, LettersByReason>>);
+
+type LettersByReason = BTreeMap<&'static str, u64>;
+
+impl WrittenLetters {
+    async fn count(server: &Server) -> WrittenLetters {
+        let counts = match server.engine.dead_letters.archive.counts().await {
+            Ok(counts) => counts,
+            Err(e) => {
+                tracing::debug!(error = %e, "dead letters cannot be counted");
+                return WrittenLetters(None);
+            }
+        };
+        let mut written: BTreeMap<SubscriptionId, LettersByReason> = BTreeMap::new();
+        for (of, reason, count) in counts.into_iter().filter(|(.., count)| *count > 0) {
+            *written.entry(of).or_default().entry(reason.name()).or_default() += count;
+        }
+        WrittenLetters(Some(written))
+    }
+
+    fn of(&self, id: SubscriptionId) -> Option<LettersByReason> {
+        let written = self.0.as_ref()?;
+        Some(written.get(&id).cloned().unwrap_or_default())
+    }
+
+    /// Of all subscriptions, also those that are deleted.
+    fn all(&self) -> Option<LettersByReason> {
+        let mut all = LettersByReason::new();
+        for (reason, count) in self.0.as_ref()?.values().flatten() {
+            *all.entry(reason).or_default() += count;
+        }
+        Some(all)
+    }
+}
+
 /// Subscriptions as lists show them, and the nodes that did not say what they know of them.
 async fn show_all(
     server: &Server,
+    letters: &WrittenLetters,
     subscriptions: &[Arc<Subscription>],
     now: Timestamp,
 ) -> (Vec<Value>, Vec<String>) {
@@ -332,7 +481,7 @@ async fn show_all(
     let (details, missing) = numbers::details(server, ids, now).await;
     let all = subscriptions.iter().zip(details);
     let shown = all
-        .map(|(one, detail)| show_one(server, one, &detail, now))
+        .map(|(one, detail)| show_one(server, letters, one, &detail, now))
         .collect();
     (shown, missing)
 }
@@ -369,10 +518,16 @@ impl Window {
     }
 }
 
-fn show_one(server: &Server, subscription: &Subscription, detail: &Detail, now: Timestamp) -> Value {
+fn show_one(
+    server: &Server,
+    letters: &WrittenLetters,
+    subscription: &Subscription,
+    detail: &Detail,
+    now: Timestamp,
+) -> Value {
     let topic = server.engine.directory.topic_by_id(subscription.topic);
-    let health = Health::of(server, subscription.id).with(detail);
-    let mut shown = counts(&detail.counted);
+    let endpoint_state = EndpointState::of(server, subscription.id).with(detail);
+    let mut shown = counts(&detail.counted, letters.of(subscription.id), detail.letters);
     shown["deliveredPerSec"] = json!(rounded(detail.metered.delivered));
     shown["failedPerSec"] = json!(rounded(detail.metered.failed));
     if let Some(latency) = latency(&detail.metered) {
@@ -383,22 +538,35 @@ fn show_one(server: &Server, subscription: &Subscription, detail: &Detail, now: 
         members.remove("attemptsFailed");
     }
     shown["failed"] = failed;
+    let judged = detail.health_numbers(now, subscription.pauses.since());
+    let verdict = HealthVerdict::of(&judged);
+    shown["health"] = json!(verdict.health.name());
+    shown["reasons"] = verdict.reasons.iter().map(reason).collect();
+    shown["recent"] = json!({
+        "minutes": HEALTH_MINUTES,
+        "attempts": judged.recent.attempts,
+        "failed": judged.recent.failed,
+        "delivered": judged.recent.delivered,
+        "deadLettered": judged.recent.dead_lettered,
+        "dropped": judged.recent.dropped,
+    });
     shown["name"] = json!(subscription.name);
     shown["id"] = json!(resource_id(server, subscription));
     shown["topic"] = json!(topic.map(|entry| entry.topic.name.clone()));
     shown["endpoint"] = json!(endpoint(server, subscription));
-    shown["state"] = json!(health.state);
+    shown["state"] = json!(endpoint_state.state);
     shown["waiting"] = json!(detail.waits.waiting);
     shown["retrying"] = json!(detail.waits.retrying);
     shown["deadLettersPending"] = json!(detail.letters);
     if let Some(name) = &subscription.domain_topic {
         shown["domainTopic"] = json!(name);
     }
-    if let Some(since) = health.paused {
+    if let Some(since) = endpoint_state.paused {
         shown["since"] = json!(since.to_string());
     }
-    if let Some(delay) = health.delay {
+    if let Some(delay) = endpoint_state.delay {
         shown["cause"] = json!(delay.cause);
+        shown["causeText"] = json!(delay.cause_text());
         shown["since"] = json!(delay.since().to_string());
         shown["until"] = json!(delay.until().to_string());
     }
@@ -408,21 +576,49 @@ fn show_one(server: &Server, subscription: &Subscription, detail: &Detail, now: 
     shown
 }
 
+fn reason(reason: &HealthReason) -> Value {
+    let mut shown = json!({"code": reason.kind.name(), "text": reason.text});
+    if let Some(share) = reason.share {
+        shown["count"] = json!(share.count);
+        shown["of"] = json!(share.of);
+        shown["minutes"] = json!(share.minutes);
+        shown["causes"] = reason.causes.iter().map(cause).collect();
+    }
+    if let Some(todo) = reason.todo() {
+        shown["todo"] = json!(todo);
+    }
+    shown
+}
+
+fn cause((cause, count): &(FailureCause, u64)) -> Value {
+    let mut shown = json!({"count": count, "text": describe(cause)});
+    if let FailureEffect::DeadLettered(reason) | FailureEffect::Dropped(reason) = cause.effect {
+        shown["reason"] = json!(reason.name());
+    }
+    if let Some(outcome) = cause.outcome {
+        shown["outcome"] = json!(outcome.name());
+    }
+    if let Some(status) = cause.status {
+        shown["status"] = json!(status);
+    }
+    shown
+}
+
 /// How the endpoint of a subscription treats it.
-struct Health {
+struct EndpointState {
     state: &'static str,
     delay: Option<Delayed>,
     /// Since when nothing is sent by someone's wish.
     paused: Option<Timestamp>,
 }
 
-impl Health {
+impl EndpointState {
     /// As far as this node knows.
-    fn of(server: &Server, id: SubscriptionId) -> Health {
+    fn of(server: &Server, id: SubscriptionId) -> EndpointState {
         let outlet = server.engine.dispatcher.outlet(id);
         let Some(plan) = outlet.and_then(|outlet| outlet.plan()) else {
-            return Health {
-                state: health(false, false),
+            return EndpointState {
+                state: endpoint_state(false, false),
                 delay: None,
                 paused: None,
             };
@@ -430,7 +626,7 @@ impl Health {
         let paused = plan.subscription.pauses.since();
         if paused.is_some() {
             // How its endpoint is does not matter to it now.
-            return Health {
+            return EndpointState {
                 state: STATES[3],
                 delay: None,
                 paused,
@@ -438,28 +634,28 @@ impl Health {
         }
         let state = plan.endpoint.state_for(plan.subscription.id);
         // Not all rules know delays.
-        let delay = state.delay.filter(|_| plan.sender().obeys);
-        Health {
-            state: health(delay.is_some(), state.probing),
-            delay: delay.as_ref().map(Delayed::of),
+        let delay = Delayed::of(&state).filter(|_| plan.sender().obeys);
+        EndpointState {
+            state: endpoint_state(delay.is_some(), state.probing),
+            delay,
             paused,
         }
     }
 
     /// As all nodes know it.
-    fn with(self, detail: &Detail) -> Health {
+    fn with(self, detail: &Detail) -> EndpointState {
         if self.paused.is_some() {
             return self;
         }
-        Health {
-            state: health(detail.delay.is_some(), detail.probing),
+        EndpointState {
+            state: endpoint_state(detail.delay.is_some(), detail.probing),
             delay: detail.delay.clone(),
             paused: None,
         }
     }
 }
 
-fn health(delayed: bool, probing: bool) -> &'static str {
+fn endpoint_state(delayed: bool, probing: bool) -> &'static str {
     match (delayed, probing) {
         (false, _) => STATES[0],
         (true, false) => STATES[1],
@@ -467,13 +663,24 @@ fn health(delayed: bool, probing: bool) -> &'static str {
     }
 }
 
-fn counts(counted: &Counted) -> Value {
+/// Counts, with the dead letters that there are: written ones by reason, and those that wait to be written. Where they
+/// cannot be counted, those that were ever given up.
+fn counts(counted: &Counted, written: Option<LettersByReason>, waiting: u64) -> Value {
+    let by = |counts: &mut dyn Iterator<Item = (Reason, u64)>| -> LettersByReason {
+        counts.map(|(reason, count)| (reason.name(), count)).collect()
+    };
+    let (dead_lettered, dead_lettered_by) = match written {
+        Some(written) => (written.values().sum::<u64>() + waiting, written),
+        None => (counted.dead_lettered, by(&mut counted.dead_lettered_by())),
+    };
     json!({
         "delivered": counted.delivered,
         "attempts": counted.attempts,
         "attemptsFailed": counted.failed,
-        "deadLettered": counted.dead_lettered,
+        "deadLettered": dead_lettered,
+        "deadLetteredBy": dead_lettered_by,
         "dropped": counted.dropped,
+        "droppedBy": by(&mut counted.dropped_by()),
     })
 }
 

@@ -1,26 +1,27 @@
 //! `GET /postrider/v1/events/stream`: what happens to events, as it happens.
 
 use crate::Server;
+use crate::access::{LastingCredential, Need};
 use crate::dead_letters::read_query;
 use crate::http::{Answer, Call, Content, empty};
+use crate::limits::{ClientBounds, Limit};
 use crate::named;
 use crate::ours::Problem;
 use crate::peers::live::Told;
+use crate::places::{Bounds, Holder, Place, Places};
 use bytes::{BufMut, Bytes, BytesMut};
 use hyper::StatusCode;
-use hyper::header::{AUTHORIZATION, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue};
+use hyper::header::{CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue};
 use postrider_core::ids::{SubscriptionId, TopicId};
 use postrider_engine::recorder::{Happening, Line};
 use serde_json::json;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::broadcast::error::{RecvError, TryRecvError};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, broadcast, mpsc};
+use tokio::sync::{broadcast, mpsc};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-/// Streams at once.
-const STREAMS_MAX: usize = 64;
 /// Pieces that wait for a slow reader. Beyond it lines are lost, and the reader is told.
 const PIECES: usize = 16;
 /// Lines that are sent as one piece, when so many have come.
@@ -34,22 +35,26 @@ const BUFFERING: HeaderName = HeaderName::from_static("x-accel-buffering");
 
 /// Those that are read.
 pub(crate) struct Streams {
-    room: Arc<Semaphore>,
+    places: Arc<Places>,
     pub tasks: TaskTracker,
     pub stop: CancellationToken,
 }
 
-impl Default for Streams {
-    fn default() -> Streams {
+impl Streams {
+    pub fn new(bounds: &ClientBounds) -> Streams {
+        let (total, per_client) = (bounds.streams_max, bounds.streams_per_client_max);
         Streams {
-            room: Arc::new(Semaphore::new(STREAMS_MAX)),
+            places: Places::new(Bounds {
+                total,
+                per_client,
+                per_address: 2 * per_client,
+                for_owners: total / 4,
+            }),
             tasks: TaskTracker::new(),
             stop: CancellationToken::new(),
         }
     }
-}
 
-impl Streams {
     /// Ends all of them, and those that begin later.
     pub async fn end(&self) {
         self.stop.cancel();
@@ -65,14 +70,13 @@ pub(crate) async fn answer(server: &Arc<Server>, call: &Call) -> Result<Answer, 
     if !server.recordings.status().on {
         return Err(Problem::new(404, "recording is off: there is nothing to follow"));
     }
-    let room = server.streams.room.clone().try_acquire_owned();
-    let permit =
-        room.map_err(|_| Problem::new(503, format!("{STREAMS_MAX} streams are being read already")))?;
-    // Who shows a credential is not judged by a cookie.
-    let session = match call.headers.contains_key(AUTHORIZATION) {
-        true => None,
-        false => server.session(call)?.map(|(id, _)| id),
-    };
+    let caller = server.caller(call, Need::Read)?;
+    let place = server.streams.places.take(Holder::of(&caller, call.peer));
+    let place = place.map_err(|full| {
+        server.client_limits.report(Limit::Streams, call.peer);
+        Problem::new(full.status(), full.reason("live streams"))
+    })?;
+    let credential = server.lasting_credential(call)?;
     let (pieces, received) = mpsc::channel(PIECES);
     let lines = match server.peers {
         None => Lines::Own(server.recordings.subscribe()),
@@ -82,9 +86,9 @@ pub(crate) async fn answer(server: &Arc<Server>, call: &Call) -> Result<Answer, 
         lines,
         server: server.clone(),
         wanted,
-        session,
+        credential,
         pieces,
-        _permit: permit,
+        _place: place,
     };
     server.streams.tasks.spawn(stream.run());
     let mut answer = empty(StatusCode::OK, &call.id);
@@ -157,9 +161,9 @@ struct Stream {
     server: Arc<Server>,
     lines: Lines,
     wanted: Wanted,
-    session: Option<String>,
+    credential: LastingCredential,
     pieces: mpsc::Sender<Bytes>,
-    _permit: OwnedSemaphorePermit,
+    _place: Place,
 }
 
 impl Stream {
@@ -188,9 +192,7 @@ impl Stream {
                     () = quiet => None,
                 };
                 let now = clock.now();
-                let session = self.session.as_deref();
-                let ended = session.is_some_and(|id| self.server.sessions.get(id, now).is_none());
-                if ended || now.since(begun) >= LIFETIME {
+                if !self.server.still_holds(&self.credential) || now.since(begun) >= LIFETIME {
                     return;
                 }
                 let Some(received) = received else {

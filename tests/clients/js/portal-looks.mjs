@@ -162,6 +162,22 @@ function looksWrong() {
       break;
     }
   }
+  // Longer words are such as ids, which may be broken anywhere.
+  const texts = document.createTreeWalker(document.querySelector("main") ?? root, NodeFilter.SHOW_TEXT);
+  const range = document.createRange();
+  const linesOf = () => new Set([...range.getClientRects()].filter((one) => one.width > 0).map((one) => Math.round(one.top))).size;
+  const isBroken = (node, from, until) => {
+    range.setStart(node, from);
+    range.setEnd(node, until);
+    return linesOf() > 1;
+  };
+  while (texts.nextNode()) {
+    const { currentNode: node } = texts;
+    if (node.parentElement.closest(".unbroken, .sr, svg, pre, textarea, option") || !isBroken(node, 0, node.data.length)) continue;
+    const words = [...node.data.matchAll(/[\p{L}\p{N}]+/gu)].filter(([word]) => word.length <= 22);
+    const broken = words.find((word) => isBroken(node, word.index, word.index + word[0].length));
+    if (broken) wrong.push(`"${broken[0]}" is broken in the middle, in <${node.parentElement.localName} class="${node.parentElement.className}"> "${node.data.slice(0, 60)}"`);
+  }
   if (root.dataset.hacked) wrong.push(`a text was executed: ${root.dataset.hacked}`);
   if (document.querySelector("img, iframe, object, embed, base, [style*='url'], [onerror], [onload], [onclick]")) wrong.push("there is markup that the portal does not make");
   if (document.querySelectorAll("script").length !== 2) wrong.push("there are other scripts than the portal's");
@@ -178,9 +194,17 @@ function looksWrong() {
 
 /**
  * Goes through the page with the Tab key alone, from its beginning. Throws if anything that can be used is not reached, or is reached
- * without it being seen.
+ * without it being seen. A page that replaces parts of itself meanwhile is gone through again.
  */
 export async function walkByKeyboard(page, most = 300) {
+  for (let replaced = 0; replaced < 10; replaced += 1) {
+    if (await walkOnce(page, most)) return;
+  }
+  throw new Error("the page replaces what can be used all the time");
+}
+
+/** Returns false if something that was to be reached has been taken from the page. */
+async function walkOnce(page, most) {
   await page.evaluate(() => {
     document.activeElement?.blur();
     window.scrollTo(0, 0);
@@ -196,13 +220,15 @@ export async function walkByKeyboard(page, most = 300) {
     };
     document.addEventListener("focusin", window.reached);
   });
-  const look = () => page.evaluate(() => ({ unseen: window.unseen, missed: [...window.unreached].map((one) => one.outerHTML.slice(0, 120)) }));
-  let { unseen, missed } = await look();
+  const look = () => page.evaluate(() => ({ unseen: window.unseen, missed: [...window.unreached].filter((one) => one.isConnected).map((one) => one.outerHTML.slice(0, 120)), gone: [...window.unreached].some((one) => !one.isConnected) }));
+  let { unseen, missed, gone } = await look();
   for (let count = 0; count < most && missed.length; count += 1) {
     await page.keyboard.press("Tab");
-    if (count % 10 === 9) ({ unseen, missed } = await look());
+    if (count % 10 === 9) ({ unseen, missed, gone } = await look());
   }
   await page.evaluate(() => document.removeEventListener("focusin", window.reached));
   if (unseen.length) throw new Error(`the focus is not seen on ${unseen[0]}`);
-  if (missed.length) throw new Error(`not reached by keyboard: ${missed.slice(0, 3).join(" ")}`);
+  // A new element in the place of one that is gone may have taken the focus back to the page's beginning.
+  if (missed.length && !gone) throw new Error(`not reached by keyboard: ${missed.slice(0, 3).join(" ")}`);
+  return !gone;
 }

@@ -1,16 +1,18 @@
 // Walks through the whole portal in a real browser, on a server with real traffic, and prints a line for each thing that holds.
-// Usage: node portal.mjs BASE OWNER_SECRET READER_SECRET, with NODE_PATH set and a Chromium on PATH. What the server must be configured
-// with is in crates/postrider/tests/it/portal.rs. POSTRIDER_SHOTS=DIR keeps a picture of every page in every size and colour.
+// Usage: node portal.mjs BASE OWNER_SECRET READER_SECRET DELAYED_BASE, with NODE_PATH set and a Chromium on PATH. What the two servers must
+// be configured with is in crates/postrider/tests/it/portal.rs: the second has made its own secret, and its dead letters wait. POSTRIDER_SHOTS=DIR keeps a picture of every page in every size and colour.
 
 import assert from "node:assert/strict";
+import { readFileSync } from "node:fs";
 import { DESKTOP, PHONE, Watch, openBrowser, walkByKeyboard } from "./portal-looks.mjs";
 import { BACKWARDS, BREAKOUT, IDS, LONG, MARKUP, Server, domainId, gridEvent, makeTraffic, startWebhooks, storageAccount, subscriptionId, systemTopicId, topicId, until } from "./portal-traffic.mjs";
 
-const [base, secret, readerSecret] = process.argv.slice(2);
+const [base, secret, readerSecret, delayedBase] = process.argv.slice(2);
 const server = new Server(base, secret);
 const hooks = await startWebhooks();
 const { context, close } = await openBrowser();
 const page = context.pages()[0] ?? (await context.newPage());
+const keptToken = () => page.evaluate(() => localStorage.getItem("postrider.session"));
 const watch = new Watch(page, base);
 
 const ORDERS = topicId("orders");
@@ -89,7 +91,11 @@ async function walk() {
       pale.textContent = "hardly to be read";
       pale.className = "pale";
       pale.style.color = "#ddd";
-      main.append(wide, hostile, pale, Object.assign(document.createElement("h1"), { textContent: "another" }));
+      const narrow = document.createElement("p");
+      narrow.textContent = "a breakable sentence";
+      narrow.style.inlineSize = "5ch";
+      narrow.style.wordBreak = "break-all";
+      main.append(wide, hostile, pale, narrow, Object.assign(document.createElement("h1"), { textContent: "another" }));
       console.error("said by a test");
       setTimeout(() => { throw new Error("thrown by a test"); });
       fetch("https://elsewhere.invalid/").catch(() => {});
@@ -100,7 +106,7 @@ async function walk() {
       found.push(...(await watch.faults()));
       return found.some((one) => one.includes("thrown by a test")) && found.some((one) => /Content Security Policy/i.test(one));
     });
-    for (const expected of [/too wide/, /hangs out/, /markup that the portal does not make/, /axe .*image-alt/, /axe .*color-contrast/, /said by a test/, /thrown by a test/, /Content Security Policy.*elsewhere|elsewhere.*Content Security Policy/i, /2 main headings/]) {
+    for (const expected of [/too wide/, /hangs out/, /markup that the portal does not make/, /axe .*image-alt/, /axe .*color-contrast/, /"breakable" is broken in the middle/, /said by a test/, /thrown by a test/, /Content Security Policy.*elsewhere|elsewhere.*Content Security Policy/i, /2 main headings/]) {
       assert.ok(found.some((one) => expected.test(one)), `${expected} is not among\n${found.join("\n")}`);
     }
     const other = await context.newPage();
@@ -123,6 +129,8 @@ async function walk() {
     await page.goto(`${base}/portal#/events?topic=orders`);
     await page.locator("#secret").waitFor();
     assert.equal(await focused("id"), "secret");
+    // The clients of this server are named in its configuration: there is no file to be told of.
+    assert.match(await read(page.locator("#secret-help")), /credentials\.toml in its data directory/);
     await watch.look("sign-in");
     await watch.expecting(401, async () => {
       await page.locator("#secret").fill("wrong");
@@ -135,9 +143,10 @@ async function walk() {
     assert.match(page.url(), /#\/events\?topic=orders$/);
     await page.reload();
     await page.locator(".frame").waitFor();
-    assert.equal(await page.evaluate(() => JSON.stringify([{ ...localStorage }, { ...sessionStorage }, document.cookie])), `[{},{},""]`, "nothing that a script could read is kept");
+    assert.equal(await page.evaluate(() => JSON.stringify([{ ...localStorage }, { ...sessionStorage }, document.cookie])), `[{"postrider.session":${JSON.stringify(await keptToken())}},{},""]`, "nothing but the token is kept where a script can read it");
+    assert.ok((await keptToken()).length >= 40);
     const [cookie] = await context.cookies();
-    assert.deepEqual([cookie.name, cookie.httpOnly, cookie.sameSite], ["postrider_session", true, "Strict"]);
+    assert.deepEqual([cookie.name, cookie.httpOnly, cookie.sameSite], [`postrider_session_${new URL(base).port}`, true, "Strict"]);
   });
 
   await step("a request without the session's token changes nothing", async () => {
@@ -145,6 +154,9 @@ async function walk() {
     await watch.expecting([403, 401], async () => {
       assert.equal(await attempt({}), 403);
       assert.equal(await attempt({ "x-csrf-token": "guessed" }), 403);
+      // Another web server on this machine is sent the cookie, and has nothing else.
+      const look = (url) => page.evaluate(async (asked) => (await fetch(asked)).status, url);
+      for (const url of ["/portal/session", "/postrider/v1/endpoints", `${topicId("forged")}?api-version=2025-02-15`]) assert.equal(await look(url), 403);
     });
     await assert.rejects(resource(topicId("forged")), /404/);
   });
@@ -182,15 +194,16 @@ async function walk() {
     await page.keyboard.press("Escape");
     await page.locator("dialog").waitFor({ state: "detached" });
     assert.equal(await focused("textContent"), "Delete");
-    await page.locator("#find-event").fill(IDS.delivered);
-    await page.keyboard.press("Enter");
-    await hashIs(/#\/events\/order-1$/);
   });
+
+  await step("the search box finds events, topics, subscriptions and endpoints", find);
+  await step("loss is red, with its cause and what to do", loss);
 
   await step("a topic is made with every setting, and what the server refuses is said at its field", makeTopic);
   await step("a change on top of somebody else's is refused", changeTopic);
   await step("a subscription is made with every setting, and what the server refuses is said at its field", makeSubscription);
   await step("editing keeps what is not shown", editSubscription);
+  await step("a failed handshake is said at the URL", refusedHandshake);
   await step("a webhook that does not answer for itself is waited for", awaitValidation);
   await step("an event is sent, and seen live, and found", sendAndWatch);
   await step("the story of an event is told in a drawing and in words", story);
@@ -200,6 +213,8 @@ async function walk() {
   await step("deliveries are paused and go on", pauseAndResume);
   await step("a sick endpoint is probed", probe);
   await step("dead letters are looked at and replayed", replay);
+  await step("dead letters that wait are written when asked for", writeNow);
+  await step("a replay is good only if its events arrive", replayOutcome);
   await step("dead letters are purged only by who means it", purge);
   await step("keys are shown when asked for, and made anew", keys);
 
@@ -213,6 +228,8 @@ async function walk() {
       await (missing ? watch.expecting(404, open) : open());
     });
   }
+
+  await step("page cluster-nodes", clusterNodes);
 
   await step("the menu of a phone opens, closes and leads on", async () => {
     await page.setViewportSize(PHONE);
@@ -261,7 +278,7 @@ async function walk() {
   await step("a session that ended leads to sign-in and back", async () => {
     await go("#/deadletters/replays");
     await watch.expecting(401, async () => {
-      const { csrf } = await page.evaluate(async () => (await fetch("/portal/session")).json());
+      const csrf = await keptToken();
       const [cookie] = await context.cookies();
       const ended = await fetch(`${base}/portal/session`, { method: "DELETE", headers: { cookie: `${cookie.name}=${cookie.value}`, "x-csrf-token": csrf } });
       assert.equal(ended.status, 204);
@@ -319,12 +336,14 @@ function pages() {
     ["event-none", "#/events/nothing", true],
     ["live", "#/live"],
     ["send", "#/send"],
+    ["find", "#/find?q=er"],
     ["lab", `#/lab?subscription=${encodeURIComponent(of(ORDERS, "big-spenders"))}`],
     ["dead-letters", "#/deadletters"],
     ["replays", "#/deadletters/replays"],
     ["endpoints", "#/endpoints"],
     ["handshakes", "#/handshakes"],
     ["cluster", "#/cluster"],
+    ["audit", "#/audit"],
     ["about", "#/about"],
     ["no-such-page", "#/nowhere"],
   ];
@@ -470,7 +489,15 @@ async function makeSubscription() {
   await formSays(/Attempts, at most: must be a whole number from 1 to 30/, "Attempts");
   await field("Attempts, at most").fill("5");
   await field("Time to live in minutes").fill("30");
-  await page.locator("summary", { hasText: "Dead letters" }).click();
+  // Nothing would keep what is given up: the part of the form is open, says so and offers a place.
+  const dropped = page.getByText("Events that cannot be delivered will be dropped.");
+  assert.ok(await dropped.isVisible());
+  await button('Keep them in the account "local"').click();
+  assert.ok(await page.getByLabel("Keep events that are given up").isChecked());
+  assert.equal(await field("Storage account").inputValue(), storageAccount("local"));
+  assert.ok(!(await dropped.isVisible()));
+  await page.getByLabel("Keep events that are given up").uncheck();
+  assert.ok(await dropped.isVisible());
   await page.getByLabel("Keep events that are given up").check();
   await watch.expecting([400, 404], async () => {
     await field("Storage account").fill(storageAccount("nowhere"));
@@ -528,6 +555,19 @@ async function editSubscription() {
   await assert.rejects(resource(of(ORDERS, "made-here")), /404/);
 }
 
+/** The server asks the webhook after it has taken the subscription; what went wrong is at the URL all the same. */
+async function refusedHandshake() {
+  await go(`#/subscriptions/new?topic=${encodeURIComponent(ORDERS)}`);
+  await field("Name").fill("refused-here");
+  await field("URL").fill(hooks.url("/unwilling"));
+  // The subscription is looked for, and is not there any more.
+  await watch.expecting(404, async () => {
+    await button("Create subscription").click();
+    await formSays(/URL: .*NotFound/, "URL");
+  });
+  await watch.look("subscription-form-handshake");
+}
+
 async function awaitValidation() {
   await go(`#/subscriptions/new?topic=${encodeURIComponent(ORDERS)}`);
   await field("Name").fill("opened-by-hand");
@@ -579,13 +619,22 @@ async function sendAndWatch() {
 }
 
 async function story() {
+  // Of several attempts the failed ones come first.
+  await go(link("subscriptions", of(ORDERS, "flaky-partner")));
+  const attempts = page.getByRole("table", { name: "Recent attempts to deliver to flaky-partner" }).locator("tbody tr");
+  await attempts.first().waitFor();
+  const results = await attempts.evaluateAll((rows) => rows.map((row) => row.querySelector(".badge").textContent));
+  const firstGood = results.indexOf("●HTTP 200 OK");
+  assert.ok(firstGood > 0 && results.slice(0, firstGood).every((one) => one === "■HTTP 503 Service Unavailable") && results.slice(firstGood).every((one) => one === "●HTTP 200 OK"), results.join());
+  await page.getByLabel("Show", { exact: true }).selectOption("failed");
+  await page.waitForFunction(() => [...document.querySelectorAll("main tbody tr .badge")].every((one) => !one.textContent.includes("200 OK")));
   await go(link("events", IDS.flaky));
   const drawing = page.locator(".timeline svg");
   assert.match(await drawing.getAttribute("aria-label"), /Timeline of \d+ subscriptions/);
   assert.equal(await drawing.getAttribute("role"), "img");
   const lane = page.getByRole("region", { name: "Subscription flaky-partner" });
   const words = await read(lane);
-  for (const said of [/Attempt 1 ■ Busy 503/, /Attempt 2 ■ Busy 503/, /Attempt 3 ● Success 200/, /queued .* connect .* first byte .* total/, /To be tried again at/]) assert.match(words, said);
+  for (const said of [/Attempt 1 ■ HTTP 503 Service Unavailable/, /Attempt 2 ■ HTTP 503 Service Unavailable/, /Attempt 3 ● Success 200/, /queued .* connect .* first byte .* total/, /To be tried again at/]) assert.match(words, said);
   await lane.getByText("Response (text/html)").first().click();
   assert.ok((await lane.locator("pre").first().innerText()).startsWith(MARKUP), "a response is shown as the text that it is");
   // It is drawn anew every few seconds; what was opened stays open.
@@ -622,6 +671,13 @@ async function lab() {
   await page.getByLabel("Event types").fill("Order.Paid");
   await page.waitForFunction(() => /^4 of the last/.test(document.querySelector(".lab-count")?.textContent));
   await page.locator("main tbody tr", { hasText: "event type:" }).first().waitFor();
+  // One line for each event, with what it failed by beside it.
+  for (const size of [DESKTOP, PHONE]) {
+    await page.setViewportSize(size);
+    const rows = await page.locator("table.lines tbody tr").evaluateAll((all) => all.map((row) => row.getBoundingClientRect().height));
+    assert.ok(rows.length > 20 && Math.max(...rows) < 34, `rows are ${Math.max(...rows)} px high`);
+  }
+  await page.setViewportSize(DESKTOP);
   await button("Add an advanced filter").click();
   await page.getByLabel("Key").fill("data.total");
   await page.getByLabel("Operator").selectOption("NumberGreaterThan");
@@ -661,6 +717,7 @@ async function charts() {
   const rows = await shown.first().locator("tbody tr").count();
   assert.equal(rows, series.delivered.length);
   assert.deepEqual(await watch.faults(), []);
+  await latencyAxis();
   await page.getByLabel("Span").selectOption("1440");
   await page.waitForResponse((answer) => answer.url().includes("minutes=1440"));
   const stats = await server.ours("stats");
@@ -668,6 +725,30 @@ async function charts() {
   await go(link("subscriptions", of(ORDERS, "warehouse")));
   await page.locator("figure.chart svg[role=img]").nth(2).waitFor();
   assert.match(await page.locator("figure.chart svg[role=img]").nth(2).getAttribute("aria-label"), /p50: now [\d.,]+\sm?s/);
+}
+
+/** Labels are whole, and round in the unit that they are in, whatever the latencies are. */
+async function latencyAxis() {
+  const series = await server.ours("stats/series?minutes=60");
+  for (const [most, expected] of [
+    [0.7, ["0 ms", "0.25 ms", "0.5 ms", "0.75 ms"]], [480, ["0 ms", "200 ms", "400 ms", "600 ms"]], [2400, ["0 ms", "1 s", "2 s", "3 s"]],
+    [66_000, ["0 ms", "30 s", "1 min", "1 min 30 s"]], [1_500_000, ["0 ms", "10 min", "20 min", "30 min"]], [50_000_000, ["0 ms", "6 h", "12 h", "18 h"]],
+    [200_000_000, ["0 ms", "1 d", "2 d", "3 d"]],
+  ]) {
+    const p99Ms = series.p99Ms.map((_, at) => (at === 30 ? most : null));
+    await page.route("**/stats/series?*", (route) => route.fulfill({ json: { ...series, p99Ms, p95Ms: p99Ms, p50Ms: p99Ms } }));
+    await go("#/about");
+    await go("#/");
+    const drawing = page.locator("figure.chart", { hasText: "Latency" }).locator("svg[role=img]");
+    await drawing.waitFor();
+    const labels = await drawing.evaluate((svg) => [...svg.querySelectorAll("text[text-anchor=end]")].map((label) => ({ said: label.textContent.replaceAll("\u00a0", " "), left: label.getBoundingClientRect().left - svg.getBoundingClientRect().left })));
+    assert.deepEqual(labels.map((label) => label.said), expected);
+    for (const { said, left } of labels) assert.ok(left >= 0, `"${said}" is cut off by ${-left} px`);
+    await page.unroute("**/stats/series?*");
+  }
+  await go("#/about");
+  await go("#/");
+  await page.locator("figure.chart svg[role=img]").first().waitFor();
 }
 
 async function pauseAndResume() {
@@ -694,10 +775,105 @@ async function probe() {
   await until("the endpoint is left alone", async () => (await server.ours("stats")).sick.some((one) => one.state === "delayed"));
   await go(link("subscriptions", of(ORDERS, "sick-partner")));
   await says("delayed");
-  await button("Probe now").click();
+  // Its own attempts: what the endpoint answered, and nothing about other subscriptions.
+  const attempts = page.getByRole("table", { name: "Recent attempts to deliver to sick-partner" });
+  const first = attempts.locator("tbody tr").first();
+  await first.waitFor();
+  assert.match(await read(first), /■ HTTP 500 Internal Server Error [1-9]\d* [\d.,]+\sm?s \{"error":"<script>/);
+  assert.doesNotMatch(await read(attempts), /shop|warehouse|Generic error/);
+  await button("Send one event as a test").click();
   await until("one event is sent to it", () => hooks.requests.filter((one) => one.path === "/sick").length > before);
   await go("#/");
-  await page.getByRole("region", { name: "Sick endpoints" }).getByText(hooks.url("/sick")).waitFor();
+  const sick = page.getByRole("region", { name: "Sick endpoints" });
+  await sick.getByText(hooks.url("/sick")).waitFor();
+  assert.match(await read(sick), /HTTP 500 Internal Server Error orders\/sick-partner/);
+  assert.doesNotMatch(await read(sick), /Generic error/);
+  await sick.getByRole("button", { name: /^Resume deliveries now/ }).waitFor();
+  await go("#/endpoints?state=delayed");
+  const endpoints = page.getByRole("table", { name: "Endpoints" });
+  assert.match(await read(endpoints), /sick-partner/);
+  assert.match(await read(endpoints), /HTTP 500 Internal Server Error HTTP 500 Internal Server Error/);
+  assert.doesNotMatch(await read(endpoints), /Generic error/);
+  await endpoints.getByRole("button", { name: /^Resume deliveries now/ }).waitFor();
+}
+
+// ---- what is lost
+
+/** A subscription without a dead-letter place whose endpoint refuses everything. */
+async function loss() {
+  await server.subscribe(ORDERS, "lossy", hooks.url("/reject?lossy"), { settings: { filter: { subjectBeginsWith: "/lossy" } } });
+  await server.publish("topics", "orders", Array.from({ length: 5 }, (_, i) => gridEvent(`lossy-${i}`, { subject: `/lossy/${i}` })));
+  await until("they are dropped", async () => (await server.ours("stats")).totals.dropped >= 5);
+  await go("#/");
+  const verdict = page.locator(".verdict-box.bad");
+  await verdict.waitFor();
+  const { verdict: judged, totals } = await server.ours("stats");
+  assert.match(await read(verdict), /^\d+ subscriptions need attention/);
+  assert.ok(judged.subscriptions.some((one) => one.name === "lossy" && one.reasons[0].code === "dropped"));
+  const line = verdict.locator("li", { hasText: "lossy" });
+  assert.match(await read(line), /■ failing lossy of orders: 5 of 5 events dropped in the last 5 minutes \(HTTP 400 Bad Request, no dead-letter destination\)\. What to do: .*dead-letter destination/);
+  const red = await page.evaluate(() => getComputedStyle(document.querySelector(".figure.bad .figure-value")).color);
+  const isRed = (colour) => { const [r, g, b] = colour.match(/\d+/g).map(Number); return r > 120 && r > 2 * g && r > 2 * b; };
+  assert.ok(isRed(red), red);
+  assert.match(await read(page.locator(".figure.bad")), new RegExp(`^Dropped ${totals.dropped} Undeliverable due to HTTP bad request: \\d+$`));
+  await watch.look("overview-loss");
+  await line.getByRole("link").click();
+  await hashIs(/lossy$/);
+  const notice = page.locator("main .notice.bad");
+  await notice.waitFor();
+  assert.match(await read(notice), /5 of 5 events dropped .*What to do: /);
+  assert.match(await read(page.locator(".figure.bad")), /^Dropped 5 Undeliverable due to HTTP bad request: 5$/);
+  const state = page.locator(".status-line");
+  assert.match(await read(state), /■ failing Delivery: ○ admitting/);
+  assert.equal(await page.locator("main .badge.ok", { hasText: "admitting" }).count(), 0, "events that are sent and lost are not well");
+  await page.getByRole("region", { name: "Settings" }).getByText("none: events that cannot be delivered are dropped").waitFor();
+  const failures = page.locator("figure.chart", { hasText: "Failures per minute" }).locator("svg[role=img]");
+  await page.waitForFunction(() => [...document.querySelectorAll("figure.chart svg[role=img]")].some((one) => /Dropped: now [\d.,]+, at most [1-9]/.test(one.getAttribute("aria-label"))));
+  assert.ok(isRed(await failures.locator("path.bar.c").evaluate((bar) => getComputedStyle(bar).fill)));
+  await watch.look("subscription-loss");
+  await go("#/subscriptions?health=failing");
+  const failing = page.locator("main tbody tr", { hasText: "lossy" });
+  await failing.waitFor();
+  assert.match(await read(failing), /■ failing 5 of 5 events dropped/);
+  assert.equal(await page.locator("main tbody tr", { hasText: "warehouse" }).count(), 0);
+  await page.getByLabel("Health").selectOption("healthy");
+  await page.locator("main tbody tr", { hasText: "warehouse" }).waitFor();
+  assert.equal(await page.locator("main tbody tr", { hasText: "lossy" }).count(), 0);
+  // A server whose letters have a place by default drops nothing, and warns of nothing.
+  await server.send("DELETE", `${of(ORDERS, "lossy")}?api-version=2025-02-15`);
+}
+
+async function find() {
+  const search = async (words) => {
+    await page.locator("#find").fill(words);
+    await page.keyboard.press("Enter");
+  };
+  // A single hit is opened; the way back leads to where one was.
+  await go("#/about");
+  await search(IDS.delivered);
+  await hashIs(/#\/events\/order-1$/);
+  await page.goBack();
+  await hashIs(/#\/about$/);
+  await settled();
+  await search("legacy-erp");
+  await hashIs(/#\/topics\/.*legacy-erp$/);
+  await search("big-spend");
+  await hashIs(/#\/subscriptions\/.*big-spenders$/);
+  await search("/sick");
+  await hashIs(/#\/find\?q=%2Fsick$/);
+  await settled();
+  assert.match(await read(page.getByRole("region", { name: "Subscriptions" })), /sick-partner/);
+  assert.match(await read(page.getByRole("region", { name: "Endpoints" })), new RegExp(plain(hooks.url("/sick"))));
+  await search("er");
+  await page.getByRole("region", { name: "Topics" }).getByRole("link", { name: "orders", exact: true }).waitFor();
+  await search("nothing-has-this-name");
+  await says("No topic, subscription or endpoint is called that");
+  for (const hostile of [MARKUP, BREAKOUT, LONG]) {
+    await search(hostile);
+    await page.waitForFunction((words) => document.querySelector("h1").textContent.includes(words.slice(0, 50)), hostile);
+    await settled();
+    assert.deepEqual(await watch.faults(), []);
+  }
 }
 
 async function replay() {
@@ -737,6 +913,87 @@ async function replay() {
   await watch.look("replay-cancelled");
 }
 
+/** On the second server, whose dead letters wait for minutes and have a place by default. */
+async function writeNow() {
+  const other = await context.newPage();
+  const seen = new Watch(other, delayedBase);
+  // Here the browser runs on the machine of the server, and is told where its secret is.
+  await other.goto(`${delayedBase}/portal`);
+  await other.locator("#secret").waitFor();
+  const file = await other.locator("#secret-help code").innerText();
+  assert.match(file, /^\/.*\/credentials\.toml$/);
+  const [, made] = /^client_secret = "(.+)"$/m.exec(readFileSync(file, "utf8"));
+  await seen.look("sign-in-here");
+  await other.locator("#secret").fill(made);
+  await other.keyboard.press("Enter");
+  await other.locator(".verdict-box.ok").getByText("All well").waitFor();
+  const delayed = new Server(delayedBase, made);
+  const events = Array.from({ length: 12 }, (_, i) => gridEvent(`late-${i}`));
+  await delayed.topic("orders");
+  await delayed.subscribe(ORDERS, "strict", hooks.url("/reject"));
+  await delayed.publish("topics", "orders", events);
+  await until("they are given up", async () => (await delayed.ours("deadletters/summary")).value[0]?.pending === events.length);
+  await other.goto(`${delayedBase}/portal#/deadletters`);
+  await other.locator("main").getByText("12 events are not written to blobs yet").waitFor();
+  await other.getByRole("button", { name: "Replay …" }).click();
+  const dialog = other.locator("dialog");
+  await dialog.getByText("0 events would be delivered again.").waitFor();
+  assert.match(await read(dialog.locator(".notice")), /^12 events are written to blobs in [45] minutes, and can be replayed then\. Write now$/);
+  assert.ok(await dialog.getByRole("button", { name: "Replay", exact: true }).isDisabled());
+  await seen.look("dialog-replay-waiting");
+  await other.keyboard.press("Escape");
+  // One by itself, then the rest.
+  await other.locator("main table", { hasText: "Given up" }).getByRole("link", { name: /^pending-/ }).first().click();
+  await other.waitForFunction(() => location.hash.startsWith("#/deadletters/letter/pending-"));
+  await other.getByText("Not yet written to its blob").waitFor();
+  await seen.look("dead-letter-waiting");
+  await other.getByRole("button", { name: "Write now" }).click();
+  await other.waitForFunction(() => location.hash === "#/deadletters");
+  await other.locator("main").getByText("11 events are not written to blobs yet").waitFor();
+  await other.getByRole("button", { name: "Replay …" }).click();
+  await dialog.getByText("1 event would be delivered again.").waitFor();
+  await dialog.getByRole("button", { name: "Write now" }).click();
+  await dialog.getByText("12 events would be delivered again.").waitFor();
+  assert.equal(await dialog.locator(".notice").count(), 0);
+  assert.equal((await delayed.ours("deadletters/summary")).value[0].pending, 0);
+  // A new subscription loses nothing here: the form names the place, and warns of nothing.
+  await other.keyboard.press("Escape");
+  await other.goto(`${delayedBase}/portal#/subscriptions/new`);
+  await other.locator("summary", { hasText: "Dead letters" }).click();
+  await other.getByText("Without it they go to the default of this server: local/kept.").waitFor();
+  assert.ok(!(await other.getByText("Events that cannot be delivered will be dropped.").isVisible()));
+  await other.goto(`${delayedBase}/portal${link("subscriptions", of(ORDERS, "strict"))}`);
+  await other.getByText("the default of this server: local/kept").waitFor();
+  // Cookies are those of a host, whatever the port.
+  await other.getByRole("button", { name: "Sign out" }).click();
+  await other.locator("#secret").waitFor();
+  assert.deepEqual(seen.taken(), []);
+  await other.close();
+}
+
+async function replayOutcome() {
+  const job = { id: 99, state: "done", created: new Date().toISOString(), replayed: 3, failed: 0, total: 3, request: { all: true } };
+  for (const [name, members, kind, said] of [
+    ["nothing was there", { replayed: 0, total: 0 }, "quiet", /done nothing was replayed/],
+    ["nothing is known", {}, "quiet", /Delivered not known/],
+    ["all arrived", { outcome: { delivered: 3, failed: 0, waiting: 0 } }, "ok", /Delivered 3/],
+    ["some are not known", { outcome: { delivered: 2, failed: 0, waiting: 0, unknown: 1 } }, "quiet", /1 not known here/],
+    ["some were given up", { outcome: { delivered: 1, failed: 2, waiting: 0 } }, "bad", /2 given up again/],
+    ["none arrived", { outcome: { delivered: 0, failed: 3, waiting: 0 } }, "bad", /3 given up again/],
+    ["some wait", { outcome: { delivered: 1, failed: 0, waiting: 2 } }, "info", /2 not delivered yet/],
+  ]) {
+    await page.route("**/deadletters/replays/99", (route) => route.fulfill({ json: { ...job, ...members } }));
+    await go("#/about");
+    await go("#/deadletters/replay/99");
+    const badge = page.locator("main .badge", { hasText: "done" });
+    await badge.waitFor();
+    assert.equal(await badge.getAttribute("class"), `badge ${kind}`, name);
+    assert.match(await read(page.locator("main")), said);
+    await page.unroute("**/deadletters/replays/99");
+  }
+  await go("#/deadletters");
+}
+
 async function purge() {
   await go("#/deadletters?subscription=orders%2Fstrict-partner&since=1h");
   await page.locator("main table").last().waitFor();
@@ -757,6 +1014,18 @@ async function purge() {
   await page.locator("dialog").getByRole("button", { name: "Purge 1 event" }).click();
   await hashIs(/deadletters$/);
   await until("one less is there", async () => (await server.ours("deadletters/summary")).value.find((one) => one.subscription === "strict-partner").written < after);
+}
+
+/** The example of the API's description, with a node that can take part again: its table has the most columns. */
+async function clusterNodes() {
+  const described = (await server.ours("openapi.json")).paths["/postrider/v1/cluster"].get.responses["200"].content["application/json"].example;
+  const [node] = described.nodes;
+  const cluster = { ...described, nodes: [node, { ...node, id: "00000000000000a2", name: "node-2", standing: "drained" }] };
+  await page.route("**/postrider/v1/cluster", (route) => route.fulfill({ json: cluster }));
+  await go("#/cluster");
+  await button("Let node-2 take part again").waitFor();
+  await watch.look("cluster-nodes");
+  await page.unroute("**/postrider/v1/cluster");
 }
 
 async function keys() {

@@ -1,13 +1,13 @@
 //! Topics inside domains.
 
-use super::lists::{self, Asked, Item};
+use super::lists::{self, Asked, Item, ListPosition};
 use super::topics::{self, view};
 use super::{
     Context, Result, check_preconditions, empty_answer, etag, json_answer, not_allowed, operations, put_etag,
     unavailable,
 };
 use crate::Server;
-use crate::declare::Kind;
+use crate::declare::{self, Kind};
 use crate::http::Call;
 use hyper::{Method, StatusCode};
 use postrider_core::subscription::DomainTopic;
@@ -71,6 +71,10 @@ async fn put(server: &Arc<Server>, call: &Call, domain: &GridId, name: &str, con
     let entry = topics::find(server, Kind::Domain, domain)?;
     let known = server.engine.directory.domain_topic(entry.topic.id, name);
     check_preconditions(call, known.as_ref().map(|topic| etag(server, topic)).as_deref())?;
+    let _place = match &known {
+        Some(_) => None,
+        None => Some(declare::domain_topic_place(server, &entry.topic).map_err(topics::over_quota)?),
+    };
     let made = server.engine.put_domain_topic(entry.topic.id, name).await;
     let made = made.map_err(|e| match e {
         // Deleted meanwhile.
@@ -118,9 +122,16 @@ pub(super) fn list(server: &Server, call: &Call, domain: &GridId, context: &Cont
         usize::MAX
     };
     let directory = &server.engine.directory;
-    let found = directory.domain_topics_after(entry.topic.id, asked.after.as_deref(), limit);
+    let after = asked
+        .after
+        .as_ref()
+        .map(|last| (last.created, last.rank.as_str()));
+    let found = directory.domain_topics_after(entry.topic.id, after, limit);
     let items = found.into_iter().map(|topic| Item {
-        key: topic.name.to_lowercase(),
+        position: ListPosition {
+            created: topic.created,
+            rank: topic.name.to_lowercase(),
+        },
         name: topic.name.clone(),
         of: topic,
     });

@@ -1,7 +1,7 @@
 //! What surrounds the resources: tenants, the subscription, its groups, locations and providers, and the list of
 //! everything.
 
-use super::lists::{self, Asked, Item};
+use super::lists::{self, Asked, Item, ListPosition};
 use super::{
     Context, Result, empty_answer, json_answer, not_allowed, operations, parse_json, read_bytes, storage,
     unavailable,
@@ -13,9 +13,10 @@ use hyper::{Method, StatusCode};
 use postrider_core::event::Schema;
 use postrider_core::ids::{Secret, TopicId};
 use postrider_core::subscription::{Topic, TopicKind};
-use postrider_engine::directory::TopicEntry;
+use postrider_core::time::Timestamp;
+use postrider_engine::directory::{CreationKey, TopicEntry};
 use postrider_wire::arm::{ArmError, generic_body};
-use postrider_wire::resources::FieldError;
+use postrider_wire::resources::{FieldError, parse_resource_tags};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -107,13 +108,23 @@ pub fn location_names(server: &Server) -> Vec<&str> {
     std::iter::once(own).chain(others).collect()
 }
 
+fn location_display_name(name: &str) -> &str {
+    let known = LOCATIONS.iter().find(|(known, _)| *known == name);
+    known.map_or(name, |(_, display)| display)
+}
+
+/// The same as people read them.
+pub fn location_display_names(server: &Server) -> Vec<&str> {
+    let names = location_names(server).into_iter();
+    names.map(location_display_name).collect()
+}
+
 /// `/subscriptions/{id}/locations`
 pub fn locations(server: &Server, call: &Call) -> Result {
     get_only(call)?;
     let account = &server.config.account;
     let shown = |name: &&str| {
-        let known = LOCATIONS.iter().find(|(known, _)| known == name);
-        let display = known.map_or(*name, |(_, display)| display);
+        let display = location_display_name(name);
         json!({
             "id": format!("/subscriptions/{account}/locations/{name}"),
             "name": name,
@@ -135,26 +146,37 @@ fn record(server: &Server, name: &str) -> Option<Arc<TopicEntry>> {
     server.engine.directory.scope_by_source(&record_source(name))
 }
 
-/// All groups: the server's own, those that were made, those that something is in. By name in lower case.
-fn all(server: &Server) -> BTreeMap<String, Group> {
+/// All groups: the server's own, those that were made, those that something is in. By name in lower case, each with
+/// the creation of the first that is known of it.
+fn all(server: &Server) -> BTreeMap<String, (Group, CreationKey)> {
     let (config, directory) = (&server.config, &server.engine.directory);
     let group = |name: &str| Group {
         name: name.to_owned(),
         location: config.location.clone(),
         tags: BTreeMap::new(),
     };
-    let mut found = BTreeMap::from([(
-        config.resource_group.to_lowercase(),
-        group(&config.resource_group),
-    )]);
+    let first = CreationKey {
+        created: Timestamp::MIN,
+        id: 0,
+    };
+    let own = config.resource_group.to_lowercase();
+    let mut found = BTreeMap::from([(own, (group(&config.resource_group), first))]);
     let resources = [directory.topics(), directory.domains(), directory.system_topics()];
     for entry in resources.iter().flatten() {
-        let name = &entry.topic.resource_group;
-        found.entry(name.to_lowercase()).or_insert_with(|| group(name));
+        let (name, made) = (&entry.topic.resource_group, CreationKey::of_topic(&entry.topic));
+        let (_, known) = found
+            .entry(name.to_lowercase())
+            .or_insert_with(|| (group(name), made));
+        *known = made.min(*known);
     }
     for entry in directory.scopes() {
         if is_record(&entry.topic) {
-            found.insert(entry.topic.name.to_lowercase(), of_record(&entry.topic));
+            let (key, made) = (
+                entry.topic.name.to_lowercase(),
+                CreationKey::of_topic(&entry.topic),
+            );
+            let earlier = found.get(&key).map_or(made, |(_, known)| made.min(*known));
+            found.insert(key, (of_record(&entry.topic), earlier));
         }
     }
     found
@@ -176,7 +198,7 @@ fn find(server: &Server, name: &str) -> Option<Group> {
     if let Some(record) = record(server, name) {
         return Some(of_record(&record.topic));
     }
-    all(server).remove(&name.to_lowercase())
+    all(server).remove(&name.to_lowercase()).map(|(group, _)| group)
 }
 
 /// Where a group's resources are unless they say otherwise.
@@ -228,9 +250,9 @@ pub fn list(server: &Server, call: &Call, context: &Context) -> Result {
         filter: None,
         after: None,
     };
-    let groups = all(server).into_iter().filter(|(_, group)| takes(group));
-    let items = groups.map(|(key, group)| Item {
-        key,
+    let groups = all(server).into_values().filter(|(group, _)| takes(group));
+    let items = groups.map(|(group, made)| Item {
+        position: made.into(),
         name: group.name.clone(),
         of: group,
     });
@@ -309,10 +331,7 @@ async fn put(server: &Arc<Server>, call: &mut Call, name: &str) -> Result {
         // A PUT says all there is to say.
         Value::Null if !patch => group.tags = BTreeMap::new(),
         Value::Null => {}
-        tags => {
-            group.tags = serde_json::from_value(tags.clone())
-                .map_err(|_| FieldError::new("tags", "must be an object of strings"))?;
-        }
+        _ => group.tags = parse_resource_tags(parse_json(&bytes)?)?,
     }
     keep(server, &group).await?;
     let status = if created {
@@ -352,6 +371,7 @@ async fn keep(server: &Server, group: &Group) -> Result<()> {
         profile: None,
         created,
         extras: None,
+        edge: None,
     };
     if known.as_ref().is_some_and(|known| *known.topic == topic) {
         return Ok(());
@@ -482,23 +502,26 @@ pub fn resources(server: &Server, call: &Call, group: Option<&str>, context: &Co
     let ours = [directory.topics(), directory.domains(), directory.system_topics()];
     let ours = ours.iter().flatten().map(|entry| {
         (
+            CreationKey::of_topic(&entry.topic).into(),
             entry.topic.resource_group.clone(),
             generic_body(&entry.topic, &config.account),
         )
     });
-    let stores = config.storage_accounts.iter().map(|account| {
+    // Declared resources come before all others, in the file's order.
+    let stores = (0..).zip(&config.storage_accounts).map(|(number, account)| {
         let mut body = storage::body(server, account);
         if let Some(members) = body.as_object_mut() {
             members.remove("properties");
         }
-        (config.resource_group.clone(), body)
+        let position = ListPosition::new(Timestamp::MIN, number);
+        (position, config.resource_group.clone(), body)
     });
     let is = |value: &Value, wanted: &str| {
         value
             .as_str()
             .is_some_and(|text| text.eq_ignore_ascii_case(wanted))
     };
-    let takes = |(of, body): &(String, Value)| {
+    let takes = |(_, of, body): &(ListPosition, String, Value)| {
         group.is_none_or(|group| of.eq_ignore_ascii_case(group))
             && wanted.iter().all(|(field, value)| match field.as_str() {
                 "resourcegroup" => of.eq_ignore_ascii_case(value),
@@ -511,8 +534,8 @@ pub fn resources(server: &Server, call: &Call, group: Option<&str>, context: &Co
                     .is_some_and(|tags| tags.values().any(|tag| is(tag, value))),
             })
     };
-    let items = ours.chain(stores).filter(takes).map(|(_, body)| Item {
-        key: body["id"].as_str().unwrap_or_default().to_lowercase(),
+    let items = stores.chain(ours).filter(takes).map(|(position, _, body)| Item {
+        position,
         name: body["name"].as_str().unwrap_or_default().to_owned(),
         of: body,
     });

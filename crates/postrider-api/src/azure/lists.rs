@@ -1,4 +1,4 @@
-//! Pages of lists: `$top`, `$filter`, `$skiptoken`.
+//! Pages of lists, which are in order of creation: `$top`, `$filter`, `$skiptoken`.
 
 use super::{Context, Result, json_answer};
 use crate::http::{Answer, Call, decoded};
@@ -6,6 +6,8 @@ use base64::Engine as _;
 use base64::prelude::BASE64_URL_SAFE_NO_PAD;
 use hyper::StatusCode;
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
+use postrider_core::time::Timestamp;
+use postrider_engine::directory::CreationKey;
 use postrider_wire::arm::{ArmError, NameFilter};
 use serde_json::{Value, json};
 
@@ -23,11 +25,77 @@ const QUERY: &AsciiSet = &NON_ALPHANUMERIC
 pub struct Asked {
     pub top: usize,
     pub filter: Option<NameFilter>,
-    /// The key of the last thing on the page before this one.
-    pub after: Option<String>,
+    /// The place of the last item on the page before this one.
+    pub after: Option<ListPosition>,
+}
+
+/// Place of an item in its list. Places are unique, and pages go by them: what others add or delete meanwhile neither
+/// repeats nor hides the rest.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct ListPosition {
+    pub created: Timestamp,
+    /// Orders what was made in the same instant.
+    pub rank: String,
+}
+
+/// The digits of a 64-bit number: ranks of this width sort as numbers.
+const RANK_DIGITS: usize = 20;
+
+impl ListPosition {
+    pub fn new(created: Timestamp, id: u64) -> ListPosition {
+        ListPosition {
+            created,
+            rank: format!("{id:0RANK_DIGITS$}"),
+        }
+    }
+
+    fn token(&self) -> String {
+        let text = format!("{:0RANK_DIGITS$}/{}", self.created.nanos(), self.rank);
+        BASE64_URL_SAFE_NO_PAD.encode(text)
+    }
+
+    fn from_token(token: &str) -> Option<ListPosition> {
+        let text = String::from_utf8(BASE64_URL_SAFE_NO_PAD.decode(token).ok()?).ok()?;
+        let (created, rank) = text.split_once('/')?;
+        Some(ListPosition {
+            created: Timestamp::from_nanos(digits(created)?.parse().ok()?),
+            rank: rank.to_owned(),
+        })
+    }
+
+    /// For lists whose items have an id.
+    pub fn creation_key(&self) -> Result<CreationKey> {
+        let id = digits(&self.rank).and_then(|rank| rank.parse().ok());
+        Ok(CreationKey {
+            created: self.created,
+            id: id.ok_or_else(unknown_token)?,
+        })
+    }
+}
+
+impl From<CreationKey> for ListPosition {
+    fn from(key: CreationKey) -> ListPosition {
+        ListPosition::new(key.created, key.id)
+    }
+}
+
+fn digits(text: &str) -> Option<&str> {
+    let well_formed = text.len() == RANK_DIGITS && text.bytes().all(|byte| byte.is_ascii_digit());
+    well_formed.then_some(text)
+}
+
+/// Tokens of versions whose lists were in order of names are refused too: they name no place in these.
+fn unknown_token() -> ArmError {
+    let message = "$skiptoken is not one that this server gave out; read the list from its beginning";
+    ArmError::new(400, "InvalidRequest", message).at("$skiptoken")
 }
 
 impl Asked {
+    /// The place to go on from, in a list whose items have an id.
+    pub fn after_key(&self) -> Result<Option<CreationKey>> {
+        self.after.as_ref().map(ListPosition::creation_key).transpose()
+    }
+
     /// With pages of 20 unless the client says otherwise.
     pub fn read(call: &Call) -> Result<Asked> {
         let query = |name: &str| {
@@ -38,7 +106,7 @@ impl Asked {
     }
 
     /// For lists with other rules about the rest.
-    pub fn read_token(call: &Call) -> Result<Option<String>> {
+    pub fn read_token(call: &Call) -> Result<Option<ListPosition>> {
         let token = call.query("$skiptoken").filter(|given| !given.is_empty());
         Ok(read(None, None, token.map(|token| decoded(token).into_owned()))?.after)
     }
@@ -56,21 +124,16 @@ fn read(top: Option<String>, filter: Option<String>, token: Option<String>) -> R
             return refused("$top", format!("must be between 1 and {TOP_MAX}, was {given:?}"));
         }
     };
-    let after = match token {
-        None => None,
-        Some(token) => match BASE64_URL_SAFE_NO_PAD.decode(&token).map(String::from_utf8) {
-            Ok(Ok(after)) => Some(after),
-            _ => return refused("$skiptoken", "is not one that this server gave out".into()),
-        },
-    };
+    let after = token
+        .map(|token| ListPosition::from_token(&token).ok_or_else(unknown_token))
+        .transpose()?;
     let filter = filter.map(|filter| NameFilter::parse(&filter)).transpose()?;
     Ok(Asked { top, filter, after })
 }
 
-/// Something in a list: its place, its name, itself. Keys are unique, and pages go by them: what others add or
-/// delete meanwhile neither repeats nor hides the rest.
+/// Something in a list: its place, its name, itself.
 pub struct Item<T> {
-    pub key: String,
+    pub position: ListPosition,
     pub name: String,
     pub of: T,
 }
@@ -87,7 +150,7 @@ pub fn page<T>(
     let value: Vec<Value> = items.iter().map(|item| show(&item.of)).collect();
     let mut body = json!({ "value": value });
     if let (true, Some(last)) = (more, items.last()) {
-        body["nextLink"] = json!(next_link(call, context, &last.key));
+        body["nextLink"] = json!(next_link(call, context, &last.position));
     }
     json_answer(call, StatusCode::OK, &body)
 }
@@ -96,7 +159,7 @@ pub fn page<T>(
 fn cut<T>(asked: &Asked, items: impl IntoIterator<Item = Item<T>>) -> (Vec<Item<T>>, bool) {
     let mut found: Vec<Item<T>> = items
         .into_iter()
-        .filter(|item| asked.after.as_ref().is_none_or(|after| item.key > *after))
+        .filter(|item| asked.after.as_ref().is_none_or(|after| item.position > *after))
         .filter(|item| {
             asked
                 .filter
@@ -107,15 +170,15 @@ fn cut<T>(asked: &Asked, items: impl IntoIterator<Item = Item<T>>) -> (Vec<Item<
     let more = found.len() > asked.top;
     if more {
         // There may be many more than are shown: only those are put in order.
-        found.select_nth_unstable_by(asked.top, |a, b| a.key.cmp(&b.key));
+        found.select_nth_unstable_by(asked.top, |a, b| a.position.cmp(&b.position));
         found.truncate(asked.top);
     }
-    found.sort_unstable_by(|a, b| a.key.cmp(&b.key));
+    found.sort_unstable_by(|a, b| a.position.cmp(&b.position));
     (found, more)
 }
 
 /// The same request again, from behind `last` on.
-fn next_link(call: &Call, context: &Context, last: &str) -> String {
+fn next_link(call: &Call, context: &Context, last: &ListPosition) -> String {
     let mut query = format!("api-version={}", context.api_version);
     for name in ["$top", "$filter", "$expand"] {
         if let Some(given) = call.query(name).filter(|given| !given.is_empty()) {
@@ -123,7 +186,7 @@ fn next_link(call: &Call, context: &Context, last: &str) -> String {
             query.push_str(&format!("&{name}={}", utf8_percent_encode(&value, QUERY)));
         }
     }
-    let token = BASE64_URL_SAFE_NO_PAD.encode(last);
+    let token = last.token();
     format!(
         "{}{}?{query}&$skiptoken={token}",
         context.base_url,
@@ -135,45 +198,49 @@ fn next_link(call: &Call, context: &Context, last: &str) -> String {
 mod tests {
     use super::*;
 
-    fn asked(top: usize, after: Option<&str>) -> Asked {
+    fn position(seconds: i64, id: u64) -> ListPosition {
+        ListPosition::new(Timestamp::from_secs(seconds), id)
+    }
+
+    fn asked(top: usize, after: Option<(i64, u64)>) -> Asked {
         Asked {
             top,
             filter: None,
-            after: after.map(str::to_owned),
+            after: after.map(|(seconds, id)| position(seconds, id)),
         }
     }
 
-    fn items(names: &[&str]) -> Vec<Item<()>> {
-        names
-            .iter()
-            .map(|name| Item {
-                key: name.to_lowercase(),
-                name: (*name).to_owned(),
-                of: (),
-            })
-            .collect()
+    fn items(made: &[(&str, i64, u64)]) -> Vec<Item<()>> {
+        let item = |(name, seconds, id): &(&str, i64, u64)| Item {
+            position: position(*seconds, *id),
+            name: (*name).to_owned(),
+            of: (),
+        };
+        made.iter().map(item).collect()
     }
 
     #[test]
     fn pages_go_on_where_the_one_before_ended() {
-        let check = |asked: &Asked, names: &[&str], expected: (&[&str], bool)| {
-            let (found, more) = cut(asked, items(names));
+        let check = |asked: &Asked, made: &[(&str, i64, u64)], expected: (&[&str], bool)| {
+            let (found, more) = cut(asked, items(made));
             let found: Vec<_> = found.iter().map(|item| item.name.as_str()).collect();
             assert_eq!((&*found, more), expected);
         };
-        let names = ["d", "B", "a", "c"];
-        check(&asked(2, None), &names, (&["a", "B"], true));
-        check(&asked(2, Some("b")), &names, (&["c", "d"], false));
-        // What was shown last has been deleted meanwhile, and something came before it.
-        check(&asked(2, Some("b")), &["d", "A", "a2", "c"], (&["c", "d"], false));
-        check(&asked(4, None), &names, (&["a", "B", "c", "d"], false));
-        check(&asked(2, Some("d")), &names, (&[], false));
+        // The ids of a cluster's nodes are not in the order of creation; two were made in the same instant.
+        let all = [("d", 30, 4), ("B", 10, 900), ("a", 20, 11), ("c", 20, 2)];
+        check(&asked(2, None), &all, (&["B", "c"], true));
+        check(&asked(2, Some((20, 2))), &all, (&["a", "d"], false));
+        // The last resource of the previous page has been deleted meanwhile, and another was made.
+        let later = [("d", 30, 4), ("B", 10, 900), ("a", 20, 11), ("0", 31, 1)];
+        check(&asked(2, Some((20, 2))), &later, (&["a", "d"], true));
+        check(&asked(4, None), &all, (&["B", "c", "a", "d"], false));
+        check(&asked(2, Some((30, 4))), &all, (&[], false));
         let filter = NameFilter::parse("name ne 'b'").ok();
         let asked = Asked {
             filter,
             ..asked(2, None)
         };
-        check(&asked, &names, (&["a", "c"], true));
+        check(&asked, &all, (&["c", "a"], true));
     }
 
     #[test]
@@ -181,9 +248,11 @@ mod tests {
         let none = Asked { ..asked(20, None) };
         assert_eq!(read(None, None, None), Ok(none));
         assert_eq!(
-            read(Some("100".into()), None, Some("Yg".into())),
-            Ok(asked(100, Some("b")))
+            read(Some("100".into()), None, Some(position(7, 8).token())),
+            Ok(asked(100, Some((7, 8))))
         );
+        let key = asked(1, Some((7, 8))).after_key().unwrap().unwrap();
+        assert_eq!((key.created, key.id), (Timestamp::from_secs(7), 8));
         let target = |asked: Result<Asked>| asked.unwrap_err().target;
         for top in ["0", "101", "-1", "x", "1.5", "99999999999999999999"] {
             assert_eq!(
@@ -196,8 +265,24 @@ mod tests {
             target(read(None, Some("x".into()), None)).as_deref(),
             Some("$filter")
         );
+        // Not Base64, a name, a name and a group, an id: the last three are tokens of earlier versions.
+        let earlier = ["orders", "orders/rg1", "00000000000000000007", "7/8"]
+            .map(|text| BASE64_URL_SAFE_NO_PAD.encode(text));
+        for token in earlier.into_iter().chain(["!".to_owned()]) {
+            assert_eq!(
+                target(read(None, None, Some(token.clone()))).as_deref(),
+                Some("$skiptoken"),
+                "{token}"
+            );
+        }
+        let of_domain_topic = ListPosition {
+            created: Timestamp::from_secs(7),
+            rank: "east".into(),
+        };
+        let asked = read(None, None, Some(of_domain_topic.token())).unwrap();
+        assert_eq!(asked.after.as_ref(), Some(&of_domain_topic));
         assert_eq!(
-            target(read(None, None, Some("!".into()))).as_deref(),
+            asked.after_key().unwrap_err().target.as_deref(),
             Some("$skiptoken")
         );
     }

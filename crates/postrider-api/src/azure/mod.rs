@@ -13,11 +13,12 @@ pub mod subscriptions;
 use crate::Server;
 use crate::access::{Caller, Need, NoAccess};
 use crate::declare::Kind;
-use crate::http::{Answer, Call, decoded, empty, json as json_bytes, status};
+use crate::http::{Answer, Call, CutShort, decoded, empty, json as json_bytes, status};
+use crate::own_address::{answer_base, validation_base};
 use bytes::Bytes;
 use hyper::header::{
-    CACHE_CONTROL, ETAG, HeaderMap, HeaderName, HeaderValue, RETRY_AFTER, STRICT_TRANSPORT_SECURITY,
-    WWW_AUTHENTICATE, X_CONTENT_TYPE_OPTIONS,
+    CACHE_CONTROL, ETAG, HeaderMap, HeaderName, HeaderValue, RETRY_AFTER, WWW_AUTHENTICATE,
+    X_CONTENT_TYPE_OPTIONS,
 };
 use hyper::{Method, StatusCode};
 use postrider_core::json::Raw;
@@ -41,6 +42,8 @@ pub struct Context {
     pub api_version: ApiVersion,
     /// What URLs in answers begin with: `https://host:port`.
     pub base_url: String,
+    /// Beginning of validation URLs.
+    pub validation_base: String,
     pub caller: Caller,
 }
 
@@ -63,7 +66,7 @@ fn segments(path: &str) -> Vec<String> {
 }
 
 pub async fn answer(server: &Arc<Server>, call: &mut Call) -> Answer {
-    let base_url = base_url(server, call);
+    let base_url = answer_base(server, call);
     let outcome = route(server, call, &base_url).await;
     let mut answer = outcome.unwrap_or_else(|error| error_answer(call, &error));
     if answer.status() == StatusCode::UNAUTHORIZED {
@@ -77,19 +80,15 @@ pub async fn answer(server: &Arc<Server>, call: &mut Call) -> Answer {
     answer
 }
 
-/// `listen.public_url`, or what the client used.
-pub fn base_url(server: &Server, call: &Call) -> String {
-    match &server.config.public_url {
-        Some(url) => url.trim_end_matches('/').to_owned(),
-        None => format!("{}://{}", call.scheme, call.host()),
-    }
-}
-
 fn put_headers(call: &Call, headers: &mut HeaderMap) {
-    headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-cache"));
+    // Keys and full URLs are asked for with POST.
+    let kept = if call.method == Method::POST {
+        "no-store"
+    } else {
+        "no-cache"
+    };
+    headers.insert(CACHE_CONTROL, HeaderValue::from_static(kept));
     headers.insert(X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
-    let a_year = "max-age=31536000; includeSubDomains";
-    headers.insert(STRICT_TRANSPORT_SECURITY, HeaderValue::from_static(a_year));
     let correlation = call.headers.get(&CORRELATION_ID).cloned();
     if let Some(id) = correlation.or_else(|| HeaderValue::from_str(&call.id).ok()) {
         headers.insert(CORRELATION_ID, id);
@@ -118,6 +117,7 @@ async fn route(server: &Arc<Server>, call: &mut Call, base_url: &str) -> Result 
     let context = Context {
         api_version: api_version(call)?,
         base_url: base_url.to_owned(),
+        validation_base: validation_base(server, call),
         caller,
     };
     let segments = segments(call.uri.path());
@@ -126,7 +126,7 @@ async fn route(server: &Arc<Server>, call: &mut Call, base_url: &str) -> Result 
     match &*lower {
         ["tenants"] => return groups::tenants(server, call),
         ["providers"] => return groups::providers(server, call, &[]),
-        ["providers", namespace] => return groups::providers(server, call, &[namespace]),
+        ["providers", _] => return groups::providers(server, call, &[&segments[1]]),
         _ => {}
     }
     match parse_path(&segments, &server.config.account) {
@@ -151,21 +151,27 @@ async fn route(server: &Arc<Server>, call: &mut Call, base_url: &str) -> Result 
 }
 
 /// Behind `/providers/Microsoft.EventGrid`.
-async fn provider(server: &Server, call: &Call, rest: &[String], context: &Context) -> Result {
-    let rest = words(rest);
+async fn provider(server: &Server, call: &Call, sent: &[String], context: &Context) -> Result {
+    let rest = words(sent);
     let rest: Vec<&str> = rest.iter().map(String::as_str).collect();
     match &*rest {
-        ["topictypes", rest @ ..] => types::topic_types(server, call, rest),
         ["operations"] => types::operations(call),
         ["verifiedpartners"] => empty_list(call),
-        _ => grid_wide(server, call, &rest, context)
+        _ => grid_wide(server, call, &rest, sent, context)
             .await
             .unwrap_or_else(|| Err(nothing_here(call))),
     }
 }
 
-/// What does not depend on whether it is asked for with or without a subscription in front.
-async fn grid_wide(server: &Server, call: &Call, rest: &[&str], context: &Context) -> Option<Result> {
+/// Requests that mean the same with and without a subscription in front. `sent` ends with `rest` as
+/// it was sent, for messages.
+async fn grid_wide(
+    server: &Server,
+    call: &Call,
+    rest: &[&str],
+    sent: &[String],
+    context: &Context,
+) -> Option<Result> {
     Some(match rest {
         ["operationsstatus", guid] | ["locations", _, "operationsstatus", guid] => {
             operations::status(server, call, guid, context).await
@@ -173,7 +179,10 @@ async fn grid_wide(server: &Server, call: &Call, rest: &[&str], context: &Contex
         ["operationresults", guid] | ["locations", _, "operationresults", guid] => {
             operations::result(server, call, guid, context).await
         }
-        ["topictypes", rest @ ..] => types::topic_types(server, call, rest),
+        ["topictypes", rest @ ..] => {
+            let names: Vec<&str> = as_sent(sent, rest).iter().map(String::as_str).collect();
+            types::topic_types(server, call, &names)
+        }
         _ => return None,
     })
 }
@@ -182,21 +191,21 @@ async fn resource(
     server: &Arc<Server>,
     call: &mut Call,
     scope: &Scope,
-    rest: &[String],
+    sent: &[String],
     context: &Context,
 ) -> Result {
-    let lower = words(rest);
+    let lower = words(sent);
     let rest: Vec<&str> = lower.iter().map(String::as_str).collect();
     let (group, rest) = match (scope, &*rest) {
         (Scope::Topic(id), rest) => {
-            return topics::answer(server, call, Kind::Topic, id, rest, context).await;
+            return topics::answer(server, call, Kind::Topic, id, rest, sent, context).await;
         }
         (Scope::Domain(id), ["topics"]) => return domain_topics::list(server, call, id, context),
         (Scope::Domain(id), rest) => {
-            return topics::answer(server, call, Kind::Domain, id, rest, context).await;
+            return topics::answer(server, call, Kind::Domain, id, rest, sent, context).await;
         }
         (Scope::SystemTopic(id), rest) => {
-            return topics::answer(server, call, Kind::SystemTopic, id, rest, context).await;
+            return topics::answer(server, call, Kind::SystemTopic, id, rest, sent, context).await;
         }
         (Scope::DomainTopic { domain, name }, rest) => {
             return domain_topics::answer(server, call, domain, name, rest, context).await;
@@ -205,11 +214,10 @@ async fn resource(
         (Scope::Account, []) => return groups::account(server, call),
         (Scope::Account, ["locations"]) => return groups::locations(server, call),
         (Scope::Account, ["resourcegroups"]) => return groups::list(server, call, context),
-        (Scope::Account, ["providers", rest @ ..]) if rest.len() < 2 => {
-            return groups::providers(server, call, rest);
-        }
-        (Scope::Account, ["providers", namespace, verb @ ("register" | "unregister")]) => {
-            return groups::providers(server, call, &[namespace, verb]);
+        (Scope::Account, ["providers"]) => return groups::providers(server, call, &[]),
+        (Scope::Account, ["providers", _]) => return groups::providers(server, call, &[&sent[1]]),
+        (Scope::Account, ["providers", _, verb @ ("register" | "unregister")]) => {
+            return groups::providers(server, call, &[&sent[1], verb]);
         }
         (Scope::Group(name), []) => return groups::answer(server, call, name, context).await,
         (Scope::Account, rest) => (None, rest),
@@ -220,14 +228,20 @@ async fn resource(
         // Asked of any resource, whoever knows it: the answer depends on its type only.
         [
             "providers",
-            namespace,
-            kind,
+            _,
+            _,
             _,
             "providers",
             "microsoft.eventgrid",
             "eventtypes",
-        ] => types::topic_types(server, call, &[&format!("{namespace}.{kind}"), "eventtypes"]),
-        ["providers", "microsoft.storage", rest @ ..] => storage::answer(server, call, group, rest).await,
+        ] => {
+            let of = as_sent(sent, rest);
+            let name = format!("{}.{}", of[1], of[2]);
+            types::topic_types(server, call, &[&name, "eventTypes"])
+        }
+        ["providers", "microsoft.storage", rest @ ..] => {
+            storage::answer(server, call, group, rest, as_sent(sent, rest)).await
+        }
         [
             "providers",
             "microsoft.eventgrid",
@@ -242,9 +256,11 @@ async fn resource(
             };
             subscriptions::list_everywhere(server, call, scope, location, topic_type, context)
         }
-        ["providers", "microsoft.eventgrid", rest @ ..] => of_grid(server, call, group, rest, context).await,
+        ["providers", "microsoft.eventgrid", rest @ ..] => {
+            of_grid(server, call, group, rest, as_sent(sent, rest), context).await
+        }
         ["providers", namespace, ..] if !groups::is_namespace(namespace) => {
-            Err(groups::no_namespace(namespace))
+            Err(groups::no_namespace(&as_sent(sent, rest)[1]))
         }
         _ => Err(nothing_here(call)),
     }
@@ -253,14 +269,24 @@ async fn resource(
 /// Types of resources that we have none of.
 const FOREIGN: [&str; 8] = [
     "namespaces",
-    "partnertopics",
-    "partnernamespaces",
-    "partnerregistrations",
-    "partnerconfigurations",
-    "partnerdestinations",
-    "verifiedpartners",
-    "extensiontopics",
+    "partnerTopics",
+    "partnerNamespaces",
+    "partnerRegistrations",
+    "partnerConfigurations",
+    "partnerDestinations",
+    "verifiedPartners",
+    "extensionTopics",
 ];
+
+fn foreign(word: &str) -> Option<&'static str> {
+    let mut known = FOREIGN.iter();
+    known.find(|known| known.eq_ignore_ascii_case(word)).copied()
+}
+
+/// The end of a path as it was sent, whose words in lower case are `rest`.
+fn as_sent<'a>(sent: &'a [String], rest: &[&str]) -> &'a [String] {
+    &sent[sent.len() - rest.len()..]
+}
 
 /// Lists, and what is not there, of a group or of the whole subscription.
 async fn of_grid(
@@ -268,27 +294,28 @@ async fn of_grid(
     call: &Call,
     group: Option<&str>,
     rest: &[&str],
+    sent: &[String],
     context: &Context,
 ) -> Result {
-    if let Some(answer) = grid_wide(server, call, rest, context).await {
+    if let Some(answer) = grid_wide(server, call, rest, sent, context).await {
         return answer;
     }
     match rest {
         ["topics"] => topics::list(server, call, Kind::Topic, group, context),
         ["domains"] => topics::list(server, call, Kind::Domain, group, context),
         ["systemtopics"] => topics::list(server, call, Kind::SystemTopic, group, context),
-        [foreign] if FOREIGN.contains(foreign) => empty_list(call),
-        [foreign, name, ..] if FOREIGN.contains(foreign) => match call.method {
-            Method::PUT | Method::PATCH => {
-                let message = format!("Microsoft.EventGrid/{foreign} are not supported by this server.");
-                Err(ArmError::new(400, "NotSupported", message))
+        [word] if foreign(word).is_some() => empty_list(call),
+        [word, _, ..] if foreign(word).is_some() => {
+            let kind = format!("Microsoft.EventGrid/{}", foreign(word).unwrap_or_default());
+            match call.method {
+                Method::PUT | Method::PATCH => {
+                    let message = format!("{kind} are not supported by this server.");
+                    Err(ArmError::new(400, "NotSupported", message))
+                }
+                Method::DELETE => Ok(empty_answer(call, StatusCode::NO_CONTENT)),
+                _ => Err(ArmError::not_found(&kind, &sent[1], group.unwrap_or_default())),
             }
-            Method::DELETE => Ok(empty_answer(call, StatusCode::NO_CONTENT)),
-            _ => {
-                let kind = format!("Microsoft.EventGrid/{foreign}");
-                Err(ArmError::not_found(&kind, name, group.unwrap_or_default()))
-            }
-        },
+        }
         _ => {
             let message = format!(
                 "The resource type could not be found in the namespace 'Microsoft.EventGrid' for api version '{}'.",
@@ -318,6 +345,7 @@ fn no_access(refused: NoAccess) -> ArmError {
             ArmError::new(401, "AuthenticationFailed", message)
         }
         NoAccess::Forbidden(message) => ArmError::new(403, "AuthorizationFailed", message),
+        NoAccess::LockedOut(message) => ArmError::new(429, "TooManyRequests", message),
     }
 }
 
@@ -362,11 +390,15 @@ pub async fn read_bytes(call: &mut Call) -> Result<Bytes> {
             let message = format!("The body is longer than {BODY_MAX} bytes.");
             Err(ArmError::new(413, "RequestEntityTooLarge", message))
         }
-        Err(_) => Err(ArmError::new(
-            400,
-            "InvalidRequestContent",
-            "The body was cut short.",
-        )),
+        Err(cut) => {
+            let code = match cut {
+                CutShort::Broken => "InvalidRequestContent",
+                CutShort::TooSlow(_) => "RequestTimeout",
+                CutShort::NoRoom => "TooManyRequests",
+            };
+            let message = format!("The request content could not be read: {}.", cut.reason());
+            Err(ArmError::new(cut.status(), code, message))
+        }
     }
 }
 

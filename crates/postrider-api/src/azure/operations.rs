@@ -1,8 +1,8 @@
 //! Long-running operations, most of which are over before they are answered.
 
 use super::{Context, Result, empty_answer, insert, json_answer, not_allowed, unavailable};
+use crate::Server;
 use crate::http::{Answer, Call};
-use crate::{Server, behind};
 use hyper::header::{HeaderName, LOCATION, RETRY_AFTER};
 use hyper::{Method, StatusCode};
 use postrider_engine::handshake::OperationState;
@@ -70,8 +70,11 @@ async fn state(server: &Server, guid: &str) -> Result<OperationState> {
         }
     }
     if known == Some(OperationState::Succeeded) {
-        // What was done at once was spread at once; a webhook may have agreed just now.
-        behind::spread(server).await;
+        // Changes made at once were in force when they were answered; a webhook may have agreed just now.
+        if let Err(e) = server.engine.in_force_everywhere().await {
+            tracing::debug!(error = %e, operation = lower, "not in force at every node yet");
+            return Ok(OperationState::InProgress);
+        }
     }
     Ok(known.unwrap_or(OperationState::Succeeded))
 }

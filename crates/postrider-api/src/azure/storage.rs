@@ -1,11 +1,12 @@
 //! Storage accounts, as the resources that subscriptions and dead letters refer to.
 
-use super::{Result, json_answer, not_allowed};
+use super::{Result, json_answer, not_allowed, parse_json, read_bytes};
 use crate::http::Call;
 use crate::{Server, StorageAccount};
 use hyper::{Method, StatusCode};
 use postrider_engine::blobs::BlobError;
 use postrider_wire::arm::ArmError;
+use postrider_wire::resources::FieldError;
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
 
@@ -41,8 +42,14 @@ pub fn body(server: &Server, account: &StorageAccount) -> Value {
     })
 }
 
-/// What lies behind `providers/Microsoft.Storage`, in lower case.
-pub async fn answer(server: &Server, call: &Call, group: Option<&str>, rest: &[&str]) -> Result {
+/// Requests below `providers/Microsoft.Storage`: `rest` in lower case, `sent` as it was sent.
+pub async fn answer(
+    server: &Server,
+    call: &mut Call,
+    group: Option<&str>,
+    rest: &[&str],
+    sent: &[String],
+) -> Result {
     let in_group = group.is_none_or(|group| group.eq_ignore_ascii_case(&server.config.resource_group));
     match rest {
         ["storageaccounts"] => {
@@ -51,19 +58,76 @@ pub async fn answer(server: &Server, call: &Call, group: Option<&str>, rest: &[&
             let value: Vec<Value> = accounts.map(|account| body(server, account)).collect();
             Ok(json_answer(call, StatusCode::OK, &json!({ "value": value })))
         }
+        ["checknameavailability"] if group.is_none() => match call.method {
+            Method::POST => check_name_availability(server, call).await,
+            _ => Err(not_allowed(call, "POST")),
+        },
         ["storageaccounts", name, behind @ ..] if group.is_some() => {
-            let accounts = &server.config.storage_accounts;
-            let known = accounts
-                .iter()
-                .find(|account| account.name.eq_ignore_ascii_case(name));
+            let known = configured(server, name);
+            if call.method == Method::PUT && behind.is_empty() {
+                return put(server, call, known, in_group, &sent[1]);
+            }
             let Some(account) = known.filter(|_| in_group) else {
                 let kind = "Microsoft.Storage/storageAccounts";
-                return Err(ArmError::not_found(kind, name, group.unwrap_or_default()));
+                return Err(ArmError::not_found(kind, &sent[1], group.unwrap_or_default()));
             };
             of_account(server, call, account, behind).await
         }
         _ => Err(super::nothing_here(call)),
     }
+}
+
+fn configured<'a>(server: &'a Server, name: &str) -> Option<&'a StorageAccount> {
+    let mut accounts = server.config.storage_accounts.iter();
+    accounts.find(|account| account.name.eq_ignore_ascii_case(name))
+}
+
+/// An account that is configured is there already; no other can be made here.
+fn put(server: &Server, call: &Call, known: Option<&StorageAccount>, in_group: bool, name: &str) -> Result {
+    match known {
+        Some(account) if in_group => Ok(json_answer(call, StatusCode::OK, &body(server, account))),
+        Some(account) => {
+            let group = &server.config.resource_group;
+            let message = format!("{} It is in resource group '{group}'.", taken(&account.name));
+            Err(ArmError::new(409, "StorageAccountAlreadyTaken", message))
+        }
+        None => {
+            let message = format!(
+                "This server makes no storage accounts. Add a [[storage_account]] with name = \"{name}\" to its \
+                 configuration file, with where its blobs and queues are, and restart it."
+            );
+            Err(ArmError::new(400, "NotSupported", message).at("storage_account"))
+        }
+    }
+}
+
+fn taken(name: &str) -> String {
+    format!("The storage account named {name} is already taken.")
+}
+
+/// Asked by az before it makes an account.
+async fn check_name_availability(server: &Server, call: &mut Call) -> Result {
+    let bytes = read_bytes(call).await?;
+    let sent: Value = serde_json::from_str(parse_json(&bytes)?.text()).unwrap_or_default();
+    let Some(name) = sent["name"].as_str() else {
+        return Err(FieldError::new("name", "is required, a string").into());
+    };
+    let well_formed =
+        (3..=24).contains(&name.len()) && name.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit());
+    let unavailable =
+        |reason: &str, message: String| json!({"nameAvailable": false, "reason": reason, "message": message});
+    let body = match configured(server, name) {
+        Some(account) => unavailable("AlreadyExists", taken(&account.name)),
+        None if !well_formed => unavailable(
+            "AccountNameInvalid",
+            format!(
+                "{name:?} is not a valid storage account name. Storage account name must be between 3 and 24 \
+                 characters in length and use numbers and lower-case letters only."
+            ),
+        ),
+        None => json!({"nameAvailable": true}),
+    };
+    Ok(json_answer(call, StatusCode::OK, &body))
 }
 
 fn get_only(call: &Call) -> Result<()> {

@@ -3,19 +3,21 @@
 
 use super::lists::{Asked, Item};
 use super::operations;
+use super::topics;
 use super::{
     Context, Result, check_preconditions, empty_answer, etag, json_answer, lists, not_allowed, nothing_here,
     parse_json, put_etag, read_bytes, unavailable,
 };
 use crate::http::Call;
+use crate::quotas::{QuotaReached, QuotaReservation};
 use crate::{Server, declare, locks};
 use hyper::{Method, StatusCode};
 use postrider_core::event::Schema;
 use postrider_core::ids::{SubscriptionId, TopicId};
 use postrider_core::json::Raw;
-use postrider_core::subscription::{Subscription, TopicKind};
+use postrider_core::subscription::{Destination, Subscription, TopicKind};
 use postrider_engine::Error;
-use postrider_engine::directory::TopicEntry;
+use postrider_engine::directory::{CreationKey, TopicEntry};
 use postrider_engine::manage::Read;
 use postrider_store::{Handshake, HandshakeState};
 use postrider_wire::arm::{
@@ -29,10 +31,6 @@ use postrider_wire::resources::{
 };
 use std::sync::Arc;
 
-/// The most subscriptions of a topic, a topic inside a domain, or another resource.
-const SUBSCRIPTIONS_MAX: usize = 500;
-/// The most subscriptions of a whole domain.
-const DOMAIN_SUBSCRIPTIONS_MAX: usize = 50;
 /// The unseen topic of a resource may go while the first subscription comes; then it is made again, so often.
 const SCOPE_TRIES: usize = 5;
 
@@ -75,7 +73,7 @@ pub async fn answer(
         context,
     };
     match (call.method.clone(), action.map(str::to_lowercase).as_deref()) {
-        (Method::GET, None) => request.get(call),
+        (Method::GET, None) => request.get(call).await,
         (Method::PUT, None) => request.write(call, How::Put).await,
         (Method::PATCH, None) => request.write(call, How::Patch).await,
         (Method::DELETE, None) => request.delete(call).await,
@@ -409,8 +407,19 @@ impl Request<'_> {
         self.current().ok_or_else(|| self.place.missing(self.name))
     }
 
-    fn get(&self, call: &Call) -> Result {
-        let current = self.need_current()?;
+    async fn get(&self, call: &Call) -> Result {
+        let mut current = self.need_current()?;
+        let is_webhook = matches!(current.subscription.destination, Destination::WebHook(_));
+        // Its webhook may have agreed just now, which is in force at this node first. Changes that were made at once
+        // were in force everywhere when they were answered.
+        if self.server.cluster.is_some()
+            && is_webhook
+            && current.state == ProvisioningState::Succeeded
+            && let Err(e) = self.server.engine.in_force_everywhere().await
+        {
+            tracing::debug!(error = %e, subscription = self.name, "not in force at every node yet");
+            current.state = ProvisioningState::Updating;
+        }
         let body = view(
             self.server,
             self.place,
@@ -454,9 +463,10 @@ impl Request<'_> {
         check_preconditions(call, tag.as_deref())?;
         let previous = current.as_ref().map(|current| &*current.subscription);
         let spec = self.read(place, body, how, previous).await?;
-        if previous.is_none() {
-            check_room(self.server, place)?;
-        }
+        let _room = match previous {
+            Some(_) => Vec::new(),
+            None => room(self.server, place)?,
+        };
         // One whose webhook was still being asked is not in force yet.
         let in_force = place.topic().is_some_and(|topic| {
             let directory = &self.server.engine.directory;
@@ -505,6 +515,8 @@ impl Request<'_> {
             now: self.server.engine.clock.now(),
             previous,
             api_version: self.context.api_version.as_str(),
+            shown: previous
+                .map(|previous| declare::shown_settings(self.server, previous, place.entry.as_deref())),
         };
         let refused = |error: FieldError| ArmError::from(error.of_event_subscription());
         let mut spec = match how {
@@ -553,11 +565,14 @@ impl Request<'_> {
             let subscription = spec
                 .clone()
                 .into_subscription(id, entry.topic.id, domain_topic, created);
-            let done = match engine.needs_handshake(&subscription) {
+            let done = match engine.needs_handshake(&subscription.destination) {
                 true => {
                     let version = self.context.api_version.as_str();
-                    let base = &self.context.base_url;
-                    let asked = engine.ask_over(subscription, read.clone(), base, version).await;
+                    let base = &self.context.validation_base;
+                    let caller = &self.context.caller.id;
+                    let asked = engine
+                        .ask_over(subscription, read.clone(), base, version, caller)
+                        .await;
                     asked.map(|handshake| {
                         let url = operations::url(self.server, self.context, &handshake.operation, location);
                         (handshake.subscription.clone(), url)
@@ -604,6 +619,7 @@ impl Request<'_> {
                 ArmError::new(404, "ResourceNotFound", message)
             }
             Error::DomainTopicMissing { .. } => domain_topic_missing(place),
+            Error::Store(postrider_store::Error::Busy(why)) => ArmError::new(429, "TooManyRequests", why),
             other => unavailable(other),
         }
     }
@@ -655,8 +671,9 @@ fn tag_of(server: &Server, subscription: &Subscription) -> String {
     etag(server, &shown)
 }
 
-/// Whether another subscription may hang here.
-fn check_room(server: &Server, place: &Place) -> Result<()> {
+/// Places below the quotas for another subscription here, and for the domain's topic that may come with it.
+fn room<'a>(server: &'a Server, place: &Place) -> Result<Vec<QuotaReservation<'a>>> {
+    let mut places = Vec::new();
     if let (Some(name), Some(entry)) = (&place.domain_topic, &place.entry) {
         let known = server.engine.directory.domain_topic(entry.topic.id, name);
         let auto_create = matches!(
@@ -671,20 +688,34 @@ fn check_room(server: &Server, place: &Place) -> Result<()> {
         }
         if known.is_none() {
             check_name(name)?;
+            places.push(declare::domain_topic_place(server, &entry.topic).map_err(topics::over_quota)?);
         }
     }
-    let most = match place.scope {
-        Scope::Domain(_) => DOMAIN_SUBSCRIPTIONS_MAX,
-        _ => SUBSCRIPTIONS_MAX,
+    let quotas = &server.config.quotas;
+    let is_edge = place.entry.as_ref().is_some_and(|entry| entry.topic.is_edge());
+    let (most, key) = match place.scope {
+        Scope::Domain(_) => (quotas.subscriptions_per_domain, "quotas.subscriptions_per_domain"),
+        _ if is_edge => (
+            quotas.edge_subscriptions_per_topic,
+            "quotas.edge_subscriptions_per_topic",
+        ),
+        _ => (quotas.subscriptions_per_topic, "quotas.subscriptions_per_topic"),
     };
-    if place.all(server).len() < most {
-        return Ok(());
-    }
-    let message = format!(
-        "Quota limit reached. '{}' has {most} event subscriptions already.",
-        place.id
-    );
-    Err(ArmError::new(409, "Conflict", message))
+    let against = match &place.entry {
+        Some(entry) if place.domain_topic.is_none() => format!("subscriptions/{}", entry.topic.id.0),
+        _ => format!("subscriptions/{}", place.id.to_lowercase()),
+    };
+    let free = server
+        .quota_reservations
+        .reserve(against, || place.all(server).len(), most);
+    let free = free.ok_or_else(|| QuotaReached {
+        owner: format!("'{}'", place.id),
+        what: "event subscriptions",
+        most,
+        key,
+    });
+    places.push(free.map_err(topics::over_quota)?);
+    Ok(places)
 }
 
 fn domain_topic_missing(place: &Place) -> ArmError {
@@ -708,16 +739,6 @@ fn view<'a>(
     nested: bool,
     api_version: &'a ApiVersion,
 ) -> SubscriptionView<'a> {
-    let of_topic = place
-        .entry
-        .as_ref()
-        .and_then(|entry| entry.topic.profile.as_deref());
-    let profiles = &server.engine.profiles;
-    let named = current.subscription.profile.as_deref().or(of_topic);
-    let profile = named
-        .and_then(|name| profiles.named(name))
-        .unwrap_or(profiles.fallback());
-    let minutes = profile.time_to_live.as_secs() / 60;
     SubscriptionView {
         subscription: &current.subscription,
         state: current.state,
@@ -725,7 +746,7 @@ fn view<'a>(
         scope_id: &place.id,
         nested,
         api_version,
-        retry: (profile.attempts_max, u32::try_from(minutes).unwrap_or(u32::MAX)),
+        shown: declare::shown_settings(server, &current.subscription, place.entry.as_deref()),
     }
 }
 
@@ -763,7 +784,7 @@ fn list_of(server: &Arc<Server>, call: &Call, scope: &Scope, nested: bool, conte
         return Err(domain_topic_missing(&place));
     }
     let items = all.into_iter().map(|current| Item {
-        key: current.subscription.name.to_lowercase(),
+        position: CreationKey::of_subscription(&current.subscription).into(),
         name: current.subscription.name.clone(),
         of: current,
     });
@@ -784,14 +805,7 @@ pub fn list_everywhere(
         return Err(not_allowed(call, "GET"));
     }
     let asked = Asked::read(call)?;
-    let after = match asked.after.as_deref().map(str::parse) {
-        None => None,
-        Some(Ok(id)) => Some(SubscriptionId(id)),
-        Some(Err(_)) => {
-            let message = "$skiptoken is not one that this server gave out";
-            return Err(ArmError::new(400, "InvalidRequest", message).at("$skiptoken"));
-        }
-    };
+    let after = asked.after_key()?;
     let wanted = |current: &Current| {
         let entry = server.engine.directory.topic_by_id(current.subscription.topic)?;
         let place = Place::of(server, entry, current.subscription.domain_topic.clone());
@@ -808,14 +822,13 @@ pub fn list_everywhere(
     let item = |current: Current| {
         let place = wanted(&current)?;
         Some(Item {
-            // As wide as they get, so that they sort as numbers.
-            key: format!("{:020}", current.subscription.id.0),
+            position: CreationKey::of_subscription(&current.subscription).into(),
             name: current.subscription.name.clone(),
             of: (place, current),
         })
     };
-    // There may be very many. Those in force come by their numbers, until the page is full; those whose webhooks are
-    // being asked are few.
+    // There may be very many. Those in force come in order of creation, until the page is full; those whose webhooks
+    // are being asked are few.
     let pending = server.engine.handshakes.all_pending();
     let mut items: Vec<Item<(Place, Current)>> = as_seen(Vec::new(), &pending)
         .into_iter()
@@ -830,7 +843,10 @@ pub fn list_everywhere(
             .directory
             .all_subscriptions_after(from, LOOKED_AT_ONCE);
         let more = some.len() == LOOKED_AT_ONCE;
-        from = some.last().map(|last| last.id).or(from);
+        from = some
+            .last()
+            .map(|last| CreationKey::of_subscription(last))
+            .or(from);
         for subscription in some {
             if asked_about.contains(&subscription.id.0) {
                 continue;

@@ -8,10 +8,11 @@ use super::{
 use crate::Server;
 use crate::declare::{self, Kind};
 use crate::http::{Answer, Call};
+use crate::quotas::QuotaReached;
 use hyper::{Method, StatusCode};
 use postrider_core::subscription::{Topic, TopicKind};
-use postrider_engine::directory::TopicEntry;
-use postrider_wire::arm::{ArmError, GridId, View, event_type_body, topic_body};
+use postrider_engine::directory::{CreationKey, TopicEntry};
+use postrider_wire::arm::{ArmError, GridId, View, event_type_body, topic_body, topic_id};
 use postrider_wire::auth::fresh_key;
 use postrider_wire::resources::{FieldError, Road, TopicSpec, patch_topic};
 use serde_json::{Value, json};
@@ -27,13 +28,14 @@ impl Kind {
     }
 }
 
-/// A request for one of them, or for something right behind it; `rest` is in lower case.
+/// A request for one of them, or for something right behind it: `rest` in lower case, `sent` as it was sent.
 pub(super) async fn answer(
     server: &Arc<Server>,
     call: &mut Call,
     kind: Kind,
     id: &GridId,
     rest: &[&str],
+    sent: &[String],
     context: &Context,
 ) -> Result {
     let has_keys = kind != Kind::SystemTopic;
@@ -56,23 +58,60 @@ pub(super) async fn answer(
             Method::GET => event_types(server, call, kind, id),
             _ => Err(not_allowed(call, "GET")),
         },
-        ["privateendpointconnections" | "privatelinkresources"] if has_keys => match call.method {
+        ["privatelinkresources"] if has_keys => match call.method {
+            Method::GET => {
+                let link = private_link(server, kind, id)?;
+                Ok(json_answer(call, StatusCode::OK, &json!({"value": [link]})))
+            }
+            _ => Err(not_allowed(call, "GET")),
+        },
+        ["privateendpointconnections"] if has_keys => match call.method {
             Method::GET => {
                 find(server, kind, id)?;
                 Ok(json_answer(call, StatusCode::OK, &json!({"value": []})))
             }
             _ => Err(not_allowed(call, "GET")),
         },
-        [
-            behind @ ("privateendpointconnections" | "privatelinkresources"),
-            name,
-        ] if has_keys => {
+        ["privatelinkresources", name] if has_keys => {
+            let link = private_link(server, kind, id)?;
+            match (&call.method, link["name"] == json!(name)) {
+                (&Method::GET, true) => Ok(json_answer(call, StatusCode::OK, &link)),
+                (_, true) => Err(not_allowed(call, "GET")),
+                (_, false) => Err(missing_behind(kind, id, "privateLinkResources", &sent[1])),
+            }
+        }
+        ["privateendpointconnections", _] if has_keys => {
             find(server, kind, id)?;
-            let kind = format!("Microsoft.EventGrid/{}/{}/{behind}", kind.type_name(), id.name);
-            Err(ArmError::not_found(&kind, name, &id.group))
+            Err(missing_behind(kind, id, "privateEndpointConnections", &sent[1]))
         }
         _ => Err(super::nothing_here(call)),
     }
+}
+
+/// Kinds of private endpoints. None can be made here; clients look at the list.
+fn private_link(server: &Server, kind: Kind, id: &GridId) -> Result<Value> {
+    let entry = find(server, kind, id)?;
+    let (name, display_name) = match kind {
+        Kind::Domain => ("domain", "Event Grid domain"),
+        Kind::Topic | Kind::SystemTopic => ("topic", "Event Grid topic"),
+    };
+    let of = topic_id(&server.config.account, &entry.topic);
+    Ok(json!({
+        "properties": {
+            "groupId": name,
+            "displayName": display_name,
+            "requiredMembers": [name],
+            "requiredZoneNames": ["privatelink.eventgrid.azure.net"],
+        },
+        "id": format!("{of}/privateLinkResources/{name}"),
+        "name": name,
+        "type": format!("Microsoft.EventGrid/{}/privateLinkResources", kind.type_name()),
+    }))
+}
+
+fn missing_behind(kind: Kind, id: &GridId, behind: &str, name: &str) -> ArmError {
+    let kind = format!("Microsoft.EventGrid/{}/{}/{behind}", kind.type_name(), id.name);
+    ArmError::not_found(&kind, name, &id.group)
 }
 
 /// One that is there, in this group.
@@ -135,6 +174,7 @@ async fn put(server: &Arc<Server>, call: &mut Call, kind: Kind, id: &GridId, con
     // The name keeps the case it was made with.
     spec.name = previous.map_or(spec.name, |topic| topic.name.clone());
     spec.location = place(server, id, previous, &spec)?;
+    let _place = declare::topic_place(server, &spec, previous).map_err(over_quota)?;
     let entry = if kind == Kind::SystemTopic && created {
         let source = check_source(server, &spec.kind)?;
         // Names differ, the source is the same: whoever comes second must see the first.
@@ -146,11 +186,20 @@ async fn put(server: &Arc<Server>, call: &mut Call, kind: Kind, id: &GridId, con
         declare::store(server, spec, &id.group, known.clone(), None).await
     };
     let topic = &entry.map_err(refused)?.topic;
-    let state = if created { "Creating" } else { "Updating" };
-    let body = body(server, context, topic, state);
-    let mut answer = json_answer(call, StatusCode::CREATED, &body);
-    let (operation, _) = operations::finished(server, context, Some(&topic.location));
-    operations::announce(&mut answer, &operation);
+    let mut answer = if kind == Kind::SystemTopic {
+        // The service has no operation for these: what it answers is in force.
+        if let Err(e) = server.engine.in_force_everywhere().await {
+            tracing::warn!(error = %e, topic = %topic.name, "system topic is not in force at every node yet");
+        }
+        json_answer(call, StatusCode::OK, &body(server, context, topic, "Succeeded"))
+    } else {
+        let state = if created { "Creating" } else { "Updating" };
+        let body = body(server, context, topic, state);
+        let mut answer = json_answer(call, StatusCode::CREATED, &body);
+        let (operation, _) = operations::finished(server, context, Some(&topic.location));
+        operations::announce(&mut answer, &operation);
+        answer
+    };
     put_etag(&mut answer, &etag(server, &**topic));
     Ok(answer)
 }
@@ -243,12 +292,18 @@ fn check_only_one(server: &Server, source: &str) -> Result<()> {
     }
 }
 
+pub(super) fn over_quota(reached: QuotaReached) -> ArmError {
+    ArmError::new(409, "Conflict", reached.to_string())
+}
+
 pub(super) fn refused(error: declare::Error) -> ArmError {
     match error {
         declare::Error::Field(error) => error.into(),
         declare::Error::TopicMissing(name) => {
             ArmError::new(404, "ResourceNotFound", format!("topic {name:?} does not exist"))
         }
+        e @ declare::Error::NameTaken(_) => ArmError::new(409, "Conflict", e.to_string()),
+        declare::Error::Quota(reached) => over_quota(reached),
         declare::Error::Engine(error) => unavailable(&error),
     }
 }
@@ -359,25 +414,17 @@ pub(super) fn list(
         (None, None) => asked.top + 1,
         _ => usize::MAX,
     };
-    let after = asked.after.as_deref();
+    let after = asked.after_key()?;
     let found = match kind {
         Kind::Topic => directory.topics_after(after, limit),
         Kind::Domain => directory.domains_after(after, limit),
-        Kind::SystemTopic => directory.system_topics(),
+        Kind::SystemTopic => directory.system_topics_after(after, limit),
     };
     let found = found
         .into_iter()
         .filter(|entry| group.is_none_or(|group| entry.topic.resource_group.eq_ignore_ascii_case(group)));
     let items = found.map(|entry| Item {
-        key: match kind {
-            // Two groups may have one of the same name.
-            Kind::SystemTopic => format!(
-                "{}/{}",
-                entry.topic.name.to_lowercase(),
-                entry.topic.resource_group.to_lowercase()
-            ),
-            Kind::Topic | Kind::Domain => entry.topic.name.to_lowercase(),
-        },
+        position: CreationKey::of_topic(&entry.topic).into(),
         name: entry.topic.name.clone(),
         of: entry,
     });

@@ -7,19 +7,21 @@ use hyper::{Method, StatusCode};
 use postrider_wire::arm::{ArmError, TOPIC_TYPES, topic_type};
 use serde_json::{Value, json};
 
-/// `topicTypes[/{name}[/eventTypes]]`, the rest in lower case.
+/// `topicTypes[/{name}[/eventTypes]]`, what lies behind the first word.
 pub fn topic_types(server: &Server, call: &Call, rest: &[&str]) -> Result {
     if call.method != Method::GET {
         return Err(not_allowed(call, "GET"));
     }
-    let locations = groups::location_names(server);
+    let locations = groups::location_display_names(server);
     let body = match rest {
         [] => {
             let value: Vec<Value> = TOPIC_TYPES.iter().map(|known| known.body(&locations)).collect();
             json!({ "value": value })
         }
         [name] => known(name)?.body(&locations),
-        [name, "eventtypes"] => json!({"value": known(name)?.event_type_bodies()}),
+        [name, word] if word.eq_ignore_ascii_case("eventTypes") => {
+            json!({"value": known(name)?.event_type_bodies()})
+        }
         _ => return Err(super::nothing_here(call)),
     };
     Ok(json_answer(call, StatusCode::OK, &body))

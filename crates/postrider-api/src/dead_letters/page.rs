@@ -10,15 +10,16 @@ use crate::peers::{Heard, Peers, gather};
 use postrider_core::ids::{Position, SubscriptionId};
 use postrider_core::json::{Kind, Raw};
 use postrider_core::retry::Reason;
-use postrider_core::time::Timestamp;
+use postrider_core::time::{Clock, Timestamp};
 use postrider_engine::Engine;
 use postrider_engine::attempt::Plan;
-use postrider_engine::blobs::BlobError;
-use postrider_engine::dead_letters::write_letter;
+use postrider_engine::dead_letters::{before, write_letter};
+use postrider_engine::letter_blob::{LetterFault, check_letter, full_path, letters_of};
 use postrider_engine::replay::{LetterFilter, LetterId};
-use postrider_store::{BlobId, BlobRecord, Letter, LetterKey, Want};
+use postrider_store::{BlobFault, BlobId, BlobRecord, Letter, LetterKey, Want};
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
+use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
@@ -87,7 +88,7 @@ pub struct Entry {
     blob: Option<BlobPlace>,
     #[serde(skip_serializing_if = "Option::is_none")]
     replays: Option<u8>,
-    /// The blob is gone, or this letter from it.
+    /// The blob is gone. Said by `state` too; clients of earlier versions look here.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub missing: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -99,6 +100,9 @@ struct BlobPlace {
     account: String,
     container: String,
     path: String,
+    /// Of a blob that cannot be read: how many letters were written to it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    letters: Option<usize>,
 }
 
 /// Where a page begins: at this letter, or the first after it.
@@ -351,10 +355,7 @@ async fn read_written(engine: &Arc<Engine>, chosen: Vec<Chosen>) -> Vec<Entry> {
             .as_ref()
             .filter(|(account, _)| *account == blob.account)
         {
-            entries[at] = places
-                .iter()
-                .map(|place| unread(&blob, *place, Some(detail.clone())))
-                .collect();
+            entries[at] = places.iter().map(|place| unread(&blob, *place, detail)).collect();
             continue;
         }
         let engine = engine.clone();
@@ -397,38 +398,33 @@ async fn read_blob(
     places: &[usize],
     whole: bool,
 ) -> Result<Vec<Entry>, Unreachable> {
-    let all = |detail: Option<&str>| {
-        let each = |place: &usize| unread(blob, *place, detail.map(str::to_owned));
-        places.iter().map(each).collect()
-    };
+    let all = |fault: &LetterFault| Ok(places.iter().map(|place| faulty(blob, *place, fault)).collect());
     let body = match engine.read_blob(blob).await {
         Ok(body) => body,
-        Err(BlobError::NotFound(_) | BlobError::NoContainer { .. } | BlobError::UnknownAccount(_)) => {
-            return Ok(all(None));
-        }
-        Err(e) => {
-            let detail = e.to_string();
-            return Err(Unreachable {
-                account: blob.account.clone(),
-                entries: all(Some(&detail)),
-                detail,
-            });
-        }
+        Err(e) => match LetterFault::of_error(&e).filter(|fault| fault.fault != BlobFault::NoAccount) {
+            Some(fault) => return all(&fault),
+            None => {
+                let detail = e.to_string();
+                let unread = |place: &usize| unread(blob, *place, &detail);
+                return Err(Unreachable {
+                    account: blob.account.clone(),
+                    entries: places.iter().map(unread).collect(),
+                    detail,
+                });
+            }
+        },
     };
-    let parsed = std::str::from_utf8(&body)
-        .ok()
-        .and_then(|text| Raw::parse(text).ok());
-    let Some(parsed) = parsed else {
-        return Ok(all(Some("the blob is not the JSON that was written")));
+    let letters = match letters_of(blob, &body) {
+        Ok(letters) => letters,
+        Err(fault) => return all(&fault),
     };
-    let letters: Vec<Raw<'_>> = parsed.elements().collect();
-    let entry = |place: &usize| match letters.get(*place) {
-        Some(letter) => {
+    let entry = |place: &usize| match check_letter(letters[*place], blob.marks[*place]) {
+        Ok(()) => {
             let mut entry = known(blob, *place);
-            entry.tell(*letter, whole);
+            entry.tell(letters[*place], whole);
             entry
         }
-        None => unread(blob, *place, None),
+        Err(fault) => faulty(blob, *place, &fault),
     };
     Ok(places.iter().map(entry).collect())
 }
@@ -452,18 +448,121 @@ fn known(blob: &BlobRecord, place: usize) -> Entry {
             account: blob.account.clone(),
             container: blob.container.clone(),
             path: blob.path.clone(),
+            letters: None,
         }),
         replays: Some(mark.replays),
         ..Entry::default()
     }
 }
 
-/// A letter that is not there, or that nobody knows about at the moment.
-fn unread(blob: &BlobRecord, place: usize, detail: Option<String>) -> Entry {
+/// A letter whose account does not answer at the moment.
+fn unread(blob: &BlobRecord, place: usize, detail: &str) -> Entry {
     Entry {
-        missing: detail.is_none(),
-        trouble: detail,
+        trouble: Some(detail.to_owned()),
         ..known(blob, place)
+    }
+}
+
+/// A letter that the archive lists and the blob does not hold.
+fn faulty(blob: &BlobRecord, place: usize, fault: &LetterFault) -> Entry {
+    let mut entry = known(blob, place);
+    entry.state = fault_name(fault.fault);
+    entry.missing = fault.fault == BlobFault::Missing;
+    entry.trouble = Some(fault.reason.clone());
+    if let Some(place) = &mut entry.blob {
+        place.letters = Some(blob.marks.len());
+    }
+    entry
+}
+
+pub fn fault_name(fault: BlobFault) -> &'static str {
+    match fault {
+        BlobFault::Missing => "missing",
+        BlobFault::Damaged => "damaged",
+        BlobFault::NoAccount => "noAccount",
+    }
+}
+
+/// Time that a summary takes to read blobs. Letters of blobs that are not read by then are counted as unchecked.
+const CHECK_PATIENCE: Duration = Duration::from_secs(5);
+/// Blobs that a summary reads at most.
+const CHECKED_MAX: usize = 1000;
+
+/// Letters of one subscription that the archive lists and that cannot be read.
+#[derive(Default)]
+pub struct Unreadable {
+    pub missing: u64,
+    pub damaged: u64,
+    /// Not looked at: the account does not answer, or there are too many blobs for one summary.
+    pub unchecked: u64,
+    pub trouble: Option<String>,
+}
+
+impl Unreadable {
+    fn add(&mut self, entries: &[Entry]) {
+        for entry in entries {
+            match entry.state {
+                "missing" => self.missing += 1,
+                "damaged" => self.damaged += 1,
+                _ if entry.trouble.is_some() => {
+                    self.unchecked += 1;
+                    self.trouble = self.trouble.take().or_else(|| entry.trouble.clone());
+                }
+                _ => {}
+            }
+        }
+    }
+}
+
+/// Reads the blobs of all subscriptions, the newest last, and counts the letters that are not there.
+pub async fn check_blobs(
+    engine: &Arc<Engine>,
+    wall: &dyn Clock,
+) -> Result<BTreeMap<SubscriptionId, Unreadable>, Problem> {
+    let mut found: BTreeMap<SubscriptionId, Unreadable> = BTreeMap::new();
+    let deadline = wall.now() + CHECK_PATIENCE;
+    let all = LetterFilter::default();
+    let (mut after, mut checked) = (None, 0);
+    loop {
+        let blobs = engine.letter_blobs(&all, after, RECORDS).await.map_err(trouble)?;
+        let Some(last) = blobs.last() else {
+            return Ok(found);
+        };
+        after = Some(last.id);
+        let chosen: Vec<Chosen> = blobs
+            .into_iter()
+            .map(|blob| {
+                let marks = blob.marks.iter().enumerate();
+                let places = marks.filter(|(_, mark)| !mark.purged).map(|(place, _)| place);
+                let places = places.collect();
+                (blob, places)
+            })
+            .collect();
+        let sizes: Vec<(SubscriptionId, usize)> = chosen
+            .iter()
+            .map(|(blob, places)| (blob.subscription, places.len()))
+            .collect();
+        checked += chosen.len();
+        let read = match checked <= CHECKED_MAX && wall.now() < deadline {
+            false => None,
+            true => tokio::select! {
+                biased;
+                entries = read_written(engine, chosen) => Some(entries),
+                () = wall.sleep_until(deadline) => None,
+            },
+        };
+        let mut entries = read.as_deref();
+        for (of, letters) in sizes {
+            let tally = found.entry(of).or_default();
+            match entries {
+                Some(left) => {
+                    let (of_blob, rest) = left.split_at(letters.min(left.len()));
+                    tally.add(of_blob);
+                    entries = Some(rest);
+                }
+                None => tally.unchecked += letters as u64,
+            }
+        }
     }
 }
 
@@ -560,15 +659,6 @@ async fn list_waiting(
     Ok((value, None))
 }
 
-/// The greatest key that is less, so that this one comes first after it; none if every one is.
-fn before((decided, position): LetterKey) -> Option<LetterKey> {
-    match position.0.checked_sub(1) {
-        Some(position) => Some((decided, Position(position))),
-        None if decided > Timestamp::MIN => Some((decided - Duration::from_nanos(1), Position(u64::MAX))),
-        None => None,
-    }
-}
-
 /// A letter as it will be written.
 fn pending(engine: &Engine, plan: &Plan, letter: &Letter, whole: bool) -> Entry {
     let of = plan.subscription.id;
@@ -576,7 +666,7 @@ fn pending(engine: &Engine, plan: &Plan, letter: &Letter, whole: bool) -> Entry 
         of,
         key: letter.key(),
     };
-    let due = letter.decided + plan.profile.dead_letter.delay;
+    let due = engine.letter_due(of, letter.decided);
     let mut entry = Entry {
         id: name.to_string(),
         state: "pending",
@@ -585,7 +675,7 @@ fn pending(engine: &Engine, plan: &Plan, letter: &Letter, whole: bool) -> Entry 
         subscription_id: of.0,
         reason: letter.reason.name(),
         dead_lettered_time: letter.decided.to_string(),
-        due: Some(due.to_string()),
+        due: due.map(|due| due.to_string()),
         trouble: engine.dead_letters.trouble(of),
         ..Entry::default()
     };
@@ -642,8 +732,23 @@ async fn show_written(engine: &Engine, id: LetterId) -> Result<Option<Entry>, Pr
         return Ok(None);
     };
     let read = read_blob(engine, &blob, &[place], true).await;
-    let mut entries = read.unwrap_or_else(|gone| gone.entries);
-    Ok(entries.pop())
+    let mut entries = read.map_err(|gone| Problem::new(503, gone.detail))?;
+    let entry = entries.pop();
+    match entry
+        .as_ref()
+        .and_then(|entry| Some((entry, entry.trouble.as_ref()?)))
+    {
+        Some((entry, reason)) => Err(Problem::new(
+            410,
+            format!(
+                "dead letter {} is {}: {reason} (blob {}); restore the blob, or purge the dead letter",
+                entry.id,
+                entry.state,
+                full_path(&blob)
+            ),
+        )),
+        None => Ok(entry),
+    }
 }
 
 async fn show_pending(engine: &Engine, of: SubscriptionId, key: LetterKey) -> Result<Option<Entry>, Problem> {
@@ -728,13 +833,5 @@ mod tests {
         let (found, next) = join(vec![letters(&[(2, 1, 1)], None), letters(&[], None)], 5);
         assert_eq!((texts(&found).len(), next), (1, None));
         assert_eq!(join(answers(), 0).1.map(write_where), Some((1, 9, 7)));
-    }
-
-    #[test]
-    fn one_before_another() {
-        let at = Timestamp::from_nanos;
-        assert_eq!(before((at(5), Position(3))), Some((at(5), Position(2))));
-        assert_eq!(before((at(5), Position(0))), Some((at(4), Position(u64::MAX))));
-        assert_eq!(before((at(0), Position(0))), None);
     }
 }

@@ -1,15 +1,18 @@
 //! Replays as they are shown: begun, cancelled, gone on with.
 
-use super::trouble;
-use super::which::{Asked, Meant, number};
+use super::page::fault_name;
+use super::which::{Asked, LetterUse, Meant, number};
+use super::{is_zero, pending, trouble};
 use crate::ours::Problem;
+use crate::peers::Peers;
 use postrider_core::ids::SubscriptionId;
 use postrider_core::time::Clock;
 use postrider_engine::Engine;
+use postrider_engine::dead_letters::PendingLetters;
 use postrider_engine::replay::{Refusal, ReplayRequest};
-use postrider_store::{ReplayJob, ReplayState};
+use postrider_store::{ReplayJob, ReplayState, UnreadableBlob};
 use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -28,7 +31,57 @@ pub struct Job {
     pub replayed: u64,
     pub failed: u64,
     pub total: u64,
+    /// Of `failed`: letters whose blobs are missing, damaged or in an account that is not configured.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub unreadable: u64,
+    #[serde(rename = "unreadableBlobs", skip_serializing_if = "Vec::is_empty")]
+    pub unreadable_blobs: Vec<Blob>,
     request: Meant,
+    /// Letters that were meant too and are left out, because they were not written when the replay began.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub pending: u64,
+    /// When the first of those is written.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub due: Option<String>,
+    /// Outcomes of the replayed events, as far as they were counted here.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub outcome: Option<JobOutcome>,
+}
+
+/// Replayed events by what has become of them.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct JobOutcome {
+    pub delivered: u64,
+    /// Dead-lettered or dropped again.
+    pub failed: u64,
+    pub waiting: u64,
+    /// Replayed before the server started, or delivered by another node.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub unknown: u64,
+}
+
+impl JobOutcome {
+    /// None where nothing was counted.
+    fn of(engine: &Engine, job: &ReplayJob) -> Option<JobOutcome> {
+        let counted = engine.dispatcher.replay_outcomes.of(job.id)?;
+        Some(JobOutcome {
+            delivered: counted.delivered,
+            failed: counted.failed,
+            waiting: counted.waiting,
+            unknown: job.replayed.saturating_sub(counted.total()),
+        })
+    }
+}
+
+/// A blob of which letters could not be replayed.
+#[derive(Debug, Serialize)]
+pub struct Blob {
+    pub account: String,
+    pub container: String,
+    pub path: String,
+    pub letters: u64,
+    pub state: &'static str,
+    pub reason: String,
 }
 
 /// What is kept with a replay.
@@ -48,6 +101,7 @@ impl Job {
         Job {
             id: job.id,
             state: match job.state {
+                ReplayState::Done if job.unreadable > 0 => "incomplete",
                 ReplayState::Done => "done",
                 ReplayState::Running if engine.is_under_way(job) => "running",
                 // One that the last life of the server has left is not under way either.
@@ -57,7 +111,25 @@ impl Job {
             replayed: job.replayed,
             failed: job.failed,
             total: kept.total,
+            unreadable: job.unreadable,
+            unreadable_blobs: job.unreadable_blobs.iter().map(Blob::of).collect(),
             request: kept.meant,
+            pending: 0,
+            due: None,
+            outcome: JobOutcome::of(engine, job),
+        }
+    }
+}
+
+impl Blob {
+    fn of(blob: &UnreadableBlob) -> Blob {
+        Blob {
+            account: blob.account.clone(),
+            container: blob.container.clone(),
+            path: blob.path.clone(),
+            letters: blob.letters,
+            state: fault_name(blob.fault),
+            reason: blob.reason.clone(),
         }
     }
 }
@@ -90,16 +162,26 @@ async fn find(engine: &Engine, id: &str) -> Result<ReplayJob, Problem> {
 }
 
 pub enum Started {
-    Counted(u64),
+    Counted(Value),
     UnderWay(Box<Job>),
 }
 
-pub async fn start(engine: &Arc<Engine>, members: &Map<String, Value>) -> Result<Started, Problem> {
-    let asked = Asked::read(members, engine.clock.now(), true)?;
+pub async fn start(
+    engine: &Arc<Engine>,
+    peers: Option<&dyn Peers>,
+    members: &Map<String, Value>,
+) -> Result<Started, Problem> {
+    let asked = Asked::read(members, engine.clock.now(), LetterUse::Replay)?;
     let meant = asked.meant(engine).await?;
     let total = engine.count_letters(&meant.filter()).await.map_err(trouble)?;
+    let left_out = match pending::left_out(&meant) {
+        Some(filter) => pending::count(engine, peers, &filter).await?,
+        None => PendingLetters::default(),
+    };
     if asked.dry_run {
-        return Ok(Started::Counted(total));
+        let mut counted = json!({"count": total});
+        pending::show(&mut counted, &left_out);
+        return Ok(Started::Counted(counted));
     }
     if let Some(path) = &meant.homeless {
         let detail = format!("subscription {path:?} is deleted: say to which other one its dead letters go");
@@ -110,7 +192,11 @@ pub async fn start(engine: &Arc<Engine>, members: &Map<String, Value>) -> Result
     let started = engine.start_replay(None, request, kept).await.map_err(trouble)?;
     let job = started.map_err(refused)?;
     forget_old(engine).await.map_err(trouble)?;
-    Ok(Started::UnderWay(Box::new(Job::of(engine, &job))))
+    Ok(Started::UnderWay(Box::new(Job {
+        pending: left_out.count,
+        due: left_out.due.map(|due| due.to_string()),
+        ..Job::of(engine, &job)
+    })))
 }
 
 fn refused(refusal: Refusal) -> Problem {

@@ -1,8 +1,8 @@
 //! The answers as values, on an engine whose stores are in memory and whose receivers refuse everything.
 
 use super::replays::{Job, Started};
-use super::which::{LetterName, Meant, read_query, read_since};
-use super::{page, purge, replays, summary};
+use super::which::{Asked, LetterName, LetterUse, Meant, read_query, read_since};
+use super::{page, pending, purge, replays, summary};
 use crate::ours::Problem;
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -77,7 +77,13 @@ impl Blobs for Shelf {
         Ok(())
     }
 
-    async fn put(&self, _: &str, _: &str, path: &str, body: Bytes) -> Result<Stored, BlobError> {
+    async fn put(&self, account: &str, _: &str, path: &str, body: Bytes) -> Result<Stored, BlobError> {
+        if *self.down.lock().unwrap() {
+            return Err(BlobError::Unreachable {
+                account: account.into(),
+                detail: "timed out".into(),
+            });
+        }
         self.blobs.lock().unwrap().insert(path.into(), body);
         Ok(Stored {
             etag: "0".into(),
@@ -166,6 +172,7 @@ impl World {
             path,
             written: NOW - HOUR * 100 + HOUR * number as u32,
             bytes: 0,
+            sha256: None,
             marks: marks.collect(),
         };
         archive.add(record).await.unwrap()
@@ -199,13 +206,13 @@ impl World {
     }
 
     async fn replay(&self, body: Value) -> Result<Started, Problem> {
-        replays::start(&self.engine, &members(body)).await
+        replays::start(&self.engine, None, &members(body)).await
     }
 
     async fn job(&self, body: Value) -> Job {
         match self.replay(body).await.unwrap() {
             Started::UnderWay(job) => *job,
-            Started::Counted(count) => panic!("counted {count}"),
+            Started::Counted(counted) => panic!("counted {counted}"),
         }
     }
 
@@ -454,23 +461,212 @@ async fn a_letter_is_shown_as_it_is_in_its_blob() {
     }
 }
 
-#[tokio::test]
-async fn letters_whose_blob_is_gone_or_out_of_reach_are_listed_all_the_same() {
+/// Six blobs of `orders/audit` with two letters each: gone, cut off, of other letters, of fewer, no array, whole;
+/// then one of `orders/mail`, whose second letter was put there by somebody.
+async fn damaged_world() -> World {
     let world = World::new().await;
-    world.blob(11, ("orders", "audit"), &[EXHAUSTED]).await;
-    world.blob(11, ("orders", "audit"), &[EXHAUSTED]).await;
-    world.shelf.blobs.lock().unwrap().remove("11/1.json");
+    for _ in 0..6 {
+        world.blob(11, ("orders", "audit"), &[EXHAUSTED; 2]).await;
+    }
+    world.blob(12, ("orders", "mail"), &[BAD; 3]).await;
+    let mut blobs = world.shelf.blobs.lock().unwrap();
+    blobs.remove("11/1.json");
+    let cut = blobs["11/2.json"].slice(..100);
+    blobs.insert("11/2.json".into(), cut);
+    let other = format!("[{},{}]", letter("x", BAD), letter("y", BAD));
+    blobs.insert("11/3.json".into(), other.into());
+    blobs.insert(
+        "11/4.json".into(),
+        format!("[{}]", letter("e4-1", EXHAUSTED)).into(),
+    );
+    blobs.insert("11/5.json".into(), Bytes::from_static(b"{}"));
+    let mixed = format!("[{},{{}},{}]", letter("e7-0", BAD), letter("e7-2", BAD));
+    blobs.insert("12/7.json".into(), mixed.into());
+    drop(blobs);
+    world
+}
+
+#[tokio::test]
+async fn letters_whose_blob_is_missing_or_damaged_are_listed_as_such() {
+    let world = damaged_world().await;
     let page = page::list(&world.engine, None, "").await.unwrap();
     let entries: Vec<page::Entry> = page.value.into_iter().map(here).collect();
-    assert!(entries[0].missing && entries[0].event_id.is_none());
-    assert!(!entries[1].missing && entries[1].event_id.is_some());
+    let states: Vec<(&str, &str)> = entries.iter().map(|entry| (&*entry.id, entry.state)).collect();
+    assert_eq!(
+        states,
+        [
+            ("1-0", "missing"),
+            ("1-1", "missing"),
+            ("2-0", "damaged"),
+            ("2-1", "damaged"),
+            ("3-0", "damaged"),
+            ("3-1", "damaged"),
+            ("4-0", "damaged"),
+            ("4-1", "damaged"),
+            ("5-0", "damaged"),
+            ("5-1", "damaged"),
+            ("6-0", "written"),
+            ("6-1", "written"),
+            ("7-0", "written"),
+            ("7-1", "damaged"),
+            ("7-2", "written"),
+        ]
+    );
+    assert_eq!(
+        serde_json::to_value(&entries[0]).unwrap(),
+        json!({
+            "id": "1-0", "state": "missing", "missing": true, "topic": "orders", "subscription": "audit",
+            "subscriptionId": 11, "reason": "MaxDeliveryAttemptsExceeded",
+            "deadLetteredTime": "2023-11-10T19:13:20.0000000Z", "trouble": "blob \"11/1.json\" does not exist",
+            "blob": {"account": "local", "container": "dead", "path": "11/1.json", "letters": 2}, "replays": 0,
+        })
+    );
+    let trouble = |at: usize| entries[at].trouble.clone().unwrap();
+    assert_eq!(trouble(2), "the blob is not JSON");
+    assert!(
+        trouble(4).contains("holds another dead letter in this place"),
+        "{}",
+        trouble(4)
+    );
+    assert_eq!(trouble(6), "the blob holds 1 dead letters; 2 were written");
+    assert_eq!(trouble(8), "the blob is not a JSON array");
+    assert!(!entries[2].missing && entries[10].trouble.is_none());
+    // The filter is by what was written.
+    assert_eq!(
+        world.all_ids("subscription=mail&limit=1").await,
+        ["7-0", "7-1", "7-2"]
+    );
+}
 
+#[tokio::test]
+async fn showing_a_letter_that_is_missing_or_damaged_names_blob_and_reason() {
+    let world = damaged_world().await;
+    let check = async |id: &str, status: u16, expected: &[&str]| {
+        let problem = page::show(&world.engine, None, id).await.err().unwrap();
+        assert_eq!(problem.status, status, "{id}: {}", problem.detail);
+        for part in expected {
+            assert!(problem.detail.contains(part), "{id}: {}", problem.detail);
+        }
+    };
+    check(
+        "1-0",
+        410,
+        &["1-0 is missing", "local/dead/11/1.json", "does not exist"],
+    )
+    .await;
+    check(
+        "2-1",
+        410,
+        &["2-1 is damaged", "local/dead/11/2.json", "not JSON"],
+    )
+    .await;
+    check("7-1", 410, &["7-1 is damaged", "local/dead/12/7.json"]).await;
+    page::show(&world.engine, None, "7-2").await.unwrap();
+    check("1-9", 404, &["does not exist"]).await;
+    *world.shelf.down.lock().unwrap() = true;
+    check("1-0", 503, &["timed out"]).await;
+}
+
+#[tokio::test]
+async fn an_account_out_of_reach_is_not_taken_for_missing_blobs() {
+    let world = damaged_world().await;
     *world.shelf.down.lock().unwrap() = true;
     let page = page::list(&world.engine, None, "").await.unwrap();
     for entry in page.value.into_iter().map(here) {
         assert!(!entry.missing);
+        assert_eq!(entry.state, "written");
         assert!(entry.trouble.unwrap().contains("timed out"));
     }
+    let tallies = summary(&world.engine, &SystemClock, None).await.unwrap().value;
+    let tallies = serde_json::to_value(tallies).unwrap();
+    assert_eq!(
+        (&tallies[0]["missing"], &tallies[0]["damaged"]),
+        (&json!(0), &json!(0))
+    );
+    assert_eq!(
+        (&tallies[0]["unchecked"], &tallies[0]["written"]),
+        (&json!(12), &json!(12))
+    );
+    assert!(tallies[0]["trouble"].as_str().unwrap().contains("timed out"));
+}
+
+#[tokio::test]
+async fn missing_and_damaged_letters_are_counted_left_out_of_replays_and_purged() {
+    let world = damaged_world().await;
+    let tallies = async || {
+        let tallies = summary(&world.engine, &SystemClock, None).await.unwrap().value;
+        let tallies = serde_json::to_value(tallies).unwrap();
+        let numbers = ["written", "missing", "damaged", "unchecked"];
+        let each = |tally: &Value| numbers.map(|name| tally[name].as_u64());
+        tallies.as_array().unwrap().iter().map(each).collect::<Vec<_>>()
+    };
+    assert_eq!(
+        tallies().await,
+        [
+            [Some(12), Some(2), Some(8), None],
+            [Some(3), Some(0), Some(1), None]
+        ]
+    );
+
+    let job = world.job(json!({"all": true})).await;
+    assert_eq!(job.total, 15);
+    let job = world.ended(job.id).await;
+    assert_eq!((job.state, job.replayed, job.failed), ("incomplete", 4, 11));
+    assert_eq!(job.unreadable, 11);
+    let blobs: Vec<(&str, u64, &str)> = job
+        .unreadable_blobs
+        .iter()
+        .map(|blob| (&*blob.path, blob.letters, blob.state))
+        .collect();
+    assert_eq!(
+        blobs,
+        [
+            ("11/1.json", 2, "missing"),
+            ("11/2.json", 2, "damaged"),
+            ("11/3.json", 2, "damaged"),
+            ("11/4.json", 2, "damaged"),
+            ("11/5.json", 2, "damaged"),
+            ("12/7.json", 1, "damaged"),
+        ]
+    );
+    // Only what was replayed is marked as such.
+    let marks = world
+        .engine
+        .dead_letters
+        .archive
+        .get(BlobId(7))
+        .await
+        .unwrap()
+        .unwrap()
+        .marks;
+    assert_eq!(
+        marks.iter().map(|mark| mark.replays).collect::<Vec<_>>(),
+        [1, 0, 1]
+    );
+
+    let ask = async |body: Value| purge(&world.engine, &members(body)).await.unwrap();
+    assert_eq!(ask(json!({"id": "7-1"})).await, json!({"purged": 1}));
+    for id in ["1-0", "1-1", "2-0", "2-1"] {
+        assert_eq!(ask(json!({"id": id})).await, json!({"purged": 1}), "{id}");
+    }
+    let waiting = |tallies: Vec<[Option<u64>; 4]>| tallies.into_iter().map(|tally| tally[..3].to_vec());
+    let left: Vec<_> = waiting(tallies().await).collect();
+    assert_eq!(
+        left,
+        [vec![Some(8), Some(0), Some(6)], vec![Some(2), Some(0), Some(0)]]
+    );
+    assert_eq!(ask(json!({"all": true})).await, json!({"purged": 10}));
+    assert!(
+        world
+            .engine
+            .dead_letters
+            .archive
+            .counts()
+            .await
+            .unwrap()
+            .iter()
+            .all(|(.., n)| *n == 0)
+    );
 }
 
 #[tokio::test]
@@ -482,7 +678,7 @@ async fn a_replay_is_counted_then_run_and_what_fails_again_waits_to_be_written()
         .replay(json!({"subscription": "orders/audit", "dryRun": true}))
         .await
     {
-        Ok(Started::Counted(5)) => {}
+        Ok(Started::Counted(counted)) => assert_eq!(counted, json!({"count": 5, "pending": 0})),
         _ => panic!("five letters"),
     }
     let job = world
@@ -552,16 +748,89 @@ async fn a_replay_is_counted_then_run_and_what_fails_again_waits_to_be_written()
     assert_eq!(shown["event"]["deliveryAttempts"], 1);
     let early = world.replay(json!({"id": all[5]})).await.err().unwrap();
     assert_eq!((early.status, early.field), (409, Some("id")));
+    let counted = world.replay(json!({"reason": "UndeliverableDueToHttpBadRequest", "dryRun": true}));
+    match counted.await {
+        Ok(Started::Counted(counted)) => assert_eq!(
+            counted,
+            json!({"count": 1, "pending": 5, "due": "2023-11-14T22:18:20.0000000Z"})
+        ),
+        _ => panic!("one letter is written, five wait"),
+    }
 
-    let tallies = serde_json::to_value(summary(&world.engine, None).await.unwrap().value).unwrap();
+    let tallies =
+        serde_json::to_value(summary(&world.engine, &SystemClock, None).await.unwrap().value).unwrap();
     assert_eq!(
         tallies[0],
         json!({
             "topic": "orders", "subscription": "audit", "subscriptionId": 11, "written": 5,
+            "missing": 0, "damaged": 0,
             "reasons": {"MaxDeliveryAttemptsExceeded": 5}, "pending": 5,
             "oldestPending": "2023-11-14T22:13:20.0000000Z",
         })
     );
+}
+
+#[tokio::test]
+async fn letters_are_written_as_soon_as_somebody_wants_them_to_be() {
+    let world = World::new().await;
+    world.blob(11, ("orders", "audit"), &[EXHAUSTED; 5]).await;
+    world.blob(12, ("orders", "mail"), &[BAD; 2]).await;
+    let job = world.job(json!({"all": true})).await;
+    world.ended(job.id).await;
+    let waiting = || {
+        let waiting = world.engine.log().letters_waiting();
+        waiting.iter().map(|waiting| waiting.count).sum::<u64>()
+    };
+    while waiting() < 7 {
+        tokio::task::yield_now().await;
+    }
+    let write = async |body: Value| {
+        let asked = Asked::read(&members(body), NOW, LetterUse::Write)?;
+        pending::write(&world.engine, None, &asked).await
+    };
+    let due = "2023-11-14T22:18:20.0000000Z";
+    assert_eq!(
+        write(json!({"dryRun": true})).await.unwrap(),
+        json!({"count": 7, "pending": 7, "due": due})
+    );
+    assert_eq!(
+        write(json!({"reason": "MaxDeliveryAttemptsExceeded"}))
+            .await
+            .unwrap(),
+        json!({"written": 0})
+    );
+    let refused = write(json!({"id": "1-0"})).await.unwrap_err();
+    assert_eq!((refused.status, refused.field), (409, Some("id")));
+    let refused = write(json!({"id": "pending-11-5-5"})).await.unwrap_err();
+    assert_eq!((refused.status, refused.field), (404, Some("id")));
+
+    // While the store is out of reach they stay, and the reason is said.
+    *world.shelf.down.lock().unwrap() = true;
+    let refused = write(json!({"subscription": "mail"})).await.unwrap_err();
+    assert_eq!(refused.status, 503);
+    assert!(
+        refused.detail.contains("\"mail\"") && refused.detail.contains("timed out"),
+        "{}",
+        refused.detail
+    );
+    assert_eq!(waiting(), 7);
+    *world.shelf.down.lock().unwrap() = false;
+
+    let all = world.all_ids("subscription=orders/audit").await;
+    let one = all.last().unwrap().clone();
+    assert_eq!(write(json!({"id": one})).await.unwrap(), json!({"written": 1}));
+    assert_eq!(write(json!({"id": one})).await.unwrap_err().status, 404);
+    assert_eq!(
+        write(json!({"subscription": "mail", "since": "1h"}))
+            .await
+            .unwrap(),
+        json!({"written": 2})
+    );
+    assert_eq!(write(json!({})).await.unwrap(), json!({"written": 4}));
+    assert_eq!(waiting(), 0);
+    let written = world.all_ids("reason=UndeliverableDueToHttpBadRequest").await;
+    assert_eq!(written.len(), 9);
+    assert!(written.iter().all(|id| !id.starts_with("pending")), "{written:?}");
 }
 
 #[tokio::test]

@@ -8,6 +8,7 @@ use postrider_core::ids::{Position, SubscriptionId};
 use postrider_core::retry::Reason;
 use postrider_core::time::Timestamp;
 use postrider_engine::Engine;
+use postrider_engine::dead_letters::PendingFilter;
 use postrider_engine::replay::{LetterFilter, LetterId, ReplayRequest};
 use postrider_store::{BlobFilter, BlobId, LetterKey};
 use serde::{Deserialize, Serialize};
@@ -109,7 +110,16 @@ pub fn read_since(text: &str, now: Timestamp) -> Result<Timestamp, Problem> {
     }
 }
 
-/// What a request to replay or to purge says.
+/// What dead letters are named for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LetterUse {
+    Replay,
+    Purge,
+    /// Those that wait are written at once.
+    Write,
+}
+
+/// What a request to replay, to purge or to write says.
 #[derive(Debug, Default)]
 pub struct Asked {
     subscription: Option<String>,
@@ -126,9 +136,9 @@ const FILTERS: [&str; 6] = ["subscription", "reason", "since", "id", "all", "dry
 const REPLAYING: [&str; 2] = ["to", "rate"];
 
 impl Asked {
-    pub fn read(members: &Map<String, Value>, now: Timestamp, replay: bool) -> Result<Asked, Problem> {
+    pub fn read(members: &Map<String, Value>, now: Timestamp, purpose: LetterUse) -> Result<Asked, Problem> {
         let mut known = FILTERS.to_vec();
-        if replay {
+        if purpose == LetterUse::Replay {
             known.extend(REPLAYING);
         }
         let mut asked = Asked::default();
@@ -159,11 +169,11 @@ impl Asked {
                 }
             }
         }
-        asked.check()?;
+        asked.check(purpose)?;
         Ok(asked)
     }
 
-    fn check(&self) -> Result<(), Problem> {
+    fn check(&self, purpose: LetterUse) -> Result<(), Problem> {
         let filtered = self.subscription.is_some() || self.reason.is_some() || self.since.is_some();
         if self.id.is_some() && (filtered || self.all) {
             return Err(Problem::field(
@@ -171,22 +181,51 @@ impl Asked {
                 "names one dead letter: subscription, reason, since and all do not go with it",
             ));
         }
-        if !filtered && self.id.is_none() && !self.all {
+        // Writing is what happens to all of them in any case.
+        let needs_filter = purpose != LetterUse::Write;
+        if needs_filter && !filtered && self.id.is_none() && !self.all {
             return Err(Problem::new(
                 400,
                 "one of subscription, reason, since and id is required, or \"all\": true",
             ));
         }
-        match self.id {
-            Some(name @ LetterName::Pending { .. }) => Err(Problem {
-                field: Some("id"),
-                ..Problem::new(
-                    409,
-                    format!("dead letter {name} is not written yet: wait until it is"),
+        let detail = match (self.id, purpose) {
+            (Some(name @ LetterName::Pending { .. }), LetterUse::Replay | LetterUse::Purge) => {
+                format!(
+                    "dead letter {name} is not written yet: wait until it is, or have it written now \
+                     (POST /postrider/v1/deadletters/write)"
                 )
-            }),
-            _ => Ok(()),
+            }
+            (Some(name @ LetterName::Written(_)), LetterUse::Write) => {
+                format!("dead letter {name} is written already")
+            }
+            _ => return Ok(()),
+        };
+        Err(Problem {
+            field: Some("id"),
+            ..Problem::new(409, detail)
+        })
+    }
+
+    pub fn id(&self) -> Option<LetterName> {
+        self.id
+    }
+
+    /// The letters that wait to be written and are meant, with the subscription found.
+    pub async fn pending(&self, engine: &Engine) -> Result<PendingFilter, Problem> {
+        let mut filter = PendingFilter {
+            reason: self.reason,
+            since: self.since,
+            ..PendingFilter::default()
+        };
+        if let Some(said) = &self.subscription {
+            filter.subscription = Some(Names::find(engine, "subscription", said).await?.id);
         }
+        if let Some(LetterName::Pending { of, key }) = self.id {
+            filter.subscription = Some(of);
+            filter.letter = Some(key);
+        }
+        Ok(filter)
     }
 
     /// With subscriptions found and letters known to be there.

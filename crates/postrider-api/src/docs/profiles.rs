@@ -50,6 +50,7 @@ fn show(out: &mut Html, profile: &Profile) {
                 print(rules.max)
             )
         });
+    let split: Vec<_> = profile.split_batches_on.iter().map(u16::to_string).collect();
     let facts = [
         (
             "Waits between attempts",
@@ -60,8 +61,13 @@ fn show(out: &mut Html, profile: &Profile) {
             format!("by up to {} %", profile.jitter_percent),
         ),
         ("Response timeout", print(profile.response_timeout)),
+        (
+            "Response timeout for batches",
+            print(profile.batch_response_timeout),
+        ),
         ("Late answers", late),
         ("Success", success.join(", ")),
+        ("Batches are halved after", split.join(", ")),
         (
             "Attempts",
             format!("at most {} unless a subscription says less", profile.attempts_max),
@@ -77,8 +83,11 @@ fn show(out: &mut Html, profile: &Profile) {
         (
             "Dead letters",
             format!(
-                "written {} after the last attempt, dropped if that is impossible for {}",
-                print(profile.dead_letter.delay),
+                "written {}, dropped if that is impossible for {}",
+                match profile.dead_letter.delay {
+                    Duration::ZERO => "at once after the last attempt".to_owned(),
+                    delay => format!("{} after the last attempt", print(delay)),
+                },
                 print(profile.dead_letter.give_up_after)
             ),
         ),

@@ -368,10 +368,7 @@ fn curl(operation: &Operation) -> String {
     match &*text(told, "x-needs").unwrap_or_default() {
         "nothing" | "loopback" => {}
         "session" => {
-            command.push_str(" -b \"postrider_session=$SESSION\"");
-            if changes {
-                command.push_str(" -H \"x-csrf-token: $TOKEN\"");
-            }
+            command.push_str(" -b \"$SESSION_COOKIE\" -H \"x-csrf-token: $TOKEN\"");
         }
         _ => command.push_str(" -H \"authorization: Bearer $SECRET\""),
     }

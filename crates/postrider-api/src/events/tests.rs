@@ -1,6 +1,7 @@
 //! What is recorded, in the words of the API; and the filter lab and the live stream, which show the same.
 
 use crate::azure::subscriptions::tests::lab::{GROUP, Got, Lab, web_hook};
+use crate::sessions::Sessions;
 use bytes::Bytes;
 use postrider_core::event::{Batch, EventRef, Lacks, Schema, Span};
 use postrider_core::ids::{Position, SubscriptionId, TopicId};
@@ -9,9 +10,10 @@ use postrider_core::retry::Reason;
 use postrider_core::time::Timestamp;
 use postrider_engine::deliver::Timings;
 use postrider_engine::recorder::{
-    AttemptStory, Audience, BlobPlace, Cursor, Decision, DeliveryLine, DeliveryState, DeliveryStory,
-    Disposition, End, EventLine, EventState, EventStory, Fate, Happening, Line, NextAttempt, NextWhy, Page,
-    Place, Predicate, Query, Recent, RecorderStatus, Recordings, Snippet, SubscriptionStory, Verdict, Why,
+    AttemptFilter, AttemptStory, Audience, BlobPlace, Cursor, Decision, DeliveryLine, DeliveryState,
+    DeliveryStory, Disposition, End, EventLine, EventState, EventStory, Fate, Happening, Line, NextAttempt,
+    NextWhy, Page, Place, Predicate, Query, Recent, RecorderStatus, Recordings, Snippet, SubscriptionStory,
+    Verdict, Why,
 };
 use serde_json::{Value, json};
 use std::sync::{Arc, Mutex};
@@ -232,6 +234,7 @@ fn event_line() -> EventLine {
             name: "s1".into(),
             state: DeliveryState::Retrying,
             last_outcome: Some(Outcome::Busy),
+            attempts: Vec::new(),
         }],
     }
 }
@@ -406,6 +409,46 @@ async fn a_search_is_asked_as_it_is_meant() {
     }
 }
 
+#[tokio::test]
+async fn a_question_for_attempts_is_read_as_it_is_meant() {
+    let (lab, told) = lab(Told::default()).await;
+    let path = |query: &str| format!("subscription/attempts?{query}");
+    let id = format!(
+        "{GROUP}/providers/Microsoft.EventGrid/topics/t1/providers/Microsoft.EventGrid/eventSubscriptions/SUB1"
+    );
+    for (query, filter, limit) in [
+        (format!("id={id}"), AttemptFilter::All, 50),
+        ("id=sub1&outcome=FAILED&limit=7".into(), AttemptFilter::Failed, 7),
+        (
+            "id=t1/sub1&outcome=busy&cursor=5-6-7~3".into(),
+            AttemptFilter::Outcome(Outcome::Busy),
+            50,
+        ),
+    ] {
+        let got = get(&lab, &path(&query)).await.expect(200).body;
+        // Another subscription's line is not shown.
+        assert_eq!(got, json!({"value": [], "cursor": CURSOR.to_string()}));
+        let asked = told.asked.lock().unwrap().pop().unwrap();
+        assert!(asked.subscription.is_some());
+        assert_eq!((asked.attempts, asked.limit), (Some(filter), limit));
+        assert_eq!(asked.cursor, query.contains("cursor").then_some(CURSOR));
+    }
+    for (bad, status, field) in [
+        ("", 400, json!("id")),
+        ("id=s2", 404, json!("id")),
+        ("id=sub1&outcome=Good", 400, json!("outcome")),
+        ("id=sub1&limit=0", 400, json!("limit")),
+        ("id=sub1&limit=1001", 400, json!("limit")),
+        ("id=sub1&cursor=1", 400, json!("cursor")),
+        ("id=sub1&cursor=5-6-7~x", 400, json!("cursor")),
+        ("id=sub1&state=held", 400, Value::Null),
+    ] {
+        let got = get(&lab, &path(bad)).await.expect(status);
+        assert_eq!(got.body["field"], field, "{bad}");
+    }
+    get(&lab, "subscription/other?id=sub1").await.expect(404);
+}
+
 fn recent(data: &str) -> Recent {
     let event = format!(
         r#"{{"id":"e","subject":"s","eventType":"T","eventTime":"2026-01-01T00:00:00Z","dataVersion":"","data":{data}}}"#
@@ -417,6 +460,7 @@ fn recent(data: &str) -> Recent {
         publisher: "key1".into(),
         trace: None,
         replay: 0,
+        hops: 0,
         events: vec![EventRef {
             object: Span::new(0, event.len()),
             matched: 0,
@@ -496,6 +540,33 @@ async fn a_filter_is_tried_on_the_latest_events() {
     test(json!({"topic": "t1"}), &[("authorization", "Bearer x")])
         .await
         .expect(401);
+}
+
+// A test of 500 large events was evaluated without a bound.
+#[tokio::test]
+async fn a_filter_test_has_the_budget_of_a_publish_request() {
+    let large = format!(r#"{{"n":"{}"}}"#, "x".repeat(100_000));
+    let told = Told {
+        recent: vec![recent(&large); 60],
+        ..Told::default()
+    };
+    let (lab, _) = lab(told).await;
+    let filter =
+        json!({"advancedFilters": [{"operatorType": "StringContains", "key": "data.n", "values": ["y"]}]});
+    let test = async |limit: usize| {
+        let body = json!({"topic": "t1", "filter": filter, "limit": limit});
+        lab.send("POST", "/postrider/v1/filters/test", Some(&body), &[])
+            .await
+    };
+    let some = test(8).await.expect(200);
+    assert_eq!(some.body["value"].as_array().unwrap().len(), 8);
+    let refused = test(60).await.expect(413);
+    assert_eq!(refused.body["field"], "filter");
+    let detail = refused.body["detail"].as_str().unwrap();
+    assert!(
+        detail.contains("latest 60 events") && detail.contains("4194304 bytes"),
+        "{detail}"
+    );
 }
 
 #[tokio::test]
@@ -586,13 +657,18 @@ async fn streams_end_with_the_server_and_with_their_session() {
     get(&first, "events/stream").await.expect(200);
 
     let (second, told) = lab(open()).await;
-    let (id, _) = second.server.sessions.begin("reader", second.server.wall.now());
-    let cookie = format!("postrider_session={}", id.expose());
-    let headers = [("host", "localhost"), ("cookie", cookie.as_str())];
+    let (seal, now) = (second.server.access.session_seal(), second.server.wall.now());
+    let (id, token, session) = Sessions::begin("reader", seal, now);
+    let cookie = format!("__Host-postrider_session_443={}", id.expose());
+    let headers = [
+        ("host", "localhost"),
+        ("cookie", cookie.as_str()),
+        ("x-csrf-token", token.expose()),
+    ];
     let path = "/postrider/v1/events/stream";
     let sign_out = async {
         followed(&told).await;
-        second.server.sessions.end(id.expose());
+        second.server.sessions.end(&session);
         // The next line is not for whoever has signed out.
         let line = Arc::new(accepted());
         for sender in told.open.as_ref().unwrap().lock().unwrap().iter() {
@@ -602,6 +678,45 @@ async fn streams_end_with_the_server_and_with_their_session() {
     let (got, ()) = tokio::join!(second.exchange("GET", path, None, &headers), sign_out);
     let got = got.expect(200);
     assert!(!String::from_utf8_lossy(&got.bytes).contains("event:"));
+}
+
+#[tokio::test]
+async fn a_stream_ends_when_the_token_that_opened_it_is_revoked() {
+    let (lab, told) = lab(Told {
+        open: Some(Mutex::default()),
+        ..Told::default()
+    })
+    .await;
+    let (revoked, other) = (lab.token_of("reader"), lab.token_of("owner"));
+    let tell = |line: Line| {
+        let line = Arc::new(line);
+        for sender in told.open.as_ref().unwrap().lock().unwrap().iter() {
+            let _ = sender.send(line.clone());
+        }
+    };
+    let path = "/postrider/v1/events/stream";
+    let read = async |token: &str| {
+        let headers = [("host", "localhost"), ("authorization", token)];
+        let got = lab.exchange("GET", path, None, &headers).await.expect(200);
+        String::from_utf8(got.bytes.to_vec()).unwrap()
+    };
+    let end = async {
+        while told.open.as_ref().unwrap().lock().unwrap().len() < 2 {
+            tokio::task::yield_now().await;
+        }
+        let body = json!({"client": "reader"});
+        let path = "/postrider/v1/sessions/revoke";
+        lab.send("POST", path, Some(&body), &[]).await.expect(200);
+        tell(accepted());
+        // The stream of the other client goes on until the server stops.
+        for _ in 0..1000 {
+            tokio::task::yield_now().await;
+        }
+        lab.server.streams.end().await;
+    };
+    let (revoked, other, ()) = tokio::join!(read(&revoked), read(&other), end);
+    assert!(!revoked.contains("event:"), "{revoked}");
+    assert!(other.contains("event: accepted"), "{other}");
 }
 
 #[tokio::test]

@@ -80,6 +80,7 @@ impl<'a> Asked<'a> {
             now,
             previous: None,
             api_version: "",
+            shown: None,
         };
         let whole = self.resource(token);
         let spec = read_body(whole.as_bytes()).and_then(|raw: Raw<'_>| parse_subscription(raw, &context));

@@ -113,6 +113,7 @@ fn read_request(bytes: Bytes) -> Option<(String, Request)> {
         headers: Arc::new(read_headers(&said.headers)?),
         more: Vec::new(),
         body: body.into(),
+        guard: None,
     };
     Some((said.token, request))
 }
@@ -244,6 +245,7 @@ mod tests {
             headers: Arc::new(headers),
             more: vec![(HeaderName::from_static("b"), HeaderValue::from_static("2"))],
             body: Bytes::from_static(b"\x00\xffbody").into(),
+            guard: None,
         };
         let (token, read) = read_request(write_request("t-n", &request)).unwrap();
         assert_eq!(

@@ -4,6 +4,7 @@ use super::*;
 use crate::azure::subscriptions::tests::lab::{GROUP, Got, Lab, web_hook};
 use async_trait::async_trait;
 use http::{HeaderValue, Uri};
+use postrider_core::time::{Clock, Sleep};
 use postrider_engine::deliver;
 
 /// Says which host it was asked for.
@@ -32,6 +33,7 @@ fn request(url: &str) -> Request {
             .map(|(name, value)| (name.parse().unwrap(), HeaderValue::from_static(value)))
             .into(),
         body: Bytes::from_static(b"[{\"id\":\"1\"}]").into(),
+        guard: None,
     }
 }
 
@@ -288,6 +290,58 @@ async fn only_who_may_write_listens() {
     assert!(lab.server.engine.directory.all_subscriptions().is_empty());
 }
 
+/// Stands still until it is let go, and then is a day ahead.
+#[derive(Default)]
+struct Held(CancellationToken);
+
+impl Clock for Held {
+    fn now(&self) -> Timestamp {
+        let days = u64::from(self.0.is_cancelled());
+        Timestamp::from_secs(1_790_000_000) + Duration::from_secs(days * 86_400)
+    }
+    fn sleep_until(&self, deadline: Timestamp) -> Sleep<'_> {
+        Box::pin(async move {
+            if self.now() < deadline {
+                self.0.cancelled().await;
+            }
+            tokio::task::yield_now().await;
+        })
+    }
+}
+
+#[tokio::test]
+async fn a_listener_whose_token_is_revoked_is_sent_away() {
+    let clock = Arc::new(Held::default());
+    let wall = clock.clone();
+    let lab = Lab::with(false, |server| {
+        server.listeners = Some(listeners());
+        server.wall = wall;
+    })
+    .await;
+    lab.topic("t1").await;
+    let token = lab.token_of("owner");
+    let body = json!({"topic": "t1"});
+    let listening = async {
+        let headers = [("host", "localhost"), ("authorization", token.as_str())];
+        let path = "/postrider/v1/listen";
+        lab.exchange("POST", path, Some(&body), &headers)
+            .await
+            .expect(200)
+    };
+    let revoking = async {
+        while lab.server.engine.directory.all_subscriptions().is_empty() {
+            tokio::task::yield_now().await;
+        }
+        post(&lab, "sessions/revoke", json!({"client": "owner"}))
+            .await
+            .expect(200);
+        clock.0.cancel();
+    };
+    let (got, ()) = tokio::join!(listening, revoking);
+    let text = String::from_utf8(got.bytes.to_vec()).unwrap();
+    assert!(text.contains("signedOut"), "{text}");
+}
+
 #[tokio::test]
 async fn answers_that_nobody_waits_for_are_refused() {
     let lab = lab().await;
@@ -310,8 +364,16 @@ async fn answers_that_nobody_waits_for_are_refused() {
 async fn there_are_only_so_many_listeners() {
     let lab = lab().await;
     let listeners = lab.server.listeners.clone().unwrap();
-    let places = listeners.room.clone().acquire_many_owned(LISTENERS_MAX as u32);
-    let _places = places.await.unwrap();
+    let take = |n: usize| {
+        let holder = Holder {
+            client: format!("client {}", n % 4),
+            address: [127, 0, 0, 1].into(),
+            is_owner: true,
+        };
+        listeners.places.take(holder).ok()
+    };
+    let places: Option<Vec<_>> = (0..LISTENERS_MAX).map(take).collect();
+    assert!(places.is_some());
     post(&lab, "listen", json!({"topic": "t1"})).await.expect(503);
     assert!(lab.server.engine.directory.all_subscriptions().is_empty());
 }

@@ -8,6 +8,7 @@ use postrider_core::outcome::Outcome;
 use postrider_core::retry::Reason;
 use postrider_engine::deliver::{Reply, Request, Transport};
 use postrider_engine::recorder::EventState;
+use postrider_engine::subscription_health::{HealthReasonKind, SubscriptionHealth};
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -123,6 +124,12 @@ fn names_are_those_of_the_code() {
     };
     check("Outcome", Outcome::ALL.map(Outcome::name).to_vec());
     check("Reason", Reason::ALL.map(Reason::name).to_vec());
+    check(
+        "SubscriptionHealth",
+        SubscriptionHealth::ALL.map(SubscriptionHealth::name).to_vec(),
+    );
+    let code = &document["components"]["schemas"]["HealthReason"]["properties"]["code"]["enum"];
+    assert_eq!(*code, json!(HealthReasonKind::ALL.map(HealthReasonKind::name)));
     let states = EventState::ALL;
     check("EventState", states.map(EventState::name).to_vec());
     let of_deliveries = states.iter().filter(|state| matches!(state, EventState::All(_)));
@@ -277,8 +284,14 @@ async fn parameters() {
                 Some(to) => document().pointer(to.strip_prefix('#').unwrap()).unwrap().clone(),
                 None => one["schema"].clone(),
             };
+            let required = all
+                .iter()
+                .filter(|other| other["required"] == true && other["name"] != name);
+            let required: String = required
+                .map(|other| format!("&{}=x", other["name"].as_str().unwrap()))
+                .collect();
             let ask = async |value: &str| {
-                lab.send("GET", &format!("{path}?{name}={value}"), None, &[])
+                lab.send("GET", &format!("{path}?{name}={value}{required}"), None, &[])
                     .await
             };
             if let Some(choices) = schema["enum"].as_array() {

@@ -3,16 +3,29 @@
 use super::{Heard, gather};
 use crate::Server;
 use postrider_core::ids::{SubscriptionId, TopicId};
+use postrider_core::outcome::Outcome;
+use postrider_core::retry::Reason;
 use postrider_core::time::Timestamp;
-use postrider_engine::counters::{Counters, total};
-use postrider_engine::meters::{LATENCY_MINUTES, Meter, Percentiles, Stretches, Tally};
+use postrider_engine::counters::Counters;
+use postrider_engine::endpoint::State;
+use postrider_engine::meters::{
+    FailureCause, FailureEffect, LATENCY_MINUTES, Meter, Percentiles, RecentCounts, Stretches, Tally,
+};
+use postrider_engine::subscription_health::{
+    DelayNumbers, HEALTH_MINUTES, HealthNumbers, HealthVerdict, LOSS_MINUTES, words_of,
+};
 use postrider_store::Backlog;
 use serde::{Deserialize, Serialize};
-use std::collections::{BTreeMap, HashMap};
-use std::sync::atomic::Ordering::Relaxed;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+
+/// Subscriptions that need attention of which a node tells at once.
+pub const AILING_MAX: usize = 1000;
+
+/// Subscriptions of a sick endpoint of which a node tells.
+pub const SICK_SUBSCRIPTIONS_MAX: usize = 20;
 
 /// Deliveries, by what became of them.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Counted {
     pub delivered: u64,
     pub attempts: u64,
@@ -20,18 +33,38 @@ pub struct Counted {
     pub dead_lettered: u64,
     pub dropped: u64,
     pub matched: u64,
+    /// By the codes of reasons.
+    #[serde(default)]
+    dead_lettered_by: BTreeMap<u8, u64>,
+    #[serde(default)]
+    dropped_by: BTreeMap<u8, u64>,
 }
 
 impl Counted {
+    /// With what earlier processes have counted.
     fn of(counters: &Counters) -> Counted {
+        let totals = counters.totals();
         Counted {
-            delivered: counters.delivered.load(Relaxed),
-            attempts: counters.attempts.load(Relaxed),
-            failed: counters.attempts_failed.load(Relaxed),
-            dead_lettered: total(&counters.dead_lettered),
-            dropped: total(&counters.dropped),
-            matched: counters.matched.load(Relaxed),
+            delivered: totals.delivered,
+            attempts: totals.attempts,
+            failed: totals.attempts_failed,
+            dead_lettered: totals.dead_lettered.iter().sum(),
+            dropped: totals.dropped.iter().sum(),
+            matched: totals.matched,
+            dead_lettered_by: by_code(&totals.dead_lettered),
+            dropped_by: by_code(&totals.dropped),
         }
+    }
+
+    /// The reasons that events were dropped for, with their counts.
+    pub fn dropped_by(&self) -> impl Iterator<Item = (Reason, u64)> {
+        let by = self.dropped_by.iter();
+        by.map(|(code, count)| (Reason::from_code(*code), *count))
+    }
+
+    pub fn dead_lettered_by(&self) -> impl Iterator<Item = (Reason, u64)> {
+        let by = self.dead_lettered_by.iter();
+        by.map(|(code, count)| (Reason::from_code(*code), *count))
     }
 
     fn add(&mut self, other: &Counted) {
@@ -41,7 +74,18 @@ impl Counted {
         self.dead_lettered += other.dead_lettered;
         self.dropped += other.dropped;
         self.matched += other.matched;
+        for (code, count) in &other.dead_lettered_by {
+            *self.dead_lettered_by.entry(*code).or_default() += count;
+        }
+        for (code, count) in &other.dropped_by {
+            *self.dropped_by.entry(*code).or_default() += count;
+        }
     }
+}
+
+fn by_code(counts: &[u64]) -> BTreeMap<u8, u64> {
+    let all = Reason::ALL.iter().zip(counts).filter(|(_, count)| **count > 0);
+    all.map(|(reason, count)| (reason.code(), *count)).collect()
 }
 
 /// What a meter shows: events and failed requests per second, and how long events took.
@@ -120,12 +164,93 @@ pub struct Published {
     pub per_sec: f64,
 }
 
+/// What became of a subscription's events lately, as nodes tell each other of it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Recent {
+    attempts: u64,
+    delivered: u64,
+    failures: Vec<FailureCount>,
+}
+
+/// Failures with one cause, in the codes of the stored records.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct FailureCount {
+    /// 0: the attempt failed and is repeated, 1: dead-lettered, 2: dropped.
+    effect: u8,
+    /// Why the event was given up; meaningless for effect 0.
+    reason: u8,
+    outcome: Option<u8>,
+    status: Option<u16>,
+    count: u64,
+}
+
+impl From<RecentCounts> for Recent {
+    fn from(counts: RecentCounts) -> Recent {
+        let failure = |(cause, count): (FailureCause, u64)| {
+            let (effect, reason) = match cause.effect {
+                FailureEffect::AttemptFailed => (0, 0),
+                FailureEffect::DeadLettered(reason) => (1, reason.code()),
+                FailureEffect::Dropped(reason) => (2, reason.code()),
+            };
+            FailureCount {
+                effect,
+                reason,
+                outcome: cause.outcome.map(Outcome::code),
+                status: cause.status,
+                count,
+            }
+        };
+        Recent {
+            attempts: counts.attempts,
+            delivered: counts.delivered,
+            failures: counts.causes.into_iter().map(failure).collect(),
+        }
+    }
+}
+
+impl From<&Recent> for RecentCounts {
+    fn from(recent: &Recent) -> RecentCounts {
+        let mut counts = RecentCounts {
+            attempts: recent.attempts,
+            delivered: recent.delivered,
+            ..RecentCounts::default()
+        };
+        for failures in &recent.failures {
+            let reason = Reason::from_code(failures.reason);
+            let (effect, sum) = match failures.effect {
+                0 => (FailureEffect::AttemptFailed, &mut counts.failed),
+                1 => (FailureEffect::DeadLettered(reason), &mut counts.dead_lettered),
+                _ => (FailureEffect::Dropped(reason), &mut counts.dropped),
+            };
+            *sum += failures.count;
+            let cause = FailureCause {
+                effect,
+                outcome: failures.outcome.map(Outcome::from_code),
+                status: failures.status,
+            };
+            *counts.causes.entry(cause).or_default() += failures.count;
+        }
+        counts
+    }
+}
+
+impl Recent {
+    fn add(&mut self, other: &Recent) {
+        let mut sum = RecentCounts::from(&*self);
+        sum.add(&RecentCounts::from(other));
+        *self = sum.into();
+    }
+}
+
 /// An endpoint that is left alone.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Sick {
     pub probing: bool,
     pub delay: Delayed,
     pub waiting: u64,
+    /// The numbers of subscriptions that point to it, at most [`SICK_SUBSCRIPTIONS_MAX`] of each node.
+    #[serde(default)]
+    pub subscriptions: BTreeSet<u64>,
 }
 
 /// Since when an endpoint is left alone, until when, and why.
@@ -134,15 +259,30 @@ pub struct Delayed {
     until: i64,
     since: i64,
     pub cause: String,
+    /// Of the answer that is the cause, where there was one and it is known.
+    #[serde(default)]
+    pub status: Option<u16>,
 }
 
 impl Delayed {
-    pub fn of(delay: &postrider_core::probation::Delay) -> Delayed {
-        Delayed {
+    pub fn of(state: &State) -> Option<Delayed> {
+        let delay = state.delay?;
+        Some(Delayed {
             until: delay.until.nanos(),
             since: delay.since.nanos(),
             cause: delay.cause.name().to_owned(),
-        }
+            status: state.delay_status,
+        })
+    }
+
+    fn outcome(&self) -> Option<Outcome> {
+        let mut outcomes = Outcome::ALL.into_iter();
+        outcomes.find(|outcome| outcome.name() == self.cause)
+    }
+
+    /// The cause in plain words.
+    pub fn cause_text(&self) -> String {
+        words_of(self.outcome(), self.status)
     }
 
     pub fn since(&self) -> Timestamp {
@@ -159,9 +299,17 @@ impl Delayed {
             return one.or(other);
         };
         let since = one.since.min(other.since);
-        let longer = if other.until > one.until { other } else { one };
+        let (longer, shorter) = match other.until > one.until {
+            true => (other, one),
+            false => (one, other),
+        };
+        // Only the node that got the answer knows its status.
+        let status = longer
+            .status
+            .or(shorter.status.filter(|_| shorter.cause == longer.cause));
         Some(Delayed {
             since,
+            status,
             ..longer.clone()
         })
     }
@@ -178,6 +326,15 @@ pub struct Numbers {
     pub topics: HashMap<u64, Published>,
     /// By the names of endpoints.
     pub sick: BTreeMap<String, Sick>,
+    /// Subscriptions whose health at this node needs attention. No other can need it in view of all nodes.
+    #[serde(default)]
+    pub ailing: BTreeSet<u64>,
+    /// Dead letters that have not been written.
+    #[serde(default)]
+    pub letters: u64,
+    /// When counting began, in nanoseconds.
+    #[serde(default)]
+    since: Option<i64>,
 }
 
 impl Numbers {
@@ -194,12 +351,16 @@ impl Numbers {
             sum.unmatched += published.unmatched;
             sum.per_sec += published.per_sec;
         }
+        self.ailing.extend(other.ailing);
+        self.letters += other.letters;
+        self.since = self.since.into_iter().chain(other.since).min();
         for (endpoint, sick) in other.sick {
             match self.sick.get_mut(&endpoint) {
                 None => drop(self.sick.insert(endpoint, sick)),
                 Some(known) => {
                     known.waiting += sick.waiting;
                     known.probing |= sick.probing;
+                    known.subscriptions.extend(sick.subscriptions);
                     let both = Delayed::longer(Some(known.delay.clone()), Some(sick.delay));
                     known.delay = both.expect("of two there is one");
                 }
@@ -209,6 +370,11 @@ impl Numbers {
 
     pub fn published(&self, id: TopicId) -> Published {
         self.topics.get(&id.0).copied().unwrap_or_default()
+    }
+
+    /// When counting began: at the node that has counted for longest.
+    pub fn since(&self) -> Option<Timestamp> {
+        self.since.map(Timestamp::from_nanos)
     }
 
     pub fn waiting(&self, id: SubscriptionId) -> u64 {
@@ -226,22 +392,17 @@ pub fn own(server: &Server, asked: NumbersAsked) -> Numbers {
     let engine = &server.engine;
     let now = Timestamp::from_nanos(asked.now);
     let directory = &engine.directory;
-    let mut topics = directory.topics();
-    topics.extend(directory.domains());
-    topics.extend(directory.system_topics());
-    topics.extend(directory.scopes());
+    let topics = engine.published_to();
     let topics = topics.iter().filter_map(|entry| {
-        let published = &entry.published;
-        let events = published.events.load(Relaxed);
-        let refused = published.refused.load(Relaxed);
-        if events == 0 && refused == 0 {
+        let totals = entry.published.totals();
+        if totals.events == 0 && totals.refused == 0 {
             return None;
         }
         let published = Published {
-            events,
-            refused,
-            unmatched: published.unmatched.load(Relaxed),
-            per_sec: published.meter.rates(now).published,
+            events: totals.events,
+            refused: totals.refused,
+            unmatched: totals.unmatched,
+            per_sec: entry.published.meter.rates(now).published,
         };
         Some((entry.topic.id.0, published))
     });
@@ -254,12 +415,27 @@ pub fn own(server: &Server, asked: NumbersAsked) -> Numbers {
     let sick = sick.iter().filter_map(|status| {
         let sick = Sick {
             probing: status.state.probing,
-            delay: Delayed::of(&status.state.delay?),
+            delay: Delayed::of(&status.state)?,
             waiting: status.waiting,
+            subscriptions: status
+                .subscriptions
+                .iter()
+                .map(|id| id.0)
+                .take(SICK_SUBSCRIPTIONS_MAX)
+                .collect(),
         };
         Some((status.name.clone(), sick))
     });
+    let letters = letters_by_subscription(server);
+    let ailing = subscriptions.iter().filter(|one| {
+        let condition = own_condition(server, one.id, now, &letters);
+        let verdict = HealthVerdict::of(&condition.health_numbers(now, one.pauses.since()));
+        verdict.health.needs_attention()
+    });
     Numbers {
+        ailing: ailing.map(|one| one.id.0).take(AILING_MAX).collect(),
+        since: Some(engine.counted_since().nanos()),
+        letters: log.letters_waiting().iter().map(|letters| letters.count).sum(),
         counted: Counted::of(&engine.dispatcher.counters),
         metered: Metered::of(&engine.dispatcher.meter, now),
         busy: busy.filter(|(_, waits)| waits.all() > 0).collect(),
@@ -294,9 +470,37 @@ pub struct Detail {
     pub letters: u64,
     pub delay: Option<Delayed>,
     pub probing: bool,
+    /// Of the last [`HEALTH_MINUTES`] …
+    #[serde(default)]
+    recent: Recent,
+    /// … and of the last [`LOSS_MINUTES`].
+    #[serde(default)]
+    hour: Recent,
 }
 
 impl Detail {
+    /// The numbers that health is judged by.
+    pub fn health_numbers(&self, now: Timestamp, paused_since: Option<Timestamp>) -> HealthNumbers {
+        HealthNumbers {
+            recent: (&self.recent).into(),
+            hour: (&self.hour).into(),
+            waiting: self.waits.waiting,
+            retrying: self.waits.retrying,
+            letters_waiting: self.letters,
+            oldest_age: self.waits.oldest().map(|oldest| now.since(oldest)),
+            delay: self
+                .delay
+                .as_ref()
+                .filter(|_| paused_since.is_none())
+                .map(|delay| DelayNumbers {
+                    until: delay.until(),
+                    cause: delay.outcome(),
+                    status: delay.status,
+                }),
+            paused_since,
+        }
+    }
+
     fn add(&mut self, other: Detail) {
         self.counted.add(&other.counted);
         self.metered.add(other.metered);
@@ -304,6 +508,8 @@ impl Detail {
         self.letters += other.letters;
         self.delay = Delayed::longer(self.delay.take(), other.delay);
         self.probing |= other.probing;
+        self.recent.add(&other.recent);
+        self.hour.add(&other.hour);
     }
 }
 
@@ -315,40 +521,54 @@ pub struct DetailsAsked {
 
 /// In the order of what was asked for.
 pub fn own_details(server: &Server, asked: DetailsAsked) -> Vec<Detail> {
-    let engine = &server.engine;
     let now = Timestamp::from_nanos(asked.now);
-    let letters = engine.log().letters_waiting().into_iter();
-    let letters: HashMap<u64, u64> = letters.map(|letters| (letters.of.0, letters.count)).collect();
-    let detail = |id: &u64| {
-        // Events that are being sent right now are in no list of busy ones.
-        let waits = Waits::of(&engine.log().backlog(SubscriptionId(*id)));
-        let letters = letters.get(id).copied().unwrap_or(0);
-        let Some(outlet) = engine.dispatcher.outlet(SubscriptionId(*id)) else {
-            return Detail {
-                waits,
-                letters,
-                ..Detail::default()
-            };
-        };
-        let plan = outlet.plan();
-        // Not all rules know delays.
-        let state = plan
-            .filter(|plan| plan.sender().obeys)
-            .map(|plan| plan.endpoint.state_for(SubscriptionId(*id)));
-        let delay = state
-            .as_ref()
-            .and_then(|state| state.delay.as_ref())
-            .map(Delayed::of);
-        Detail {
-            counted: Counted::of(&outlet.counters),
-            metered: Metered::of(&outlet.meter, now),
+    let letters = letters_by_subscription(server);
+    let detail = |id: &u64| own_detail(server, SubscriptionId(*id), now, &letters);
+    asked.ids.iter().map(detail).collect()
+}
+
+/// Dead letters that have not been written, by the numbers of their subscriptions.
+fn letters_by_subscription(server: &Server) -> HashMap<u64, u64> {
+    let letters = server.engine.log().letters_waiting().into_iter();
+    letters.map(|letters| (letters.of.0, letters.count)).collect()
+}
+
+fn own_detail(server: &Server, id: SubscriptionId, now: Timestamp, letters: &HashMap<u64, u64>) -> Detail {
+    let mut detail = own_condition(server, id, now, letters);
+    if let Some(outlet) = server.engine.dispatcher.outlet(id) {
+        detail.counted = Counted::of(&outlet.counters);
+        detail.metered = Metered::of(&outlet.meter, now);
+    }
+    detail
+}
+
+/// The part of a subscription's numbers that its health is judged by.
+fn own_condition(server: &Server, id: SubscriptionId, now: Timestamp, letters: &HashMap<u64, u64>) -> Detail {
+    let letters = letters.get(&id.0).copied().unwrap_or(0);
+    // Events that are being sent right now are in no list of busy ones.
+    let waits = Waits::of(&server.engine.log().backlog(id));
+    let Some(outlet) = server.engine.dispatcher.outlet(id) else {
+        return Detail {
             waits,
             letters,
-            probing: delay.is_some() && state.is_some_and(|state| state.probing),
-            delay,
-        }
+            ..Detail::default()
+        };
     };
-    asked.ids.iter().map(detail).collect()
+    // Not all rules know delays.
+    let state = outlet
+        .plan()
+        .filter(|plan| plan.sender().obeys)
+        .map(|plan| plan.endpoint.state_for(id));
+    let delay = state.as_ref().and_then(Delayed::of);
+    Detail {
+        waits,
+        letters,
+        probing: delay.is_some() && state.is_some_and(|state| state.probing),
+        delay,
+        recent: outlet.meter.recent(now, HEALTH_MINUTES).into(),
+        hour: outlet.meter.recent(now, LOSS_MINUTES).into(),
+        ..Detail::default()
+    }
 }
 
 /// How subscriptions are in view of all nodes, in their order, and who did not answer.
@@ -463,12 +683,16 @@ mod tests {
             until,
             since,
             cause: cause.into(),
+            status: None,
         }
     }
 
     #[test]
     fn what_nodes_count_is_added_up() {
         let one = Numbers {
+            letters: 2,
+            since: Some(70),
+            ailing: BTreeSet::from([3]),
             counted: Counted {
                 delivered: 1,
                 matched: 10,
@@ -501,11 +725,14 @@ mod tests {
                     probing: false,
                     delay: delayed(10, 20, "Busy"),
                     waiting: 2,
+                    subscriptions: BTreeSet::from([1]),
                 },
             )]),
         };
         let mut other = one.clone();
         other.metered.latency = vec![(80, 10)];
+        other.ailing = BTreeSet::from([4]);
+        other.since = Some(60);
         other.busy.insert(
             2,
             Waits {
@@ -526,6 +753,7 @@ mod tests {
             probing: true,
             delay: delayed(12, 30, "TimedOut"),
             waiting: 3,
+            subscriptions: BTreeSet::from([1, 2]),
         };
         other.sick.insert("e".into(), sick);
         let mut sum = Numbers::default();
@@ -533,6 +761,8 @@ mod tests {
         sum.add(other);
         assert_eq!((sum.counted.delivered, sum.counted.matched), (2, 20));
         assert_eq!(sum.metered.published, 3.0);
+        assert_eq!((sum.letters, sum.since()), (4, Some(Timestamp::from_nanos(60))));
+        assert_eq!(sum.ailing, BTreeSet::from([3, 4]));
         // One in ten was slow, at one of the nodes: the median is not, the ninety-fifth is.
         let found = sum.metered.latency().unwrap();
         let slow = Percentiles::of(&[(80, 1)]).unwrap().p50;
@@ -555,6 +785,7 @@ mod tests {
             probing: true,
             delay: delayed(10, 30, "TimedOut"),
             waiting: 5,
+            subscriptions: BTreeSet::from([1, 2]),
         };
         assert_eq!(sum.sick["e"], expected);
         // As it goes from node to node.
@@ -579,6 +810,54 @@ mod tests {
             ..Detail::default()
         });
         assert_eq!((sum.letters, sum.probing), (5, true));
+        assert!(sum.health_numbers(Timestamp::MIN, None).delay.is_some());
+        let paused = sum.health_numbers(Timestamp::MIN, Some(Timestamp::MIN));
+        assert_eq!(paused.delay, None, "a paused subscription waits for nothing else");
         assert_eq!(sum.delay, Some(delayed(1, 2, "Busy")));
+        // The node that got the answer knows its status, and another one may leave the endpoint alone for longer.
+        let answered = Delayed {
+            status: Some(503),
+            ..delayed(1, 2, "Busy")
+        };
+        let both = Delayed::longer(Some(delayed(1, 9, "Busy")), Some(answered.clone())).unwrap();
+        assert_eq!(both.cause_text(), "HTTP 503 Service Unavailable");
+        let both = Delayed::longer(Some(delayed(1, 9, "TimedOut")), Some(answered)).unwrap();
+        assert_eq!(both.cause_text(), "no answer in time");
+    }
+
+    #[test]
+    fn recent_counts_of_nodes_are_added_up() {
+        let counts = |delivered: u64, status: u16, dropped: u64| {
+            let cause = FailureCause {
+                effect: FailureEffect::Dropped(Reason::BadRequest),
+                outcome: Some(Outcome::BadRequest),
+                status: Some(status),
+            };
+            let attempt = FailureCause {
+                effect: FailureEffect::AttemptFailed,
+                ..cause
+            };
+            RecentCounts {
+                attempts: delivered + dropped,
+                failed: dropped,
+                delivered,
+                dead_lettered: 0,
+                dropped,
+                causes: [(cause, dropped), (attempt, dropped)].into(),
+            }
+        };
+        let mut sum = Recent::from(counts(5, 400, 2));
+        // As it goes from node to node.
+        let text = serde_json::to_string(&Recent::from(counts(1, 404, 3))).unwrap();
+        sum.add(&serde_json::from_str(&text).unwrap());
+        let mut expected = counts(5, 400, 2);
+        expected.add(&counts(1, 404, 3));
+        assert_eq!(RecentCounts::from(&sum), expected);
+        // What a node of an older version says has none.
+        let mut old = serde_json::to_value(Detail::default()).unwrap();
+        for member in ["recent", "hour"] {
+            old.as_object_mut().unwrap().remove(member);
+        }
+        assert_eq!(serde_json::from_value::<Detail>(old).unwrap(), Detail::default());
     }
 }

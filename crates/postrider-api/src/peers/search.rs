@@ -3,6 +3,7 @@
 
 use super::{Heard, Peers, gather, note_missing, stories};
 use crate::Server;
+use crate::attempts::{AttemptsQuery, bad_cursor, outcome_of, shown_attempt};
 use crate::events;
 use crate::ours::Problem;
 use base64::Engine as _;
@@ -13,6 +14,7 @@ use postrider_engine::recorder::{Cursor, EventState, Query};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::sync::Arc;
 
 /// How often the nodes are asked for one page, where many of the events that they know turn out not to be meant.
@@ -124,6 +126,9 @@ struct Progress {
     /// The end of the time that is searched, and of what has been shown.
     #[serde(rename = "t")]
     until: Option<i64>,
+    /// The place of an event of which only a part has been shown, and how many of its attempts are left: the oldest.
+    #[serde(rename = "p", default, skip_serializing_if = "Option::is_none")]
+    part: Option<(String, usize)>,
 }
 
 impl Progress {
@@ -145,18 +150,149 @@ impl Progress {
 
 pub async fn search(server: &Server, peers: &dyn Peers, query: &str) -> Result<Value, Problem> {
     let mut progress = Progress::default();
-    let reason = "is not one that an earlier answer gave";
     let query = events::read_search_from(server, query, |_, cursor| {
-        progress = Progress::read(cursor).ok_or_else(|| Problem::field("cursor", reason))?;
+        progress = Progress::read(cursor).ok_or_else(bad_cursor)?;
         Ok(())
     })?;
     let looks_through = query.state.is_some() || query.outcome.is_some();
     let mut value: Vec<Value> = Vec::new();
-    let mut missing = Vec::new();
-    let mut searched: Option<(i64, i64)> = None;
-    let mut over = false;
+    let looked = look(peers, &query, looks_through, &mut progress, |found, happened| {
+        value.extend(shown(&query, found, happened));
+        match value.len() < query.limit {
+            true => Taken::More,
+            false => Taken::Full,
+        }
+    });
+    let looked = looked.await;
+    let mut found = json!({"value": value});
+    if let Some((from, to)) = looked.searched {
+        let text = |nanos| Timestamp::from_nanos(nanos).to_string();
+        found["searched"] = json!({"from": text(from), "to": text(to)});
+    }
+    if !looked.over {
+        found["cursor"] = json!(progress.write());
+    }
+    note_missing(&mut found, looked.missing);
+    Ok(found)
+}
+
+/// Attempts of one subscription that are shown of one event.
+struct PickedAttempts {
+    place: String,
+    accepted: i64,
+    event: Value,
+    /// Among those that are asked for, in the order of time.
+    range: Range<usize>,
+}
+
+/// A page of the attempts of one subscription, whichever nodes made them.
+pub(crate) async fn attempts(peers: &dyn Peers, asked: &AttemptsQuery) -> Result<Value, Problem> {
+    let mut progress = match &asked.cursor {
+        Some(text) => Progress::read(text).ok_or_else(bad_cursor)?,
+        None => Progress::default(),
+    };
+    let query = Query {
+        subscription: Some(asked.of),
+        limit: asked.limit,
+        ..Query::default()
+    };
+    let wanted = |delivery: Value| -> Vec<Value> {
+        let mut delivery = delivery;
+        let Value::Array(mut attempts) = delivery["attempts"].take() else {
+            return Vec::new();
+        };
+        attempts.retain(|attempt| outcome_of(attempt).is_some_and(|outcome| asked.filter.takes(outcome)));
+        attempts
+    };
+    let of_subscription = |happened: Vec<Value>| -> Vec<Value> {
+        let told = stories::by_number(happened).remove(&asked.of.0);
+        wanted(stories::joined(told.unwrap_or_default()))
+    };
+    let begun = progress.part.take();
+    let (mut part, mut picked, mut count) = (None, Vec::new(), 0);
+    let looked = look(peers, &query, true, &mut progress, |found, happened| {
+        let Some(place) = found.place.as_ref().filter(|_| found.line.is_object()) else {
+            return Taken::More;
+        };
+        let mut end = of_subscription(happened).len();
+        if let Some((_, left)) = begun.as_ref().filter(|(at, _)| at == place) {
+            end = end.min(*left);
+        }
+        let from = end.saturating_sub(asked.limit - count);
+        count += end - from;
+        if end > from {
+            picked.push(PickedAttempts {
+                place: place.clone(),
+                accepted: found.accepted,
+                event: json!({
+                    "id": found.line["id"],
+                    "type": found.line["type"],
+                    "subject": found.line["subject"],
+                }),
+                range: from..end,
+            });
+        }
+        match (from, count < asked.limit) {
+            (0, true) => Taken::More,
+            (0, false) => Taken::Full,
+            _ => {
+                part = Some((place.clone(), from));
+                Taken::FullWithin
+            }
+        }
+    });
+    let looked = looked.await;
+    progress.part = part;
+    let places = picked.iter().map(|one| Some((one.place.clone(), one.accepted)));
+    let (happened, more) = stories::happened(peers, places.collect(), false).await;
+    let mut value: Vec<Value> = Vec::new();
+    for (one, happened) in picked.iter().zip(happened) {
+        let attempts = of_subscription(happened);
+        let some = attempts.iter().skip(one.range.start).take(one.range.len());
+        value.extend(some.map(|attempt| shown_attempt(&one.event, attempt)));
+    }
+    let mut found = json!({"value": value});
+    if !looked.over {
+        found["cursor"] = json!(progress.write());
+    }
+    let mut missing = looked.missing;
+    missing.extend(more);
+    note_missing(&mut found, missing);
+    Ok(found)
+}
+
+/// The result of looking at an event during a search.
+enum Taken {
+    More,
+    /// The page ends behind the event …
+    Full,
+    /// … or with a part of it.
+    FullWithin,
+}
+
+/// How far a search has looked.
+struct Looked {
+    /// There is nothing more.
+    over: bool,
+    searched: Option<(i64, i64)>,
+    missing: Vec<String>,
+}
+
+/// Shows events to `take` with what nodes say in brief that happened to them, the latest first, until it has a page.
+/// `looks_through`: not every event is meant.
+async fn look(
+    peers: &dyn Peers,
+    query: &Query,
+    looks_through: bool,
+    progress: &mut Progress,
+    mut take: impl FnMut(&Found, Vec<Value>) -> Taken,
+) -> Looked {
+    let mut looked = Looked {
+        over: false,
+        searched: None,
+        missing: Vec::new(),
+    };
     for _ in 0..ROUNDS_MAX {
-        let wanted = query.limit - value.len();
         let asked = Asked {
             id: query.id.clone(),
             topic: query.topic.map(|id| id.0),
@@ -171,57 +307,51 @@ pub async fn search(server: &Server, peers: &dyn Peers, query: &str) -> Result<V
                 .chain(progress.until)
                 .min(),
             cursors: progress.nodes.clone(),
-            limit: if looks_through {
-                LOOKED_THROUGH.max(wanted)
-            } else {
-                wanted
+            limit: match looks_through {
+                true => LOOKED_THROUGH.max(query.limit),
+                false => query.limit,
             },
         };
         let heard: Heard<Page> = gather(peers, "search", &asked).await;
-        missing.extend(heard.missing);
+        looked.missing.extend(heard.missing);
         let nodes: Vec<String> = heard.answers.iter().map(|(node, _)| node.clone()).collect();
-        let most = if looks_through {
-            stories::PLACES_MAX
-        } else {
-            wanted
+        let most = match looks_through {
+            true => stories::PLACES_MAX,
+            false => query.limit,
         };
         let merged = merge(heard.answers, most);
         if let Some((from, to)) = merged.searched {
-            searched = Some(searched.map_or((from, to), |(known, last)| (known.min(from), last.max(to))));
+            let known = looked.searched.unwrap_or((from, to));
+            looked.searched = Some((known.0.min(from), known.1.max(to)));
         }
         let places = merged.lines.iter().map(|(_, found)| {
             let place = found.place.clone()?;
             Some((place, found.accepted))
         });
         let (happened, more) = stories::happened(peers, places.collect(), true).await;
-        missing.extend(more);
-        let mut used = 0;
+        looked.missing.extend(more);
+        let (mut used, mut full) = (0, false);
         for ((_, found), happened) in merged.lines.iter().zip(happened) {
-            if value.len() >= query.limit {
+            let taken = take(found, happened);
+            full = !matches!(taken, Taken::More);
+            if matches!(taken, Taken::FullWithin) {
                 break;
             }
             used += 1;
             let until = progress.until.unwrap_or(i64::MAX);
             progress.until = Some(until.min(found.accepted));
-            value.extend(shown(&query, found, happened));
+            if full {
+                break;
+            }
         }
         let cursors = merged.cursors_after(used);
         progress.nodes.extend(cursors);
-        over = progress.is_over(&nodes);
-        if over || value.len() >= query.limit || !looks_through {
+        looked.over = progress.is_over(&nodes);
+        if looked.over || full || !looks_through {
             break;
         }
     }
-    let mut found = json!({"value": value});
-    if !over {
-        found["cursor"] = json!(progress.write());
-    }
-    if let Some((from, to)) = searched {
-        let text = |nanos| Timestamp::from_nanos(nanos).to_string();
-        found["searched"] = json!({"from": text(from), "to": text(to)});
-    }
-    note_missing(&mut found, missing);
-    Ok(found)
+    looked
 }
 
 /// The pages of several nodes as one.
@@ -358,8 +488,14 @@ fn shown(query: &Query, found: &Found, happened: Vec<Value>) -> Option<Value> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::peers::Gathered;
+    use async_trait::async_trait;
+    use bytes::Bytes;
     use postrider_core::outcome::Outcome;
-    use postrider_engine::recorder::DeliveryState;
+    use postrider_engine::recorder::{AttemptFilter, DeliveryState};
+    use std::collections::BTreeSet;
+    use std::time::Duration;
+    use tokio::sync::mpsc;
 
     fn found(accepted: i64) -> Found {
         Found {
@@ -465,6 +601,7 @@ mod tests {
         let progress = Progress {
             nodes: BTreeMap::from([("a".into(), "1-2-3".into()), ("b".into(), String::new())]),
             until: Some(5),
+            part: Some(("1:0".into(), 2)),
         };
         assert_eq!(Progress::read(&progress.write()), Some(progress.clone()));
         assert!(!progress.is_over(&["a".into(), "b".into()]) && progress.is_over(&["b".into()]));
@@ -514,5 +651,162 @@ mod tests {
         assert!(look(outcome(Outcome::Busy, None)).is_some());
         assert!(look(outcome(Outcome::Busy, Some(1))).is_none());
         assert!(look(outcome(Outcome::NotFound, None)).is_none());
+    }
+
+    /// Two nodes: one has accepted the events, both have attempted them.
+    struct TwoNodes {
+        places: Vec<String>,
+    }
+
+    impl TwoNodes {
+        /// The attempts of subscription 1 that a node has made of an event: the first here, the others there.
+        fn attempts(&self, place: &str, second: bool, brief: bool) -> Value {
+            let number = self.places.iter().position(|known| known == place).unwrap();
+            let numbers = if second { 2..4 } else { 1..2 };
+            let attempt = |n: usize| {
+                let outcome = if n == 3 { "Success" } else { "GenericError" };
+                let mut shown = json!({
+                    "at": format!("T{number}-{n}"), "number": n, "outcome": outcome,
+                    "decision": {"kind": if n == 3 { "done" } else { "retry" }},
+                });
+                if !brief {
+                    shown["status"] = json!(if n == 3 { 200 } else { 500 });
+                    shown["timings"] = json!({"totalMs": 1.5});
+                    shown["response"] = json!({"snippet": "sorry", "truncated": false});
+                    shown["node"] = json!(if second { "b" } else { "a" });
+                }
+                shown
+            };
+            json!([
+                {"number": 1, "name": "one", "attempts": numbers.map(attempt).collect::<Vec<_>>()},
+                {"number": 2, "name": "two", "attempts": [{"at": "T", "number": 1, "outcome": "Busy"}]},
+            ])
+        }
+    }
+
+    #[async_trait]
+    impl Peers for TwoNodes {
+        fn name(&self) -> &str {
+            "a"
+        }
+        fn id(&self) -> &str {
+            "1"
+        }
+        fn is_present(&self, _: &str) -> bool {
+            true
+        }
+        async fn ask(&self, question: &str, body: Bytes) -> Gathered {
+            let asked: Value = serde_json::from_slice(&body).unwrap();
+            let answers = match question {
+                "search" => {
+                    assert_eq!(asked["subscription"], 1);
+                    // Newest first; a cursor counts the events that have been told.
+                    let told = asked["cursors"]["a"].as_str().map_or(0, |text| match text {
+                        ENDED => self.places.len(),
+                        text => text.parse::<usize>().unwrap(),
+                    });
+                    let events = self.places.iter().enumerate().skip(told);
+                    let lines = events.map(|(at, place)| Found {
+                        line: json!({"id": format!("e{at}"), "type": "T", "subject": "s", "topic": "t"}),
+                        accepted: 100 - at as i64,
+                        place: Some(place.clone()),
+                        before: at.to_string(),
+                        behind: (at + 1).to_string(),
+                        matched: vec![(1, "one".into()), (2, "two".into())],
+                    });
+                    let page = Page {
+                        lines: lines.collect(),
+                        cursor: None,
+                        searched: Some((0, 100)),
+                    };
+                    [("a", json!(page)), ("b", json!(Page::default()))]
+                }
+                "happened" => {
+                    let events = asked["events"].as_array().unwrap();
+                    let brief = asked["brief"] == true;
+                    let told = |second: bool| {
+                        let place = |event: &Value| event[0].as_str().unwrap().to_owned();
+                        let all = events.iter().map(|one| self.attempts(&place(one), second, brief));
+                        all.collect::<Vec<Value>>()
+                    };
+                    [("a", json!(told(false))), ("b", json!(told(true)))]
+                }
+                other => panic!("{other}"),
+            };
+            Gathered {
+                answers: answers
+                    .into_iter()
+                    .map(|(node, answer)| (node.to_owned(), Ok(answer.to_string().into())))
+                    .collect(),
+                missing: vec!["c".into()],
+            }
+        }
+        async fn ask_one(&self, _: &str, _: &str, _: Bytes, _: Duration) -> Result<Bytes, String> {
+            Err("nobody".into())
+        }
+        async fn tell(&self, _: &str, _: Bytes) {}
+        async fn hear(&self, _: &str) -> Option<mpsc::Receiver<Bytes>> {
+            None
+        }
+    }
+
+    #[tokio::test]
+    async fn attempts_of_all_nodes_are_turned_through_page_by_page() {
+        let nodes = TwoNodes {
+            places: (0..4).map(|n| format!("{n}:0")).collect(),
+        };
+        for (filter, expected) in [
+            (AttemptFilter::All, 12),
+            (AttemptFilter::Failed, 8),
+            (AttemptFilter::Outcome(Outcome::Success), 4),
+            (AttemptFilter::Outcome(Outcome::Busy), 0),
+        ] {
+            for limit in 1..14 {
+                let mut asked = AttemptsQuery {
+                    of: SubscriptionId(1),
+                    filter,
+                    limit,
+                    cursor: None,
+                };
+                let mut seen = Vec::new();
+                for _ in 0..20 {
+                    let page = attempts(&nodes, &asked).await.unwrap();
+                    assert_eq!(page["missing"], json!(["c"]));
+                    let some = page["value"].as_array().unwrap();
+                    assert!(some.len() <= limit);
+                    seen.extend(some.iter().map(|one| one["at"].as_str().unwrap().to_owned()));
+                    asked.cursor = page["cursor"].as_str().map(str::to_owned);
+                    if asked.cursor.is_none() {
+                        break;
+                    }
+                }
+                assert_eq!(asked.cursor, None);
+                let distinct: BTreeSet<&String> = seen.iter().collect();
+                assert_eq!((seen.len(), distinct.len()), (expected, expected), "{limit}");
+            }
+        }
+        let asked = AttemptsQuery {
+            of: SubscriptionId(1),
+            filter: AttemptFilter::Failed,
+            limit: 2,
+            cursor: None,
+        };
+        let page = attempts(&nodes, &asked).await.unwrap();
+        let expected = |at: &str, number: u64, node: &str| {
+            json!({
+                "at": at, "event": {"id": "e0", "type": "T", "subject": "s"}, "attempt": number,
+                "outcome": "GenericError", "text": "HTTP 500 Internal Server Error", "status": 500,
+                "latencyMs": 1.5, "answer": "sorry", "node": node,
+            })
+        };
+        assert_eq!(
+            page["value"],
+            json!([expected("T0-1", 1, "a"), expected("T0-2", 2, "b")])
+        );
+        let asked = AttemptsQuery {
+            cursor: Some("nonsense".into()),
+            ..asked
+        };
+        assert_eq!(attempts(&nodes, &asked).await.unwrap_err().field, Some("cursor"));
     }
 }

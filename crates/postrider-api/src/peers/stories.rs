@@ -70,14 +70,26 @@ pub async fn answer_happened(server: &Arc<Server>, asked: HappenedAsked) -> Resu
     };
     let places: Option<Vec<_>> = asked.events.iter().map(place).collect();
     let places = places.ok_or("a place cannot be understood")?;
+    let asked_places: Vec<Place> = places.iter().map(|(place, _)| *place).collect();
     let happened = events::ask(server, move |recordings| recordings.happened(&places)).await;
     let happened = happened.map_err(|problem| problem.detail)?;
     let node = server.peers.as_ref().map(|peers| peers.name().to_owned());
-    let one = |story: &SubscriptionStory| told(story, node.as_deref(), asked.brief);
-    let stories = happened.iter();
-    Ok(stories
-        .map(|stories| stories.iter().filter_map(one).collect())
-        .collect())
+    let mut lookups = match asked.brief {
+        true => 0,
+        false => events::PENDING_LOOKUPS_MAX,
+    };
+    let mut all = Happened::new();
+    for (stories, place) in happened.iter().zip(asked_places) {
+        let mut of_one = Vec::new();
+        for story in stories {
+            if let Some(mut shown) = told(story, node.as_deref(), asked.brief) {
+                events::show_pending(server, Some(place), story, &mut shown, &mut lookups).await;
+                of_one.push(shown);
+            }
+        }
+        all.push(of_one);
+    }
+    Ok(all)
 }
 
 /// A delivery as nodes tell each other of it.
@@ -277,6 +289,7 @@ pub fn joined(told: Vec<Value>) -> Value {
 fn end_of(mut ends: Vec<Value>) -> Option<Value> {
     ends.sort_by_key(|end| end["at"].as_str().unwrap_or_default().to_owned());
     let blob = ends.iter().find_map(|end| end.get("blob").cloned());
+    let pending = ends.iter().find_map(|end| end.get("pending").cloned());
     let same = ends
         .windows(2)
         .all(|two| two[0]["disposition"] == two[1]["disposition"]);
@@ -284,8 +297,14 @@ fn end_of(mut ends: Vec<Value>) -> Option<Value> {
         true => ends.into_iter().next()?,
         false => ends.pop()?,
     };
-    if let Some(blob) = blob.filter(|_| end["disposition"] == DeliveryState::DeadLettered.name()) {
-        end["blob"] = blob;
+    drop_member(&mut end, "pending");
+    if end["disposition"] == DeliveryState::DeadLettered.name() {
+        // The node that has the letter says that it waits, until some node has written it.
+        match (blob, pending) {
+            (Some(blob), _) => end["blob"] = blob,
+            (None, Some(pending)) => end["pending"] = pending,
+            (None, None) => {}
+        }
     }
     Some(end)
 }
@@ -422,6 +441,17 @@ mod tests {
         written["blob"] = json!({"path": "p"});
         let both = of(&[ended("09", "deadLettered"), written]);
         assert_eq!((&both["at"], &both["blob"]["path"]), (&json!("09"), &json!("p")));
+        // The node that has the letter says that it waits, until one of them has written it.
+        let mut waits = ended("10", "deadLettered");
+        waits["pending"] = json!({"text": "waits"});
+        let both = of(&[ended("09", "deadLettered"), waits.clone()]);
+        assert_eq!(both["pending"]["text"], "waits");
+        let mut written = ended("10", "deadLettered");
+        written["blob"] = json!({"path": "p"});
+        let both = of(&[waits.clone(), written]);
+        assert_eq!((both.get("pending"), &both["blob"]["path"]), (None, &json!("p")));
+        let both = of(&[waits, ended("20", "delivered")]);
+        assert_eq!((both.get("pending"), both.get("blob")), (None, None));
     }
 
     #[test]

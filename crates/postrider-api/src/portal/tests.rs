@@ -1,8 +1,12 @@
 //! Over real connections, as a browser would ask.
 
-use crate::azure::subscriptions::tests::lab::{GROUP, Got, Lab, VERSION, web_hook};
+use crate::LocalSignInPage;
+use crate::azure::subscriptions::tests::lab::{GROUP, Got, Lab, Still, VERSION, web_hook};
+use base64::Engine as _;
+use base64::prelude::BASE64_URL_SAFE_NO_PAD as BASE64;
 use postrider_portal::INDEX;
 use serde_json::{Value, json};
+use std::path::Path;
 
 /// A browser on one of the server's own pages.
 struct Browser<'a> {
@@ -23,8 +27,10 @@ impl<'a> Browser<'a> {
 
     async fn ask(&self, method: &str, path: &str, body: Option<Value>, more: &[(&str, &str)]) -> Got {
         let mut headers = vec![("cookie", self.cookie.as_str())];
-        if !more.iter().any(|(name, _)| *name == "host") {
-            headers.push(("host", "localhost"));
+        for (name, value) in [("host", "localhost"), ("x-csrf-token", self.token.as_str())] {
+            if !more.iter().any(|(given, _)| *given == name) {
+                headers.push((name, value));
+            }
         }
         headers.extend(more);
         self.lab.exchange(method, path, body.as_ref(), &headers).await
@@ -35,8 +41,7 @@ impl<'a> Browser<'a> {
     }
 
     async fn change(&self, method: &str, path: &str, body: Option<Value>) -> Got {
-        let token = [("x-csrf-token", self.token.as_str())];
-        self.ask(method, path, body, &token).await
+        self.ask(method, path, body, &[]).await
     }
 }
 
@@ -46,6 +51,9 @@ async fn sign_in(lab: &Lab, secret: &str) -> Got {
     lab.exchange("POST", "/portal/session", Some(&body), &headers)
         .await
 }
+
+/// A request of whoever has the cookie only, as another web server at the same host.
+const NO_TOKEN: [(&str, &str); 1] = [("x-csrf-token", "")];
 
 /// What a browser sends back.
 fn cookie(got: &Got) -> String {
@@ -114,6 +122,48 @@ async fn files_are_served_with_what_keeps_them_safe() {
 }
 
 #[tokio::test]
+async fn only_browsers_on_this_machine_learn_where_the_secret_is() {
+    let path = Path::new("/var/lib/a \"b\" <c>/credentials.toml");
+    let mut lab = Lab::with(false, |server| {
+        server.local_sign_in_page = Some(LocalSignInPage::new(path));
+    })
+    .await;
+    let shown = async |lab: &Lab, headers: &[(&str, &str)]| {
+        let got = lab.exchange("GET", "/portal", None, headers).await.expect(200);
+        let text = String::from_utf8_lossy(&got.bytes).into_owned();
+        assert!(text.contains("data-visitor=\"stranger\""), "{text}");
+        let told = "data-credentials=\"/var/lib/a &quot;b&quot; &lt;c&gt;/credentials.toml\"";
+        assert_eq!(text.contains(told), text.contains("data-credentials"), "{text}");
+        (text.contains(told), got.header("etag").to_owned())
+    };
+    let (told, tag) = shown(&lab, &[("host", "localhost:5888")]).await;
+    assert!(told);
+    for host in ["127.0.0.1", "127.0.0.2:5888", "[::1]:5888", "LOCALHOST"] {
+        assert!(shown(&lab, &[("host", host)]).await.0, "{host}");
+    }
+    let unchanged = [("host", "localhost"), ("if-none-match", tag.as_str())];
+    let got = lab.exchange("GET", "/portal", None, &unchanged).await.expect(304);
+    assert!(got.bytes.is_empty());
+    // Names that lead here, and proxies that run here.
+    for remote in [
+        [("host", "postrider.example"), ("accept", "*/*")],
+        [("host", "192.0.2.1"), ("accept", "*/*")],
+        [("host", "localhost.example"), ("accept", "*/*")],
+        [("host", "localhost"), ("x-forwarded-for", "192.0.2.1")],
+        [("host", "localhost"), ("forwarded", "for=192.0.2.1")],
+        [("host", "localhost"), ("via", "1.1 proxy")],
+    ] {
+        assert!(!shown(&lab, &remote).await.0, "{remote:?}");
+    }
+    lab.ends.peer = "192.0.2.1".parse().unwrap();
+    let remote = [("host", "localhost"), ("if-none-match", tag.as_str())];
+    assert!(!shown(&lab, &remote).await.0);
+    // Clients that are named in the configuration have no such file.
+    let lab = Lab::new(false).await;
+    assert!(!shown(&lab, &[("host", "localhost")]).await.0);
+}
+
+#[tokio::test]
 async fn the_first_page_says_whether_there_is_a_session() {
     let lab = Lab::new(false).await;
     let is_for_strangers =
@@ -138,7 +188,7 @@ async fn the_first_page_says_whether_there_is_a_session() {
     let tag = [("if-none-match", known.header("etag"))];
     let got = browser.ask("GET", "/portal", None, &tag).await.expect(200);
     assert!(is_for_strangers(&got));
-    browser.cookie = "postrider_session=guessed".to_owned();
+    browser.cookie = "__Host-postrider_session_443=guessed".to_owned();
     assert!(is_for_strangers(&browser.get("/portal").await.expect(200)));
 }
 
@@ -168,7 +218,7 @@ async fn a_secret_becomes_a_session_and_the_session_ends() {
     let lab = Lab::new(false).await;
     let got = sign_in(&lab, "reader secret").await.expect(200);
     let set = got.header("set-cookie").to_owned();
-    assert!(set.starts_with("postrider_session="), "{set}");
+    assert!(set.starts_with("__Host-postrider_session_443="), "{set}");
     let attributes: Vec<&str> = set.split("; ").skip(1).collect();
     assert_eq!(
         attributes,
@@ -177,7 +227,17 @@ async fn a_secret_becomes_a_session_and_the_session_ends() {
     assert_eq!(got.header("cache-control"), "no-store");
     assert_eq!(got.body["client"], "reader");
     assert_eq!(got.body["roles"], json!(["reader"]));
-    assert!(!cookie(&got).contains(got.body["csrf"].as_str().unwrap()));
+    // The cookie goes to every port of the host, and everybody there can read it: the token is not in it.
+    let readable = cookie(&got)
+        .split(['=', '.'])
+        .nth(1)
+        .map(|text| BASE64.decode(text).unwrap());
+    let readable = String::from_utf8(readable.unwrap()).unwrap();
+    assert!(readable.contains("reader"), "{readable}");
+    assert!(
+        !readable.contains(got.body["csrf"].as_str().unwrap()),
+        "{readable}"
+    );
 
     let browser = Browser {
         lab: &lab,
@@ -189,7 +249,7 @@ async fn a_secret_becomes_a_session_and_the_session_ends() {
 
     // Signing out needs the token, and ends it for good.
     browser
-        .ask("DELETE", "/portal/session", None, &[])
+        .ask("DELETE", "/portal/session", None, &NO_TOKEN)
         .await
         .expect(403);
     let ended = browser
@@ -203,6 +263,126 @@ async fn a_secret_becomes_a_session_and_the_session_ends() {
         .change("DELETE", "/portal/session", None)
         .await
         .expect(401);
+}
+
+#[tokio::test]
+async fn the_cookie_alone_opens_nothing_and_names_its_port() {
+    let lab = Lab::new(false).await;
+    let browser = Browser::signed_in(&lab, "owner secret").await;
+    let group = format!("{GROUP}/providers/Microsoft.EventGrid/topics?api-version={VERSION}");
+    for path in ["/portal/session", "/postrider/v1/endpoints", group.as_str()] {
+        browser.get(path).await.expect(200);
+        let refused = browser.ask("GET", path, None, &NO_TOKEN).await.expect(403);
+        let told = String::from_utf8_lossy(&refused.bytes).into_owned();
+        assert!(told.contains("x-csrf-token"), "{told}");
+        assert!(!told.contains(&browser.token), "the other half is not given away");
+    }
+    let headers = [("host", "localhost:8443"), ("content-type", "application/json")];
+    let secret = json!({"secret": "owner secret"});
+    let got = lab
+        .exchange("POST", "/portal/session", Some(&secret), &headers)
+        .await
+        .expect(200);
+    assert!(
+        cookie(&got).starts_with("__Host-postrider_session_8443="),
+        "{}",
+        cookie(&got)
+    );
+    // The cookie of one port is not one of another.
+    let token = got.body["csrf"].as_str().unwrap().to_owned();
+    let set = cookie(&got);
+    for (host, status) in [
+        ("localhost:8443", 200),
+        ("localhost:8444", 401),
+        ("localhost", 401),
+    ] {
+        let headers = [
+            ("host", host),
+            ("cookie", set.as_str()),
+            ("x-csrf-token", token.as_str()),
+        ];
+        lab.exchange("GET", "/portal/session", None, &headers)
+            .await
+            .expect(status);
+    }
+}
+
+#[tokio::test]
+async fn every_answer_has_the_headers_that_keep_it_safe() {
+    let lab = Lab::new(false).await;
+    lab.topic("t1").await;
+    let topic = format!("{GROUP}/providers/Microsoft.EventGrid/topics/t1");
+    let version = format!("?api-version={VERSION}");
+    let owner = ("authorization", "Bearer owner secret");
+    for (method, path, kept) in [
+        ("GET", "/healthz".to_owned(), "no-store"),
+        ("GET", "/metrics".to_owned(), "no-store"),
+        ("GET", "/nothing".to_owned(), "no-store"),
+        ("PUT", "/api/events".to_owned(), "no-store"),
+        ("GET", "/topics/t1".to_owned(), "no-store"),
+        ("GET", "/docs".to_owned(), "no-cache"),
+        ("GET", "/metadata/endpoints".to_owned(), "no-store"),
+        ("POST", "/common/oauth2/token".to_owned(), "no-store"),
+        ("POST", "/topics/t1/api/events".to_owned(), "no-store"),
+        ("GET", format!("{topic}{version}"), "no-cache"),
+        ("POST", format!("{topic}/listKeys{version}"), "no-store"),
+        ("GET", "/postrider/v1/server".to_owned(), "no-store"),
+        ("GET", "/postrider/v1/nothing".to_owned(), "no-store"),
+        ("GET", "/portal/app.js".to_owned(), "no-store"),
+    ] {
+        for headers in [&[("host", "h.example")][..], &[("host", "localhost"), owner]] {
+            let got = lab.exchange(method, &path, None, headers).await;
+            assert_eq!(got.header("x-content-type-options"), "nosniff", "{path}");
+            assert_eq!(got.header("cache-control"), kept, "{path}");
+            let policy = got.header("strict-transport-security");
+            // The portal calls paths of every API: a browser remembers the longest policy for all ports of the host.
+            let expected = match headers[0].1 {
+                "h.example" => "max-age=31536000",
+                _ => "max-age=300",
+            };
+            assert_eq!(policy, expected, "{path}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn an_address_that_guesses_has_to_wait_and_sessions_go_on() {
+    let lab = Lab::with(false, |server| server.wall = std::sync::Arc::new(Still)).await;
+    let browser = Browser::signed_in(&lab, "owner secret").await;
+    for _ in 0..10 {
+        sign_in(&lab, "wrong").await.expect(401);
+    }
+    for secret in ["wrong", "owner secret"] {
+        let got = sign_in(&lab, secret).await.expect(429);
+        assert_eq!(got.header("retry-after"), "1");
+        assert!(got.headers.get("set-cookie").is_none());
+    }
+    // A session is no guess, and the other ways in are counted apart.
+    browser.get("/portal/session").await.expect(200);
+    let path = "/postrider/v1/endpoints";
+    let bearer = async |token: &str| {
+        let value = format!("Bearer {token}");
+        lab.exchange(
+            "GET",
+            path,
+            None,
+            &[("host", "localhost"), ("authorization", &value)],
+        )
+        .await
+    };
+    for _ in 0..10 {
+        bearer("wrong").await.expect(401);
+    }
+    bearer("owner secret").await.expect(429);
+    let text = crate::metrics::text(&lab.server, None);
+    for line in [
+        "postrider_wrong_credentials_total{kind=\"portal\"} 10",
+        "postrider_throttled_credentials_total{kind=\"portal\"} 2",
+        "postrider_wrong_credentials_total{kind=\"bearer\"} 10",
+        "postrider_credential_lockouts_total 2",
+    ] {
+        assert!(text.contains(line), "{line} in {text}");
+    }
 }
 
 #[tokio::test]
@@ -262,7 +442,7 @@ async fn changes_need_the_token_of_the_session() {
     );
     let body = || Some(web_hook("/x", json!({})));
 
-    let refused = browser.ask("PUT", &path, body(), &[]).await.expect(403);
+    let refused = browser.ask("PUT", &path, body(), &NO_TOKEN).await.expect(403);
     assert_eq!(
         refused.error(),
         ("AuthorizationFailed", "x-csrf-token: is required with a session")
@@ -279,7 +459,7 @@ async fn changes_need_the_token_of_the_session() {
     // Our own API, too.
     let admit = "/postrider/v1/endpoints/admit";
     let asked = || Some(json!({"endpoint": "https://nowhere/"}));
-    browser.ask("POST", admit, asked(), &[]).await.expect(403);
+    browser.ask("POST", admit, asked(), &NO_TOKEN).await.expect(403);
     browser.change("POST", admit, asked()).await.expect(404);
 
     // The roles are those of the client.
@@ -313,22 +493,28 @@ async fn a_session_counts_only_for_pages_of_ours_and_without_another_credential(
     .expect(200);
 
     let with = async |cookie: &str| {
-        let headers = [("host", "localhost"), ("cookie", cookie)];
+        let headers = [
+            ("host", "localhost"),
+            ("cookie", cookie),
+            ("x-csrf-token", browser.token.as_str()),
+        ];
         lab.exchange("GET", path, None, &headers).await
     };
     let good = &browser.cookie;
     with(&format!("a=b; {good};c")).await.expect(200);
     // Another host of the domain may have set one of the same name.
-    with(&format!("postrider_session=x; {good}")).await.expect(200);
+    with(&format!("__Host-postrider_session_443=x; {good}"))
+        .await
+        .expect(200);
     for bad in [
-        "postrider_session=",
-        "postrider_session=x",
-        "postrider_session",
+        "__Host-postrider_session_443=",
+        "__Host-postrider_session_443=x",
+        "__Host-postrider_session_443",
         "x=y",
     ] {
         with(bad).await.expect(401);
     }
     with(&good.to_uppercase()).await.expect(401);
-    let long = format!("postrider_session={}", "a".repeat(10_000));
+    let long = format!("__Host-postrider_session_443={}", "a".repeat(10_000));
     with(&long).await.expect(401);
 }

@@ -66,6 +66,8 @@ async fn what_is_counted_is_shown() {
         assert_eq!(got["totals"][name], 0, "{name}");
     }
     assert_eq!(got["sick"], json!([]));
+    let well = json!({"status": "well", "text": "All well", "count": 0, "subscriptions": []});
+    assert_eq!(got["verdict"], well);
     let none = json!({"publishedPerSec": 0.0, "deliveredPerSec": 0.0, "failedPerSec": 0.0});
     assert_eq!(got["rates"], none);
     assert_eq!(got["latencyMs"], Value::Null);
@@ -137,13 +139,19 @@ async fn subscriptions_are_found_and_shown_without_secrets() {
     let list = async |query: &str| get(&lab, &format!("subscriptions{query}")).await.expect(200).body;
     let all = list("").await;
     assert_eq!(all["total"], 3);
-    assert_eq!(names(&all["value"]), ["aaa", "aaa", "bbb"]);
+    assert_eq!(
+        names(&all["value"]),
+        ["aaa", "bbb", "aaa"],
+        "in order of creation"
+    );
     let page = list("?top=1&skip=2").await;
-    assert_eq!((&page["total"], names(&page["value"])), (&json!(3), vec!["bbb"]));
+    assert_eq!((&page["total"], names(&page["value"])), (&json!(3), vec!["aaa"]));
     assert_eq!(list("?skip=99").await["value"], json!([]));
     assert_eq!(names(&list("?topic=t1").await["value"]), ["aaa", "bbb"]);
     assert_eq!(names(&list("?topic=DOM").await["value"]), ["aaa"]);
     assert_eq!(names(&list("?q=HOOK/b").await["value"]), ["bbb"]);
+    assert_eq!(list("?health=failing").await["total"], 0);
+    assert_eq!(list("?health=IDLE&state=&top=1").await["total"], 3);
     assert_eq!(list("?state=delayed").await["total"], 0);
     assert_eq!(list("?state=admitting&topic=&q=").await["total"], 3);
 
@@ -158,6 +166,7 @@ async fn subscriptions_are_found_and_shown_without_secrets() {
     );
     assert_eq!(one["endpoint"], "https://hook/aaa");
     assert_eq!(one["state"], "admitting");
+    assert_eq!((&one["health"], &one["reasons"]), (&json!("idle"), &json!([])));
     assert_eq!(one["resource"]["id"], one["id"]);
     assert_eq!(one["resource"]["properties"]["provisioningState"], "Succeeded");
     for count in [
@@ -172,6 +181,44 @@ async fn subscriptions_are_found_and_shown_without_secrets() {
     ] {
         assert_eq!(one[count], 0, "{count}");
     }
+}
+
+#[test]
+fn the_verdict_names_the_worst_first_and_counts_all() {
+    let one = |name: &str, health: &str, count: u64| json!({"name": name, "id": name, "topic": "t", "health": health, "reasons": [{"count": count}], "delivered": 1});
+    let told = |examined: Vec<Value>, missing: &[&str]| {
+        let missing: Vec<String> = missing.iter().map(|node| (*node).to_owned()).collect();
+        super::verdict(examined, &missing)
+    };
+    let some = vec![
+        one("a", "attention", 50),
+        one("b", "healthy", 0),
+        one("c", "failing", 1),
+        one("d", "failing", 9),
+    ];
+    let found = told(some, &[]);
+    assert_eq!(names(&found["subscriptions"]), ["d", "c", "a"]);
+    assert_eq!(
+        (&found["status"], &found["text"], &found["count"]),
+        (
+            &json!("attention"),
+            &json!("3 subscriptions need attention"),
+            &json!(3)
+        )
+    );
+    assert_eq!(found["subscriptions"][0].get("delivered"), None);
+    let many = (0..60).map(|n| one(&n.to_string(), "attention", n)).collect();
+    let found = told(many, &[]);
+    assert_eq!(
+        (&found["count"], names(&found["subscriptions"]).len()),
+        (&json!(60), 50)
+    );
+    // What is not known is not well.
+    let found = told(Vec::new(), &["n2"]);
+    assert_eq!(
+        (&found["status"], &found["text"]),
+        (&json!("attention"), &json!("1 node did not answer"))
+    );
 }
 
 #[tokio::test]
@@ -208,6 +255,7 @@ async fn nonsense_is_refused_by_name() {
         assert_eq!(got.header("content-type"), "application/problem+json");
     };
     check("subscriptions?state=sick", 400, json!("state")).await;
+    check("subscriptions?health=sick", 400, json!("health")).await;
     check("subscriptions?top=1001", 400, json!("top")).await;
     check("subscriptions?skip=-1", 400, json!("skip")).await;
     check("subscriptions?topic=nobody", 404, json!("topic")).await;

@@ -1,5 +1,6 @@
-// Talks to the server: the session, our own API, and the management API. Nothing is kept beyond this page's life:
-// the session is a cookie that scripts cannot read, and the token against forged requests lives in a variable.
+// Talks to the server: the session, our own API, and the management API. A session has two halves: a cookie that
+// scripts cannot read but that browsers send to every port of the host, and a token in the storage of this origin, which
+// no other port can read. Neither opens anything alone.
 
 export const API_VERSION = "2025-02-15";
 const ARM_PAGE = 100;
@@ -18,15 +19,40 @@ export class Problem extends Error {
 export class SignedOut extends Problem {}
 
 let session = null;
+
+const KEPT = "postrider.session";
+/** Stands in where a browser allows no storage: the session ends with the page then. */
+let keptHere = null;
+
+/** The token of the session, as the last tab to sign in has kept it. */
+function keptToken() {
+  try {
+    return localStorage.getItem(KEPT) ?? keptHere;
+  } catch {
+    return keptHere;
+  }
+}
+
+function keepToken(token) {
+  keptHere = token;
+  try {
+    if (token) localStorage.setItem(KEPT, token);
+    else localStorage.removeItem(KEPT);
+  } catch {
+    // Then it is kept as long as this page.
+  }
+}
+
 const onSignedOut = new Set();
 
 export const currentSession = () => session;
 export const whenSignedOut = (listener) => onSignedOut.add(listener);
 
-/** Asks for the session that the cookie stands for; null if there is none. */
+/** Asks for the session of the cookie and the kept token; null if there is none. */
 export async function resumeSession() {
+  if (!keptToken()) return (session = null);
   const answer = await send("GET", "/portal/session", {});
-  if (answer.status === 401) return (session = null);
+  if (answer.status === 401 || answer.status === 403) return (session = null);
   session = await readJson(answer);
   return session;
 }
@@ -34,6 +60,7 @@ export async function resumeSession() {
 export async function signIn(secret) {
   const answer = await send("POST", "/portal/session", { body: { secret } });
   session = await readJson(answer);
+  keepToken(session.csrf);
   return session;
 }
 
@@ -41,10 +68,12 @@ export async function signOut() {
   const answer = await send("DELETE", "/portal/session", {});
   if (!answer.ok && answer.status !== 401) await readJson(answer);
   session = null;
+  keepToken(null);
 }
 
 function dropSession() {
   session = null;
+  keepToken(null);
   for (const listener of onSignedOut) listener();
 }
 
@@ -53,7 +82,8 @@ async function send(method, url, { body, headers, signal, credentials = "same-or
   if (!all.has("accept")) all.set("accept", "application/json");
   if (body !== undefined && !all.has("content-type")) all.set("content-type", "application/json");
   // Who publishes with a key does so without the session, and needs no proof of it.
-  if (method !== "GET" && session?.csrf && credentials !== "omit") all.set("x-csrf-token", session.csrf);
+  const token = credentials === "omit" ? null : keptToken();
+  if (token) all.set("x-csrf-token", token);
   const text = body === undefined || typeof body === "string" ? body : JSON.stringify(body);
   try {
     return await fetch(url, { method, headers: all, body: text, signal, credentials, cache: "no-store", redirect: "error" });
@@ -66,13 +96,18 @@ async function send(method, url, { body, headers, signal, credentials = "same-or
 /** Sends a request with the session's authority and answers with the Response, or throws a Problem. */
 export async function request(method, url, options = {}) {
   let answer = await send(method, url, options);
-  if (answer.status === 403 && method !== "GET") {
-    // Another tab may have signed in again, and with it came another token.
+  let ended = answer.status === 401;
+  if (answer.status === 403) {
+    // Another tab may have signed in or out since the page was loaded.
     const before = session?.csrf;
     const again = await resumeSession();
-    if (again && again.csrf !== before) answer = await send(method, url, options);
+    ended = !again;
+    if (again && again.csrf !== before) {
+      answer = await send(method, url, options);
+      ended = answer.status === 401;
+    }
   }
-  if (answer.status === 401) {
+  if (ended) {
     dropSession();
     throw new SignedOut(401, "The session has ended. Sign in again.");
   }
@@ -125,6 +160,13 @@ export const query = (members) => {
 // ---- our own API
 
 const OURS = "/postrider/v1/";
+
+/** What `/healthz` says, also while the server is not ready. */
+export async function health(signal) {
+  const answer = await send("GET", "/healthz", { signal });
+  return JSON.parse(await answer.text());
+}
+
 export async function get(path, members = {}, signal) {
   const answer = await readJson(await request("GET", `${OURS}${path}${query(members)}`, { signal }));
   if (!signal?.aborted) noteMissing(path, answer?.missing);
@@ -209,9 +251,10 @@ export const nameContains = (text) => (text ? `contains(name, '${text.replaceAll
 
 /**
  * Creates, changes or deletes, and follows the operation to its end. `report(status, resource)` is told how far it is:
- * `InProgress` or `AwaitingManualAction`, which lasts until somebody visits the validation URL.
+ * `InProgress` or `AwaitingManualAction`, which lasts until somebody visits the validation URL. `target` is the path of the member that
+ * a failed operation is about.
  */
-export async function armChange(method, id, body, { etag = null, create = false, report = () => {}, signal } = {}) {
+export async function armChange(method, id, body, { etag = null, create = false, target = null, report = () => {}, signal } = {}) {
   const headers = {};
   if (etag) headers["if-match"] = etag;
   if (create) headers["if-none-match"] = "*";
@@ -230,7 +273,7 @@ export async function armChange(method, id, body, { etag = null, create = false,
       const error = state.error ?? {};
       throw new Problem(409, error.message ?? `The operation ended as ${state.status}.`, {
         code: error.code ?? state.status,
-        target: error.target ?? (method === "DELETE" ? null : "properties.destination"),
+        target: error.target ?? target,
       });
     }
     const provisioning = await provisioningState(id, signal);

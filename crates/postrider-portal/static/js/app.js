@@ -3,6 +3,7 @@
 import { fill, h } from "./dom.js";
 import { announce, button, failure, loading, mark, notice, select, text } from "./ui.js";
 import * as api from "./api.js";
+import { to } from "./ids.js";
 import signInPage from "./pages/sign-in.js";
 import overviewPage from "./pages/overview.js";
 import topicsPage from "./pages/topics.js";
@@ -15,6 +16,7 @@ import sendPage from "./pages/send.js";
 import livePage from "./pages/live.js";
 import eventsPage from "./pages/events.js";
 import eventPage from "./pages/event.js";
+import findPage from "./pages/find.js";
 import lettersPage from "./pages/dead-letters.js";
 import letterPage from "./pages/dead-letter.js";
 import replaysPage from "./pages/replays.js";
@@ -23,6 +25,7 @@ import endpointsPage from "./pages/endpoints.js";
 import handshakesPage from "./pages/handshakes.js";
 import handshakePage from "./pages/handshake.js";
 import clusterPage from "./pages/cluster.js";
+import auditPage from "./pages/audit.js";
 import aboutPage from "./pages/about.js";
 
 /** Each with its place in the menu. `:x` takes one segment. */
@@ -36,6 +39,7 @@ const ROUTES = [
   ["subscriptions/new", subscriptionFormPage, "#/subscriptions"],
   ["subscriptions/:id", subscriptionPage, "#/subscriptions"],
   ["subscriptions/:id/edit", subscriptionFormPage, "#/subscriptions"],
+  ["find", findPage, null],
   ["events", eventsPage, "#/events"],
   ["events/:id", eventPage, "#/events"],
   ["live", livePage, "#/live"],
@@ -49,6 +53,7 @@ const ROUTES = [
   ["handshakes", handshakesPage, "#/handshakes"],
   ["handshakes/:id", handshakePage, "#/handshakes"],
   ["cluster", clusterPage, "#/cluster"],
+  ["audit", auditPage, "#/audit"],
   ["about", aboutPage, "#/about"],
 ];
 
@@ -56,7 +61,7 @@ const MENU = [
   ["Watch", [["Overview", "#/"], ["Events", "#/events"], ["Live stream", "#/live"], ["Dead letters", "#/deadletters"], ["Endpoints", "#/endpoints"]]],
   ["Manage", [["Topics", "#/topics"], ["Subscriptions", "#/subscriptions"], ["Handshakes", "#/handshakes"]]],
   ["Try", [["Send an event", "#/send"], ["Filter lab", "#/lab"]]],
-  ["Server", [["Cluster", "#/cluster"], ["Documentation", "/docs"], ["About", "#/about"]]],
+  ["Server", [["Cluster", "#/cluster"], ["Audit", "#/audit"], ["Documentation", "/docs"], ["About", "#/about"]]],
 ];
 
 const app = document.getElementById("app");
@@ -111,9 +116,9 @@ function frame() {
         { class: "topbar" },
         opener,
         h("a", { href: "#/", class: "brand", "aria-label": "Postrider, overview" }, mark(), h("span", {}, "Postrider")),
-        h("form", { class: "find", role: "search", "aria-label": "Find an event", on: { submit: find } },
-          h("label", { for: "find-event", class: "sr" }, "Find an event by its id"),
-          h("input", { id: "find-event", type: "search", placeholder: "Event id", autocomplete: "off", spellcheck: "false", autocapitalize: "off", enterkeyhint: "search" }),
+        h("form", { class: "find", role: "search", "aria-label": "Find", on: { submit: find } },
+          h("label", { for: "find", class: "sr" }, "Find a topic, a subscription, an endpoint or an event"),
+          h("input", { id: "find", type: "search", placeholder: "Name, endpoint or event id", autocomplete: "off", spellcheck: "false", autocapitalize: "off", enterkeyhint: "search" }),
         ),
         h("div", { class: "bar-end" }, themeChoice(), h("span", { class: "who", title: "Signed in as" }, h("span", { class: "sr" }, "Signed in as "), h("bdi", {}, api.currentSession()?.client ?? "")),
           button("Sign out", leaveServer, { kind: "small quiet" })),
@@ -127,10 +132,10 @@ function frame() {
 function find(event) {
   event.preventDefault();
   const input = event.target.querySelector("input");
-  const id = input.value.trim();
-  if (!id) return input.focus();
+  const words = input.value.trim();
+  if (!words) return input.focus();
   input.value = "";
-  location.hash = `#/events/${encodeURIComponent(id)}`;
+  location.hash = to.find({ q: words });
 }
 
 async function leaveServer() {
@@ -236,6 +241,8 @@ function context(params, query) {
       history.replaceState(null, "", pairs.size ? `${path}?${pairs}` : path);
     },
     go: (href) => (location.hash = href),
+    /** The same, so that the way back does not lead here again. */
+    replace: (href) => location.replace(href),
     rename(title) {
       document.title = `${title} · Postrider`;
     },

@@ -5,7 +5,11 @@ import { button, table } from "./ui.js";
 import * as f from "./format.js";
 
 const HEIGHT = 170;
-const LEFT = 46;
+const LEFT_MIN = 46;
+/** Between the labels of the left axis and the drawing. */
+const LABEL_GAP = 6;
+/** The width of a character of these labels, at most; they are 11 px high. */
+const LABEL_CHARACTER = 7.4;
 const RIGHT = 10;
 const TOP = 10;
 const BOTTOM = 22;
@@ -16,17 +20,17 @@ const total = (values) => values.reduce((a, b) => a + (b ?? 0), 0);
 const greatest = (values) => values.reduce((a, b) => Math.max(a, b ?? 0), 0);
 
 /**
- * `series` are `{name, values, look: "line" | "bars", colour: "a" … "e", dash?}`; `join` says how neighbours are drawn together. Bars
- * stand on each other, lines do not.
+ * `series` are `{name, values, look: "line" | "bars", colour: "a" … "e", dash?}`; `join` says how neighbours are drawn together; `steps`
+ * are the round distances between ticks. Bars stand on each other, lines do not.
  */
-export function chart({ title, start, stepSeconds, series, format = f.short, unit = "", join = "sum", signal }) {
+export function chart({ title, start, stepSeconds, series, format = f.short, steps = decimalStep, unit = "", join = "sum", signal }) {
   const drawing = h("div", { class: "chart-drawing" });
   const readout = h("p", { class: "chart-readout", "aria-hidden": "true" });
   const rows = h("div", { class: "chart-table", hidden: true });
   const first = f.instant(start);
   const grouped = together(series, join);
   const at = (index) => first + index * grouped.size * stepSeconds * 1000;
-  const data = { ...grouped, at, format, unit, title };
+  const data = { ...grouped, at, format, steps, unit, title };
 
   const toggle = button("Table", () => {
     const show = rows.hidden;
@@ -100,12 +104,31 @@ function summary({ series, format, unit }) {
   return `${parts.join(" · ")}${unit ? ` ${unit}` : ""}`;
 }
 
-/** A round number at or above the greatest value, and how many lines divide it. */
-function scale(most) {
-  if (!(most > 0)) return { top: 1, ticks: [0, 1] };
-  const rough = most / 3;
+/** The least of 1, 2, 2.5, 5 or 10 times a power of ten that is at least `rough`. */
+function decimalStep(rough) {
   const power = 10 ** Math.floor(Math.log10(rough));
-  const step = [1, 2, 2.5, 5, 10].map((n) => n * power).find((n) => n >= rough);
+  return [1, 2, 2.5, 5, 10].map((n) => n * power).find((n) => n >= rough);
+}
+
+const SECOND = 1000;
+const MINUTE = 60 * SECOND;
+const HOUR = 60 * MINUTE;
+const DAY = 24 * HOUR;
+/** Distances between ticks from one second on: whole in the unit that the labels are in. */
+const TIME_STEPS = [
+  ...[1, 2, 5, 10, 20, 30].map((n) => n * SECOND), ...[1, 2, 5, 10, 20, 30].map((n) => n * MINUTE), ...[1, 2, 3, 6, 12].map((n) => n * HOUR),
+];
+
+/** The same for milliseconds that are shown as times. */
+function timeStep(rough) {
+  if (rough <= SECOND / 2) return decimalStep(rough);
+  return TIME_STEPS.find((step) => step >= rough) ?? decimalStep(rough / DAY) * DAY;
+}
+
+/** A round number at or above the greatest value, and the ticks up to there. */
+function scale(most, stepAbove = decimalStep) {
+  if (!(most > 0)) return { top: 1, ticks: [0, 1] };
+  const step = stepAbove(most / 3);
   const ticks = [];
   for (let value = 0; ; value += step) {
     ticks.push(value);
@@ -115,25 +138,27 @@ function scale(most) {
 }
 
 function picture(data, width, readout) {
-  const { series, length, at, format, title } = data;
+  const { series, length, at, format, steps, title } = data;
   const bars = series.filter((one) => one.look === "bars");
   const stacked = Array.from({ length }, (_, i) => total(bars.map((one) => one.values[i])));
   const most = Math.max(greatest(stacked), ...series.filter((one) => one.look !== "bars").map((one) => greatest(one.values)));
-  const { top, ticks } = scale(most);
-  const inner = { width: Math.max(10, width - LEFT - RIGHT), height: HEIGHT - TOP - BOTTOM };
+  const { top, ticks } = scale(most, steps);
+  const labels = ticks.map(format);
+  const left = Math.max(LEFT_MIN, Math.ceil(greatest(labels.map((label) => label.length)) * LABEL_CHARACTER) + LABEL_GAP);
+  const inner = { width: Math.max(10, width - left - RIGHT), height: HEIGHT - TOP - BOTTOM };
   const slot = inner.width / Math.max(1, length);
-  const x = (i) => LEFT + (i + 0.5) * slot;
+  const x = (i) => left + (i + 0.5) * slot;
   const y = (value) => TOP + inner.height * (1 - value / top);
 
-  const grid = ticks.map((value) => [
-    svg("path", { d: `M${LEFT} ${y(value)}H${width - RIGHT}`, class: value === 0 ? "axis" : "grid" }),
-    svg("text", { x: LEFT - 6, y: y(value), class: "tick", "text-anchor": "end", "dominant-baseline": "middle" }, format(value)),
+  const grid = ticks.map((value, tick) => [
+    svg("path", { d: `M${left} ${y(value)}H${width - RIGHT}`, class: value === 0 ? "axis" : "grid" }),
+    svg("text", { x: left - LABEL_GAP, y: y(value), class: "tick", "text-anchor": "end", "dominant-baseline": "middle" }, labels[tick]),
   ]);
   const every = Math.max(1, Math.ceil(length / Math.max(2, Math.floor(inner.width / 80))));
   const times = [];
   for (let i = length - 1; i >= 0; i -= every) {
     // The first label would be cut off by the edge.
-    if (x(i) > LEFT + 14) times.push(svg("text", { x: Math.min(x(i), width - RIGHT - 16), y: HEIGHT - 6, class: "tick", "text-anchor": "middle" }, f.minute(at(i))));
+    if (x(i) > left + 14) times.push(svg("text", { x: Math.min(x(i), width - RIGHT - 16), y: HEIGHT - 6, class: "tick", "text-anchor": "middle" }, f.minute(at(i))));
   }
 
   const base = new Array(length).fill(0);
@@ -145,7 +170,7 @@ function picture(data, width, readout) {
         const [from, until] = [y(base[i]), y(base[i] + value)];
         base[i] += value;
         const [w, gap] = [Math.max(1, slot * 0.78), slot * 0.11];
-        d += `M${(LEFT + i * slot + gap).toFixed(1)} ${from.toFixed(1)}v${Math.min(-1, until - from).toFixed(1)}h${w.toFixed(1)}V${from.toFixed(1)}z`;
+        d += `M${(left + i * slot + gap).toFixed(1)} ${from.toFixed(1)}v${Math.min(-1, until - from).toFixed(1)}h${w.toFixed(1)}V${from.toFixed(1)}z`;
       });
       return svg("path", { d, class: `bar ${one.colour}` });
     }
@@ -171,7 +196,7 @@ function picture(data, width, readout) {
   };
   const over = (event) => {
     const box = picture.getBoundingClientRect();
-    const i = Math.floor((event.clientX - box.left - LEFT) / slot);
+    const i = Math.floor((event.clientX - box.left - left) / slot);
     if (i < 0 || i >= length) return rest();
     hair.setAttribute("d", `M${x(i)} ${TOP}V${HEIGHT - BOTTOM}`);
     const values = series.map((one) => `${one.name} ${one.values[i] === null || one.values[i] === undefined ? "–" : format(one.values[i])}`);
@@ -219,8 +244,9 @@ export function trafficCharts(data, signal) {
       ...common,
       title: "Failures per minute",
       series: [
-        { name: "Failed attempts", values: perMinute(data.failed), look: "bars", colour: "c" },
-        { name: "Dead-lettered", values: perMinute(data.deadLettered), look: "bars", colour: "d" },
+        { name: "Failed attempts", values: perMinute(data.failed), look: "bars", colour: "d" },
+        { name: "Dead-lettered", values: perMinute(data.deadLettered), look: "bars", colour: "e" },
+        { name: "Dropped", values: perMinute(data.dropped), look: "bars", colour: "c" },
       ],
     }),
     chart({
@@ -228,6 +254,7 @@ export function trafficCharts(data, signal) {
       title: "Latency, accepted to delivered",
       join: "max",
       format: f.millis,
+      steps: timeStep,
       series: [
         { name: "p99", values: perMinute(data.p99Ms), look: "line", colour: "c", dash: "1 3" },
         { name: "p95", values: perMinute(data.p95Ms), look: "line", colour: "d", dash: "6 3" },

@@ -9,6 +9,8 @@ const minutes = new Intl.DateTimeFormat(undefined, { hour: "2-digit", minute: "2
 const day = new Intl.DateTimeFormat(undefined, { year: "numeric", month: "short", day: "numeric" });
 const near = new Intl.RelativeTimeFormat(undefined, { numeric: "always", style: "short" });
 
+const ahead = new Intl.RelativeTimeFormat(undefined, { numeric: "always" });
+
 export const timeZone = Intl.DateTimeFormat().resolvedOptions().timeZone;
 
 const isNumber = (value) => typeof value === "number" && Number.isFinite(value);
@@ -52,7 +54,8 @@ export function time(text, { precise = false } = {}) {
   const at = new Date(text);
   if (Number.isNaN(at.getTime())) return String(text ?? "–");
   const part = precise ? `${clock.format(at)}.${String(at.getMilliseconds()).padStart(3, "0")}` : clock.format(at);
-  return at.toDateString() === new Date().toDateString() ? part : `${day.format(at)}, ${part}`;
+  // A line may end between day and time, and nowhere else.
+  return at.toDateString() === new Date().toDateString() ? part : `${day.format(at).replaceAll(" ", "\u00a0")}, ${part}`;
 }
 
 export const minute = (ms) => minutes.format(new Date(ms));
@@ -68,6 +71,14 @@ export function ago(text, now = Date.now()) {
     if (size >= length) return near.format(Math.trunc(delta / length), unit);
   }
   return "now";
+}
+
+/** A time to come, as in "in 5 minutes": rounded up, since nothing happens before. */
+export function soon(text, now = Date.now()) {
+  const delta = (instant(text) - now) / 1000;
+  if (!(delta >= 1)) return "at once";
+  const [unit, length] = [["hour", 3600], ["minute", 60], ["second", 1]].find(([, size]) => delta > size) ?? ["second", 1];
+  return ahead.format(Math.ceil(delta / length), unit);
 }
 
 /** `datetime-local` ⇄ RFC 3339. Fields are in the reader's time zone, the API's times in UTC. */
@@ -86,6 +97,31 @@ export function fromLocalField(value) {
 /** camelCase words as a person would say them. */
 export const words = (text) =>
   String(text ?? "").replace(/([a-z0-9])([A-Z])/g, (_, a, b) => `${a} ${b.toLowerCase()}`).replace(/\bhttp\b/g, "HTTP");
+
+/** Outcomes of attempts in the words of the reasons for a subscription's health. */
+const OUTCOMES = {
+  Success: "Success", NotFound: "not found", Disabled: "destination disabled", Full: "destination full", Unauthorized: "not authorized",
+  BadRequest: "refused as a bad request", TimedOut: "no answer in time", Busy: "endpoint busy", PayloadTooLarge: "payload too large",
+  Probation: "endpoint on probation", Canceled: "canceled", Aborted: "connection closed before an answer", SocketError: "no connection",
+  ResolutionError: "host name not resolved", SessionQueueNotSupported: "queue with sessions not supported", Forbidden: "forbidden",
+  InvalidAzureFunctionDestination: "invalid Azure Function", GenericError: "the endpoint answered with an error", ProxyError: "the proxy failed",
+};
+
+/** Names of the statuses that webhooks answer failures with. */
+const STATUSES = {
+  301: "Moved Permanently", 302: "Found", 303: "See Other", 307: "Temporary Redirect", 308: "Permanent Redirect", 400: "Bad Request",
+  401: "Unauthorized", 403: "Forbidden", 404: "Not Found", 405: "Method Not Allowed", 406: "Not Acceptable", 408: "Request Timeout",
+  409: "Conflict", 410: "Gone", 411: "Length Required", 412: "Precondition Failed", 413: "Payload Too Large", 415: "Unsupported Media Type",
+  421: "Misdirected Request", 422: "Unprocessable Entity", 423: "Locked", 429: "Too Many Requests", 431: "Request Header Fields Too Large",
+  500: "Internal Server Error", 501: "Not Implemented", 502: "Bad Gateway", 503: "Service Unavailable", 504: "Gateway Timeout",
+  507: "Insufficient Storage",
+};
+
+/** An outcome in plain words: by the status, if there was an answer and it was a failure. */
+export function outcome(name, status = null) {
+  if (status && name !== "Success") return ["HTTP", status, STATUSES[status]].filter(Boolean).join(" ");
+  return OUTCOMES[name] ?? words(name);
+}
 
 export const pretty = (value) => (typeof value === "string" ? value : JSON.stringify(value, null, 2));
 

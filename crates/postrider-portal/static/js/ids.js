@@ -67,10 +67,12 @@ const tail = (members) => {
 export const to = {
   topic: (id, more = "") => `#/topics/${part(id)}${more}`,
   subscription: (id, more = "") => `#/subscriptions/${part(id)}${more}`,
+  find: (members) => `#/find${tail(members)}`,
   event: (id) => `#/events/${part(id)}`,
   events: (members) => `#/events${tail(members)}`,
   topics: (members) => `#/topics${tail(members)}`,
   subscriptions: (members) => `#/subscriptions${tail(members)}`,
+  endpoints: (members) => `#/endpoints${tail(members)}`,
   letters: (members) => `#/deadletters${tail(members)}`,
   letter: (id) => `#/deadletters/letter/${part(id)}`,
   replay: (id) => `#/deadletters/replay/${part(id)}`,

@@ -20,7 +20,7 @@ export function heading(title, { actions = [], crumbs = [], note = null, mark = 
     h(
       "div",
       { class: "page-title" },
-      h("h1", { tabindex: "-1", id: "page-heading" }, h("bdi", {}, title)),
+      h("h1", { tabindex: "-1", id: "page-heading" }, text(title)),
       mark,
       actions.length > 0 && h("div", { class: "actions" }, actions),
     ),
@@ -52,11 +52,11 @@ export const linkButton = (text, href, kind = "") => h("a", { href, class: `butt
 // ---- words with a colour; the colour never stands alone
 
 const TONES = {
-  ok: ["admitting", "delivered", "Success", "Succeeded", "succeeded", "done", "Enabled", "matched"],
-  warn: ["delayed", "retrying", "retry", "held", "mixed", "awaiting", "AwaitingManualAction", "pending", "cancelled"],
+  ok: ["healthy", "delivered", "Success", "Succeeded", "succeeded", "done", "Enabled", "matched"],
+  warn: ["attention", "delayed", "retrying", "retry", "held", "mixed", "awaiting", "AwaitingManualAction", "pending", "cancelled", "incomplete"],
   info: ["probing", "asking", "running", "Creating", "Updating", "InProgress", "accepted", "attempted", "Probation"],
-  bad: ["deadLettered", "deadLetter", "dropped", "drop", "failed", "Failed", "missing", "Canceled"],
-  quiet: ["paused", "unmatched", "written", "ended", "Disabled"],
+  bad: ["failing", "deadLettered", "deadLetter", "dropped", "drop", "failed", "Failed", "missing", "damaged", "noAccount", "Canceled"],
+  quiet: ["idle", "admitting", "paused", "unmatched", "written", "ended", "Disabled"],
 };
 const MARKS = { ok: "●", warn: "▲", info: "◆", bad: "■", quiet: "○" };
 
@@ -68,7 +68,7 @@ export function tone(word) {
 /** An outcome is good if it is a success; every other one is a failure. */
 export const outcomeTone = (outcome) => tone(outcome) ?? "bad";
 
-const SPOKEN = { deadLettered: "dead-lettered", deadLetter: "dead letter", TimedOut: "timed out" };
+const SPOKEN = { deadLettered: "dead-lettered", deadLetter: "dead letter", attention: "needs attention" };
 
 export function badge(word, as = null) {
   const kind = as ?? tone(word) ?? "quiet";
@@ -76,14 +76,31 @@ export function badge(word, as = null) {
     "span",
     { class: `badge ${kind}` },
     h("span", { "aria-hidden": "true", class: "badge-mark" }, MARKS[kind]),
-    SPOKEN[word] ?? f.words(word),
+    spoken(word),
   );
 }
 
+/** A word of the API as badges show it. */
+export const spoken = (word) => SPOKEN[word] ?? f.words(word);
+
 // ---- values
 
-export const mono = (text) => h("code", {}, h("bdi", {}, text));
-export const text = (value) => h("bdi", {}, value);
+export const mono = (value) => h("code", {}, text(value));
+export const text = (value) => h("bdi", {}, pieces(String(value ?? "")));
+
+/** A column has room for a word of so many characters. Longer ones, such as ids, may be broken anywhere. */
+const WORD_MAX = 22;
+const LONG_WORD = new RegExp(`[^\\s-]{${WORD_MAX + 1}}`, "u");
+/** Words of fewer characters need no place to be broken at. */
+const HAS_PIECES = /[^\s-]{16}/u;
+/** After a mark, as in URLs and names with dots. */
+const PIECES = /(?<=[^./_:,;@?&=][./_:,;@?&=]+)(?![./_:,;@?&=])/u;
+
+/** A text that may be broken where names have their marks, and in the middle of a word only if that is too long for a column. */
+function pieces(value) {
+  if (!HAS_PIECES.test(value)) return value;
+  return value.split(PIECES).map((piece, at) => [at > 0 && h("wbr"), LONG_WORD.test(piece) ? h("span", { class: "unbroken" }, piece) : piece]);
+}
 
 const BRIEF = 96;
 /** The beginning of what may be very long; the whole is the title. For lists: the page of the thing itself shows all. */
@@ -147,8 +164,9 @@ const isBlank = (content) => content === "" || content === "–" || content === 
 /**
  * A table with a caption. Columns are `{label, cell(row), number?, wide?}`; the first names its row. On a narrow screen each row
  * becomes a card: the roles are said in words, since browsers forget them with the layout. `cards` says so of a table with few columns.
+ * With `lines` each row is one line on every screen, and cells end in an ellipsis.
  */
-export function table(caption, columns, rows, { showCaption = false, cards = columns.length > COLUMNS_FEW } = {}) {
+export function table(caption, columns, rows, { showCaption = false, cards = columns.length > COLUMNS_FEW, lines = false } = {}) {
   const head = columns.map((column) =>
     h("th", { scope: "col", role: "columnheader", class: column.number ? "number" : null }, column.label),
   );
@@ -166,7 +184,7 @@ export function table(caption, columns, rows, { showCaption = false, cards = col
     );
   return h(
     "table",
-    { role: "table", class: cards ? (columns.filter((column) => column.number).length >= NUMBERS_MANY ? "many counts" : "many") : "few" },
+    { role: "table", class: lines ? "lines" : cards ? (columns.filter((column) => column.number).length >= NUMBERS_MANY ? "many counts" : "many") : "few" },
     h("caption", { class: showCaption ? null : "sr" }, caption),
     h("thead", { role: "rowgroup" }, h("tr", { role: "row" }, head)),
     h("tbody", { role: "rowgroup" }, rows.map(line)),

@@ -1,5 +1,6 @@
 mod conflict;
 mod fuzz;
+mod in_force;
 pub(crate) mod lab;
 mod model;
 mod replay;
@@ -83,6 +84,113 @@ async fn one_object_in_two_spellings() {
     let gone = lab.arm("GET", &scope, None).await.expect(404);
     let message = "The Resource 'Microsoft.EventGrid/topics/t1/eventSubscriptions/Sub' under resource group 'rg1' was not found.";
     assert_eq!(gone.error(), ("ResourceNotFound", message));
+}
+
+#[tokio::test]
+async fn default_types_of_groups_and_accounts() {
+    let lab = Lab::new(false).await;
+    let account = "/subscriptions/00000000-0000-0000-0000-000000000001";
+    let expected: Vec<String> = ["Write", "Delete", "Action"]
+        .iter()
+        .flat_map(|verb| {
+            ["Success", "Failure", "Cancel"].map(|end| format!("Microsoft.Resources.Resource{verb}{end}"))
+        })
+        .collect();
+    for scope in [GROUP, account] {
+        let path = extension(scope, "sub");
+        let put = async |more: Value| {
+            lab.arm("PUT", &path, Some(web_hook("/x", more)))
+                .await
+                .expect(201)
+        };
+        let types = |got: &Got| got.properties()["filter"]["includedEventTypes"].clone();
+        assert_eq!(types(&put(none()).await), json!(expected), "{scope}");
+        let got = lab.arm("GET", &path, None).await.expect(200);
+        assert_eq!(types(&got), json!(expected), "{scope}");
+        let own = json!({"filter": {"includedEventTypes": ["Microsoft.Resources.ResourceWriteSuccess"]}});
+        assert_eq!(
+            types(&put(own.clone()).await),
+            own["filter"]["includedEventTypes"]
+        );
+    }
+    // A resource of another provider says nothing about its types.
+    let other = extension(
+        &format!("{GROUP}/providers/Microsoft.EventHub/namespaces/n"),
+        "sub",
+    );
+    let got = lab
+        .arm("PUT", &other, Some(web_hook("/x", none())))
+        .await
+        .expect(201);
+    assert_eq!(got.properties().get("filter"), None);
+}
+
+// `properties.topic` is in lower case on everything but system topics.
+#[tokio::test]
+async fn system_topics_keep_their_casing() {
+    let lab = Lab::new(false).await;
+    lab.topic("t1").await;
+    lab.system_topic("sys").await;
+    let system = format!("{GROUP}/providers/Microsoft.EventGrid/systemTopics/sys");
+    let path = format!("{system}/eventSubscriptions/sub");
+    let made = lab
+        .arm("PUT", &path, Some(web_hook("/x", none())))
+        .await
+        .expect(201);
+    assert_eq!(made.properties()["topic"], json!(system));
+    assert_eq!(
+        lab.arm("GET", &path, None).await.properties()["topic"],
+        json!(system)
+    );
+    let path = extension(T1, "sub");
+    let made = lab
+        .arm("PUT", &path, Some(web_hook("/x", none())))
+        .await
+        .expect(201);
+    let lower = T1.replace("Microsoft.EventGrid", "microsoft.eventgrid");
+    assert_eq!(made.properties()["topic"], json!(lower));
+    for nothing in [none(), json!({"properties": {}})] {
+        let refused = lab.arm("PATCH", &path, Some(nothing)).await.expect(400);
+        assert_eq!(refused.error().0, "InvalidRequest");
+    }
+}
+
+// As the real service was recorded: `eventDeliverySchema` stays, everything else that is left out goes.
+#[tokio::test]
+async fn a_put_keeps_the_delivery_schema_and_nothing_else() {
+    let lab = Lab::new(false).await;
+    lab.topic("t1").await;
+    let path = extension(T1, "sub");
+    let put = async |more: Value| {
+        let made = lab.arm("PUT", &path, Some(web_hook("/x", more))).await;
+        made.expect(201).properties().clone()
+    };
+    let get = async || lab.arm("GET", &path, None).await.expect(200).properties().clone();
+    let sent = json!({"eventDeliverySchema": "CloudEventSchemaV1_0", "labels": ["l"],
+        "filter": {"subjectBeginsWith": "/a", "includedEventTypes": ["A"]}, "retryPolicy": {"maxDeliveryAttempts": 3}});
+    assert_eq!(put(sent).await["eventDeliverySchema"], "CloudEventSchemaV1_0");
+
+    let defaults = json!({"maxDeliveryAttempts": 30, "eventTimeToLiveInMinutes": 1440});
+    let answer = put(none()).await;
+    assert_eq!(answer.get("eventDeliverySchema"), None);
+    assert_eq!(
+        (&answer["labels"], &answer["retryPolicy"]),
+        (&Value::Null, &defaults)
+    );
+    let shown = get().await;
+    assert_eq!(shown["eventDeliverySchema"], "CloudEventSchemaV1_0");
+    assert_eq!(
+        (&shown["labels"], &shown["retryPolicy"]),
+        (&Value::Null, &defaults)
+    );
+    assert_eq!(
+        shown["filter"],
+        json!({"subjectBeginsWith": "", "subjectEndsWith": ""})
+    );
+    put(json!({"eventDeliverySchema": null})).await;
+    assert_eq!(get().await["eventDeliverySchema"], "CloudEventSchemaV1_0");
+    put(json!({"eventDeliverySchema": "EventGridSchema"})).await;
+    assert_eq!(get().await["eventDeliverySchema"], "EventGridSchema");
 }
 
 #[tokio::test]
@@ -285,7 +393,8 @@ async fn resources_of_other_providers() {
         assert_eq!(lab.ends(&made).await.0, "Succeeded");
         let got = lab.arm("GET", &extension(scope, "sub"), None).await.expect(200);
         assert_eq!(got.body["id"], extension(scope, "sub"));
-        assert_eq!(got.properties()["filter"].get("includedEventTypes"), None);
+        let types = got.properties()["filter"].get("includedEventTypes");
+        assert_eq!(types.is_some(), scope != hub, "{scope}");
     }
     // What was made for them goes with them, or if it comes to nothing.
     for scope in [
@@ -323,8 +432,8 @@ async fn lists() {
     let storage = format!("{GROUP}/providers/Microsoft.Storage/storageAccounts/devstoreaccount1");
     let account = "/subscriptions/00000000-0000-0000-0000-000000000001";
     for (scope, name) in [
-        (grid("topics/t1"), "one-a"),
         (grid("topics/t1"), "one-b"),
+        (grid("topics/t1"), "one-a"),
         (grid("topics/t2"), "two"),
         (grid("domains/dom"), "domain"),
         (grid("domains/dom/topics/inside"), "inside"),
@@ -342,17 +451,14 @@ async fn lists() {
             .expect(201);
     }
     let check = async |path: &str, expected: &[&str]| {
-        let mut names = lab.arm("GET", path, None).await.expect(200).names();
-        names.sort();
-        let mut expected: Vec<_> = expected.iter().map(|name| (*name).to_owned()).collect();
-        expected.sort();
-        assert_eq!(names, expected, "{path}");
+        let names = lab.arm("GET", path, None).await.expect(200).names();
+        assert_eq!(names, expected, "in order of creation: {path}");
     };
     for spelling in [
         "/eventSubscriptions",
         "/providers/Microsoft.EventGrid/eventSubscriptions",
     ] {
-        check(&format!("{}{spelling}", grid("topics/t1")), &["one-a", "one-b"]).await;
+        check(&format!("{}{spelling}", grid("topics/t1")), &["one-b", "one-a"]).await;
         check(&format!("{}{spelling}", grid("domains/dom")), &["domain"]).await;
         check(
             &format!("{}{spelling}", grid("domains/dom/topics/inside")),
@@ -367,7 +473,7 @@ async fn lists() {
     )
     .await;
     let in_group = [
-        "one-a", "one-b", "two", "domain", "inside", "system", "storage", "group",
+        "one-b", "one-a", "two", "domain", "inside", "system", "storage", "group",
     ];
     let everything: Vec<&str> = in_group.into_iter().chain(["account", "hub"]).collect();
     let of =
@@ -377,7 +483,7 @@ async fn lists() {
     check(&of(&GROUP.replace("rg1", "RG2"), ""), &["hub"]).await;
     check(
         &of(account, "topicTypes/microsoft.eventgrid.TOPICS/"),
-        &["one-a", "one-b", "two"],
+        &["one-b", "one-a", "two"],
     )
     .await;
     check(
@@ -405,10 +511,10 @@ async fn lists() {
             account,
             "locations/West%20US%202/topicTypes/Microsoft.EventGrid.Topics/",
         ),
-        &["one-a", "one-b", "two"],
+        &["one-b", "one-a", "two"],
     )
     .await;
-    check(&of(account, "locations/global/"), &["account", "group"]).await;
+    check(&of(account, "locations/global/"), &["group", "account"]).await;
     check(&of(GROUP, "locations/westus2/"), &in_group[..7]).await;
     check(&of(account, "locations/mars/"), &[]).await;
     check(

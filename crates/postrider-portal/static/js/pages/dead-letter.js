@@ -1,8 +1,8 @@
 // One dead letter.
 
 import { h } from "../dom.js";
-import { badge, button, code, empty, facts, heading, load, mono, notice, section, text, when } from "../ui.js";
-import { get } from "../api.js";
+import { attempt, badge, button, code, empty, facts, heading, load, mono, notice, section, text, when } from "../ui.js";
+import { get, post } from "../api.js";
 import { to } from "../ids.js";
 import { purge, replay } from "./dead-letters.js";
 import * as f from "../format.js";
@@ -14,11 +14,11 @@ export default function page(ctx) {
   load(ctx, box, () => get(`deadletters/${encodeURIComponent(id)}`, {}, ctx.signal), (one) => [
     one.trouble && notice("warn", text(one.trouble)),
     section("Letter", facts([
-      ["State", badge(one.missing ? "missing" : one.state)],
+      ["State", badge(one.state)],
       ["Subscription", text(`${one.topic}/${one.subscription}`)],
       ["Reason", text(f.words(one.reason))],
       ["Attempts", one.deliveryAttempts === undefined ? null : f.count(one.deliveryAttempts)],
-      ["Last outcome", one.lastDeliveryOutcome ? text(f.words(one.lastDeliveryOutcome)) : null],
+      ["Last outcome", one.lastDeliveryOutcome ? text(f.outcome(one.lastDeliveryOutcome)) : null],
       ["Published", one.publishTime ? when(one.publishTime) : null],
       ["Last attempt", one.lastDeliveryAttemptTime ? when(one.lastDeliveryAttemptTime) : null],
       ["Given up", when(one.deadLetteredTime, { relative: true })],
@@ -29,13 +29,17 @@ export default function page(ctx) {
       ["Blob", one.blob ? mono(`${one.blob.account}/${one.blob.container}/${one.blob.path}`) : null],
       ["Replayed", one.replays ? f.plural(one.replays, "time") : null],
     ])),
-    section("Event as it is kept", one.event === undefined || one.event === null ? empty(one.missing ? "Its blob, or the letter in it, is gone." : "It cannot be shown.") : code(f.pretty(one.event), "Event")),
+    section("Event as it is kept", one.event === undefined || one.event === null ? empty("It cannot be shown.") : code(f.pretty(one.event), "Event")),
   ]);
   const isWritten = !id.startsWith("pending-");
+  // A letter has another id once it is in a blob.
+  const write = async (event) => {
+    if (await attempt(event.target, () => post("deadletters/write", { id }, ctx.signal), "The dead letter is written")) ctx.go(to.letters());
+  };
   return [
     heading(`Dead letter ${id}`, {
       crumbs: [["Dead letters", to.letters()]],
-      actions: isWritten ? [button("Purge …", () => purge(ctx, { id }, () => ctx.go(to.letters())), { kind: "danger" }), button("Replay …", () => replay(ctx, { id }), { kind: "primary" })] : [],
+      actions: isWritten ? [button("Purge …", () => purge(ctx, { id }, () => ctx.go(to.letters())), { kind: "danger" }), button("Replay …", () => replay(ctx, { id }), { kind: "primary" })] : [button("Write now", write, { kind: "primary" })],
       note: isWritten ? null : "Not yet written to its blob; until then it can be neither replayed nor purged.",
     }),
     box,

@@ -1,7 +1,7 @@
 // Events that were given up, and what can still be done with them.
 
 import { fill, h } from "../dom.js";
-import { badge, brief, button, confirmDialog, empty, failure, heading, labelled, linkButton, load, loading, mono, openDialog, section, select, table, text, toast, when } from "../ui.js";
+import { badge, brief, button, confirmDialog, empty, failure, heading, labelled, linkButton, load, loading, mono, notice, openDialog, section, select, table, text, toast, when } from "../ui.js";
 import { Form, compact } from "../form.js";
 import { get, post } from "../api.js";
 import { to } from "../ids.js";
@@ -24,7 +24,11 @@ export default function page(ctx) {
     again();
   };
   const again = () => listLetters(ctx, asked, list);
-  const sum = () => load(ctx, summary, () => get("deadletters/summary", {}, ctx.signal), ({ value }) => (value.length ? tallies(value, change) : empty("No subscription has dead letters.")));
+  const sum = () => load(ctx, summary, () => get("deadletters/summary", {}, ctx.signal), ({ value }) => (value.length ? [unwritten(value), tallies(value, change)] : empty("No subscription has dead letters.")));
+  const unwritten = (value) => {
+    const pending = value.reduce((sum, one) => sum + one.pending, 0);
+    return pending > 0 && waiting({ pending }, {}, ctx, done);
+  };
   sum();
   again();
   const done = () => {
@@ -32,7 +36,7 @@ export default function page(ctx) {
     again();
   };
   return [
-    heading("Dead letters", { actions: [linkButton("Replays", "#/deadletters/replays"), button("Purge …", () => purge(ctx, asked, done), { kind: "danger" }), button("Replay …", () => replay(ctx, asked), { kind: "primary" })] }),
+    heading("Dead letters", { actions: [linkButton("Replays", "#/deadletters/replays"), button("Purge …", () => purge(ctx, asked, done), { kind: "danger" }), button("Replay …", () => replay(ctx, asked, done), { kind: "primary" })] }),
     section("By subscription", summary),
     section("Letters",
       h("div", { class: "toolbar", role: "search", "aria-label": "Narrow the list" },
@@ -47,10 +51,12 @@ function tallies(value, change) {
   return table("Dead letters by subscription", [
     { label: "Subscription", cell: (one) => [button(`${one.topic}/${one.subscription}`, () => change({ subscription: one.deleted ? String(one.subscriptionId) : `${one.topic}/${one.subscription}` }), { kind: "link", key: `tally:${one.subscriptionId}` }), one.deleted && h("span", { class: "muted" }, " (deleted)")] },
     { label: "Written", number: true, cell: (one) => f.count(one.written) },
+    { label: "Missing", number: true, cell: (one) => f.count(one.missing ?? 0) },
+    { label: "Damaged", number: true, cell: (one) => f.count(one.damaged ?? 0) },
     { label: "Reasons", cell: (one) => h("ul", { class: "plain" }, Object.entries(one.reasons ?? {}).map(([reason, n]) => h("li", {}, `${f.words(reason)}: ${f.count(n)}`))) },
     { label: "To be written", number: true, cell: (one) => f.count(one.pending) },
     { label: "Oldest of those", cell: (one) => (one.oldestPending ? when(one.oldestPending, { relative: true }) : "–") },
-    { label: "Trouble", wide: true, cell: (one) => (one.trouble ? h("span", { class: "error" }, text(one.trouble)) : "none") },
+    { label: "Trouble", wide: true, cell: (one) => (one.trouble || one.unchecked ? h("span", { class: "error" }, text([one.unchecked && `${f.plural(one.unchecked, "letter")} not checked`, one.trouble].filter(Boolean).join("; "))) : "none") },
   ], value);
 }
 
@@ -73,17 +79,20 @@ function listLetters(ctx, asked, box) {
   turn(null);
 }
 
+/** Its blob is gone, or does not hold it as it was written. */
+const isUnreadable = (one) => one.state === "missing" || one.state === "damaged";
+
 function letterTable(rows) {
   return table("Dead letters, oldest first", [
     { label: "Letter", cell: (one) => h("a", { href: to.letter(one.id) }, mono(one.id)) },
-    { label: "Event", cell: (one) => (one.eventId ? h("a", { href: to.event(one.eventId) }, brief(one.eventId, mono)) : h("span", { class: "muted" }, one.missing ? "missing" : "unknown")) },
+    { label: "Event", cell: (one) => (one.eventId ? h("a", { href: to.event(one.eventId) }, brief(one.eventId, mono)) : h("span", { class: "muted" }, "unknown")) },
     { label: "Type", cell: (one) => brief(one.eventType) },
     { label: "Subscription", cell: (one) => text(`${one.topic}/${one.subscription}`) },
     { label: "Reason", cell: (one) => text(f.words(one.reason)) },
-    { label: "Last outcome", cell: (one) => text(f.words(one.lastDeliveryOutcome ?? "")) },
+    { label: "Last outcome", cell: (one) => text(f.outcome(one.lastDeliveryOutcome ?? "")) },
     { label: "Attempts", number: true, cell: (one) => f.count(one.deliveryAttempts) },
     { label: "Given up", cell: (one) => when(one.deadLetteredTime) },
-    { label: "State", cell: (one) => [badge(one.missing ? "missing" : one.state), one.replays ? h("span", { class: "muted" }, ` replayed ${f.plural(one.replays, "time")}`) : null] },
+    { label: "State", cell: (one) => [badge(one.state), isUnreadable(one) && one.blob && h("span", { class: "muted" }, " ", text(`${one.blob.account}/${one.blob.container}/${one.blob.path} (${f.plural(one.blob.letters ?? 0, "letter")}): ${one.trouble}`)), one.replays ? h("span", { class: "muted" }, ` replayed ${f.plural(one.replays, "time")}`) : null] },
   ], rows);
 }
 
@@ -100,11 +109,34 @@ function described(asked) {
   return parts.length ? `Dead letters ${parts.join(", ")}` : "All dead letters";
 }
 
+/** Says that dead letters wait to be written, and until when, with a button that writes them now. `done` is called once they are. */
+function waiting({ pending, due }, filter, ctx, done) {
+  // Inside a dialog a toast would not be seen.
+  const trouble = h("div");
+  const write = button("Write now", async () => {
+    write.disabled = true;
+    fill(trouble);
+    try {
+      await post("deadletters/write", filter, ctx.signal);
+      await done();
+    } catch (error) {
+      if (error.name !== "AbortError" && error.status !== 401) fill(trouble, failure(error));
+    } finally {
+      write.disabled = false;
+    }
+  }, { kind: "small" });
+  const verb = pending === 1 ? "is" : "are";
+  return notice("info",
+    h("p", {}, h("strong", {}, f.plural(pending, "event")), due ? [` ${verb} written to blobs `, h("span", { title: due }, f.soon(due)), ", and can be replayed then."] : ` ${verb} not written to blobs yet, and can be replayed once written.`),
+    h("p", {}, write), trouble);
+}
+
 /** Counts first what would be replayed, then does so at a rate. */
-export function replay(ctx, asked) {
+export function replay(ctx, asked, done = () => {}) {
   openDialog("Replay", (close) => {
     const form = new Form();
     const count = h("div", { role: "status" }, loading("Counting"));
+    const pending = h("div");
     const rate = form.number({ label: "Events per second, at most", path: "rate", min: 1, max: 4294967295, placeholder: "no limit" });
     const target = form.text({ label: "To another subscription", path: "to", placeholder: "topic/subscription", help: "Empty: each to the one that it was for." });
     const go = button("Replay", null, { type: "submit", kind: "primary", disabled: true });
@@ -112,6 +144,10 @@ export function replay(ctx, asked) {
       try {
         const answer = await post("deadletters/replay", { ...which(asked), dryRun: true }, ctx.signal);
         fill(count, h("p", { class: "dry-run" }, h("strong", {}, f.plural(answer.count, "event")), " would be delivered again."));
+        fill(pending, answer.pending > 0 && waiting(answer, which(asked), ctx, async () => {
+          done();
+          await recount();
+        }));
         go.disabled = answer.count === 0;
       } catch (error) {
         fill(count, failure(error));
@@ -129,7 +165,7 @@ export function replay(ctx, asked) {
         form.show(error);
       }
     };
-    return h("form", { novalidate: true, on: { submit } }, form.summary, h("p", {}, described(asked), "."), count, rate.element, target.element,
+    return h("form", { novalidate: true, on: { submit } }, form.summary, h("p", {}, described(asked), "."), count, pending, rate.element, target.element,
       h("p", { class: "help" }, "A replayed event carries a header that says so, and starts a fresh retry policy. Dead letters stay in their blobs."),
       h("div", { class: "dialog-actions" }, button("Cancel", close), go));
   });

@@ -1,13 +1,12 @@
 // Endpoints: who is well, who is left alone, and why.
 
 import { h } from "../dom.js";
-import { attempt, badge, button, empty, follow, heading, labelled, mono, searchBox, select, table, text, when } from "../ui.js";
-import { get, post } from "../api.js";
-import { to } from "../ids.js";
+import { badge, empty, follow, heading, labelled, mono, searchBox, select, table, text, when } from "../ui.js";
+import { get } from "../api.js";
+import { resumeButton, subscriptionNames } from "../shared.js";
 import * as f from "../format.js";
 
 const SHOWN_MAX = 200;
-const NAMES_MAX = 3;
 const ORDER = ["delayed", "probing", "admitting"];
 
 export default function page(ctx) {
@@ -23,16 +22,15 @@ export default function page(ctx) {
     return [
       h("p", { class: "muted", role: "status" }, f.plural(rows.length, "endpoint"), rows.length > SHOWN_MAX && `, of which the first ${SHOWN_MAX} are shown`),
       table("Endpoints", [
-        { label: "Endpoint", wide: true, cell: (one) => mono(one.endpoint) },
+        { label: "Endpoint", wide: true, cell: (one) => [mono(one.endpoint), one.thisServer && h("p", { class: "muted" }, "This server: events delivered here come back. Loops end after limits.hops_max deliveries.")] },
         { label: "State", cell: (one) => badge(one.state) },
-        { label: "Cause", cell: (one) => text(f.words(one.cause ?? "") || "–") },
+        { label: "Cause", cell: (one) => (one.cause ? text(one.causeText ?? f.outcome(one.cause)) : "–") },
+        { label: "Last answer", cell: (one) => (one.last ? [text(one.last.text), " ", h("span", { class: "muted" }, when(one.last.at))] : "–") },
         { label: "Until", cell: (one) => (one.until ? when(one.until, { relative: true }) : "–") },
         { label: "In flight", number: true, cell: (one) => f.count(one.inFlight) },
         { label: "Waiting", number: true, cell: (one) => f.short(one.waiting) },
-        { label: "Subscriptions", cell: (one) => names(one.subscriptions ?? []) },
-        { label: "Action", cell: (one) => one.state !== "admitting" && button("Deliver again", async (event) => {
-          if (await attempt(event.target, () => post("endpoints/admit", { endpoint: one.endpoint }), "Deliveries go on")) list.again();
-        }, { kind: "small", label: `Deliver again to ${one.endpoint}`, key: `admit:${one.endpoint}` }) },
+        { label: "Subscriptions", cell: (one) => subscriptionNames(one.subscriptions ?? []) },
+        { label: "Action", cell: (one) => one.state !== "admitting" && resumeButton(one.endpoint, list.again) },
       ], rows.slice(0, SHOWN_MAX)),
     ];
   });
@@ -47,7 +45,3 @@ export default function page(ctx) {
     box,
   ];
 }
-
-const names = (all) => h("ul", { class: "plain" },
-  all.slice(0, NAMES_MAX).map((one) => h("li", {}, h("a", { href: to.subscriptions({ topic: one.topic, q: one.name }) }, text(`${one.topic}/${one.name}`)))),
-  all.length > NAMES_MAX && h("li", { class: "muted" }, `and ${f.count(all.length - NAMES_MAX)} more`));

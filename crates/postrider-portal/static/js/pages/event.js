@@ -188,7 +188,7 @@ function attemptStep(sub, one, offset) {
 }
 
 function response(sub, one) {
-  const shown = disclosure(["Response", one.response.contentType ? ` (${one.response.contentType})` : "", one.response.truncated ? ", the beginning" : ""], code(one.response.truncated ? one.response.snippet : f.prettyText(one.response.snippet), `Response of the endpoint to attempt ${one.number}`));
+  const shown = disclosure(["Response", one.response.contentType ? [" (", text(one.response.contentType), ")"] : "", one.response.truncated ? ", the beginning" : ""], code(one.response.truncated ? one.response.snippet : f.prettyText(one.response.snippet), `Response of the endpoint to attempt ${one.number}`));
   shown.dataset.key = `response:${sub.id}:${one.number}`;
   return shown;
 }
@@ -197,6 +197,7 @@ function endStep(ended, offset) {
   const isGood = ended.disposition === "delivered" || ended.disposition === "done";
   return step(isGood ? "ok" : "end", when(ended.at, { precise: true }), offset(ended.at),
     h("p", {}, badge(ended.disposition), ended.reason && [" ", text(f.words(ended.reason))]),
+    ended.pending && h("p", {}, text(ended.pending.text), ended.pending.due && [", due ", when(ended.pending.due, { precise: true })]),
     ended.blob && h("p", {}, "Dead-letter blob: ", mono(`${ended.blob.account}/${ended.blob.container}/${ended.blob.path}`)));
 }
 

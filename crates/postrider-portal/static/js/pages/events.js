@@ -21,7 +21,7 @@ export default function page(ctx) {
     type: h("input", { type: "text", value: asked.type, autocomplete: "off", spellcheck: "false" }),
     subject: h("input", { type: "text", value: asked.subject, autocomplete: "off", spellcheck: "false" }),
     state: select([["", "Any"], ...STATES.map((one) => [one, f.words(one)])], asked.state, null),
-    outcome: select([["", "Any"], ...OUTCOMES.map((one) => [one, f.words(one)])], asked.outcome, null),
+    outcome: select([["", "Any"], ...OUTCOMES.map((one) => [one, f.outcome(one)])], asked.outcome, null),
     since: h("input", { type: "datetime-local", value: f.toLocalField(asked.since) }),
     until: h("input", { type: "datetime-local", value: f.toLocalField(asked.until) }),
   };

@@ -1,7 +1,7 @@
 // The filter lab: write a filter, see which of the recent events it takes and why not the others.
 
 import { fill, h } from "../dom.js";
-import { badge, brief, button, empty, failure, heading, load, loading, mono, notice, section, table, text, when } from "../ui.js";
+import { badge, brief, button, empty, failure, heading, load, loading, mono, notice, section, table, text } from "../ui.js";
 import { Form } from "../form.js";
 import { filterEditor } from "../filter.js";
 import { armGet, post, server } from "../api.js";
@@ -10,6 +10,8 @@ import { allTopics, topicOptions } from "../shared.js";
 import * as f from "../format.js";
 
 const REST_MS = 350;
+const TITLE_MAX = 1000;
+const LINE_MAX = 200;
 
 let carried = null;
 /** The filter that the lab handed to a new subscription, once. */
@@ -103,10 +105,10 @@ function show(events) {
     h("p", { role: "status", class: "lab-count" }, h("strong", {}, f.count(matched)), ` of the last ${f.plural(events.length, "event")} match`),
     h("div", { class: "ratio", "aria-hidden": "true" }, ratio(matched / events.length)),
     table("Recent events and whether the filter takes them", [
-      { label: "Event", cell: (one) => [h("a", { href: to.event(one.id) }, brief(one.id, mono)), h("div", {}, brief(one.type), " ", h("span", { class: "muted" }, brief(one.subject), " ", when(one.at)))] },
-      { label: "Match", cell: (one) => badge(one.matched ? "matched" : "unmatched") },
-      { label: "Why not", wide: true, cell: (one) => (one.matched ? "" : predicate(one.predicate)) },
-    ], events, { cards: true }),
+      { label: "Event", cell: (one) => h("a", { href: to.event(one.id), title: `accepted ${f.time(one.at)}` }, line(one.id)) },
+      { label: "Type and subject", cell: (one) => line(`${one.type} ${one.subject}`) },
+      { label: "Match, or why not", cell: (one) => (one.matched ? badge("matched") : [badge("no"), line(predicateText(one.predicate))]) },
+    ], events, { lines: true }),
   ];
 }
 
@@ -117,8 +119,12 @@ function ratio(part) {
 }
 
 const PREDICATES = { eventType: "event type", subjectBeginsWith: "subject begins with", subjectEndsWith: "subject ends with", advanced: "advanced filter", domainTopic: "domain topic", expired: "the subscription has expired" };
-export function predicate(one) {
-  if (!one) return "";
+function predicateName(one) {
   const number = one.kind === "advanced" && Number.isInteger(one.index) ? ` ${one.index + 1}` : "";
-  return [h("span", { class: "muted" }, `${PREDICATES[one.kind] ?? f.words(one.kind)}${number}: `), brief(one.text, mono)];
+  return `${PREDICATES[one.kind] ?? f.words(one.kind)}${number}: `;
 }
+const predicateText = (one) => (one ? `${predicateName(one)}${one.text}` : "");
+export const predicate = (one) => (one ? [h("span", { class: "muted" }, predicateName(one)), brief(one.text, mono)] : "");
+
+/** A text of which a line shows as much as it has room for, and its title more. */
+const line = (value) => h("bdi", { title: value.slice(0, TITLE_MAX) }, value.slice(0, LINE_MAX));

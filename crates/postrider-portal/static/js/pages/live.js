@@ -1,8 +1,9 @@
 // Events as they come and go.
 
 import { fill, h } from "../dom.js";
-import { badge, brief, button, empty, failure, heading, labelled, mono, outcomeTone, select, text } from "../ui.js";
+import { badge, brief, button, empty, failure, heading, labelled, mono, select, text } from "../ui.js";
 import { pause, readStream } from "../api.js";
+import { outcomeBadge } from "../shared.js";
 import { to } from "../ids.js";
 import * as f from "../format.js";
 
@@ -130,7 +131,7 @@ export default function page(ctx) {
 function line(one) {
   const cell = (label, ...children) => h("td", { role: "cell", "data-label": label }, h("div", { class: "cell" }, children));
   const what = one.what === "attempted" && one.outcome
-    ? [badge(one.outcome, outcomeTone(one.outcome)), one.status ? h("span", { class: "muted" }, ` ${one.status}`) : null]
+    ? outcomeBadge(one.outcome, one.status)
     : badge(one.what === "ended" && one.state ? one.state : one.what);
   return h("tr", { role: "row" },
     h("th", { scope: "row", role: "rowheader", "data-label": "Event" }, h("a", { href: to.event(String(one.id)) }, brief(one.id, mono))),

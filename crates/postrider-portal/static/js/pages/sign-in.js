@@ -1,8 +1,15 @@
 // Sign-in with a client's secret, and back to where one was.
 
 import { fill, h } from "../dom.js";
-import { mark, notice } from "../ui.js";
+import { mark, mono, notice } from "../ui.js";
 import { signIn } from "../api.js";
+
+/** Where the secret is that the server has generated: its file is named only to browsers on the server's own machine. */
+function whereabouts() {
+  const { credentials } = document.documentElement.dataset;
+  if (credentials) return ["The first start of the server wrote one to ", mono(credentials), "."];
+  return ["The first start of the server wrote one to ", mono("credentials.toml"), " in its data directory, unless its configuration names clients."];
+}
 
 export default function page(ctx) {
   ctx.title = "Sign in";
@@ -45,7 +52,7 @@ export default function page(ctx) {
         h("div", { class: "field" },
           h("label", { for: "secret" }, "Client secret"),
           secret,
-          h("p", { class: "help", id: "secret-help" }, "The first start of the server wrote one to ", h("code", {}, "credentials.toml"), " in its data directory."),
+          h("p", { class: "help", id: "secret-help" }, ...whereabouts()),
         ),
         trouble,
         h("div", { class: "form-actions" }, go),

@@ -1,7 +1,7 @@
 // Creates or changes a subscription, with every setting that one has.
 
 import { fill, h } from "../dom.js";
-import { button, code, disclosure, heading, load, loading, notice, attempt, toast } from "../ui.js";
+import { button, code, disclosure, heading, load, loading, mono, notice, attempt, toast } from "../ui.js";
 import { Form, compact, part } from "../form.js";
 import { filterEditor } from "../filter.js";
 import { armChange, armGet, armPost, server } from "../api.js";
@@ -14,6 +14,8 @@ import * as f from "../format.js";
 /** What stands in for a secret in an answer. Sent back, it means the one that is already there. */
 const HIDDEN = "Hidden";
 const HEADERS_MAX = 10;
+/** The storage account that every server has unless its configuration takes it away. */
+const LOCAL_ACCOUNT = "local";
 
 const KINDS = [
   ["WebHook", "Webhook"], ["AzureFunction", "Azure function"], ["EventHub", "Event hub"], ["ServiceBusQueue", "Service Bus queue"],
@@ -52,7 +54,7 @@ function build(ctx, { info, read, topics, existing }) {
   const asked = given ? topicOf(given) : null;
 
   const basics = basicsPart(form, ctx, { info, p, topics, existing, asked });
-  const destination = destinationPart(form, ctx, { p, existing });
+  const destination = destinationPart(form, ctx, { info, p, existing });
   const filter = filterEditor(form, { path: "properties.filter", filter: p.filter ?? takeFilter() ?? {} });
   const retry = retryPart(form, { info, p });
   const letters = lettersPart(form, { info, p });
@@ -88,7 +90,7 @@ function build(ctx, { info, read, topics, existing }) {
       const whole = await body();
       // A destination that this API does not know stays as it is: only a change can leave it out.
       const method = destination.isForeign ? "PATCH" : "PUT";
-      const saved = await armChange(method, id, whole, { etag: read?.etag, create: !existing, signal: ctx.signal, report: (state, operation) => report(form, id, state, operation) });
+      const saved = await armChange(method, id, whole, { etag: read?.etag, create: !existing, target: destination.endpointPath(), signal: ctx.signal, report: (state, operation) => report(form, id, state, operation) });
       toast(`${subscriptionOf(id).name} is saved`);
       ctx.go(to.subscription(saved?.id ?? id));
     } catch (problem) {
@@ -107,7 +109,7 @@ function build(ctx, { info, read, topics, existing }) {
     part("Destination", {}, destination.element),
     part("Filter", { open: !existing || Boolean(p.filter) }, filter.element),
     part("Retry", { open: Boolean(existing) }, retry.element),
-    part("Dead letters", { open: Boolean(letters.isSet) }, letters.element),
+    part("Dead letters", { open: letters.isSet || letters.isWarned }, letters.element),
     part("Labels, expiry and schema", { open: Boolean(p.labels?.length || p.expirationTimeUtc) }, basics.more),
     details,
     form.progress,
@@ -171,12 +173,13 @@ function basicsPart(form, ctx, { info, p, topics, existing, asked }) {
   };
 }
 
-function destinationPart(form, ctx, { p, existing }) {
+function destinationPart(form, ctx, { info, p, existing }) {
   const withIdentity = p.deliveryWithResourceIdentity;
   const old = p.destination ?? withIdentity?.destination ?? null;
   if (old && !KINDS.some(([kind]) => kind === old.endpointType)) {
     return {
       isForeign: true,
+      endpointPath: () => null,
       element: [notice("info", "This destination was set up over the IoT Edge API or the configuration and can be changed only there."), code(f.pretty(old), "Destination")],
       value: () => ({}),
     };
@@ -187,7 +190,7 @@ function destinationPart(form, ctx, { p, existing }) {
   const base = () => (identity.type() ? "properties.deliveryWithResourceIdentity.destination" : "properties.destination");
   const show = (kind) => {
     const same = old?.endpointType === kind ? old.properties ?? {} : {};
-    current = destinationFields(form, ctx, { kind, d: same, base, existing: old?.endpointType === kind ? existing : null });
+    current = destinationFields(form, ctx, { info, kind, d: same, base, existing: old?.endpointType === kind ? existing : null });
     fill(place, current.element);
     identity.element.hidden = kind === "WebHook" || kind === "AzureFunction" || kind === "HybridConnection";
   };
@@ -195,6 +198,8 @@ function destinationPart(form, ctx, { p, existing }) {
   show(old?.endpointType ?? "WebHook");
   return {
     isForeign: false,
+    /** The member that says where events go: a handshake that fails is about it. */
+    endpointPath: () => `${base()}.properties.${kind.control.value === "WebHook" ? "endpointUrl" : "resourceId"}`,
     element: [kind.element, place, identity.element],
     value: async () => {
       const destination = { endpointType: kind.value(), properties: await current.value() };
@@ -215,7 +220,7 @@ function identityFields(form, path, given, label) {
   };
 }
 
-function destinationFields(form, ctx, { kind, d, base, existing }) {
+function destinationFields(form, ctx, { info, kind, d, base, existing }) {
   const at = (member) => () => `${base()}.properties.${member}`;
   const parts = [];
   const readers = [];
@@ -249,8 +254,9 @@ function destinationFields(form, ctx, { kind, d, base, existing }) {
     take("queueMessageTimeToLiveInSeconds", form.number({ label: "Time to live of messages, in seconds", path: at("queueMessageTimeToLiveInSeconds"), value: d.queueMessageTimeToLiveInSeconds, min: -1, max: 2147483647 }));
   }
   if (hasBatches(kind)) {
-    const events = form.number({ label: "Events per batch, at most", path: at("maxEventsPerBatch"), value: d.maxEventsPerBatch, min: 1, max: 5000, placeholder: "1" });
-    const size = form.number({ label: "Preferred batch size in KB", path: at("preferredBatchSizeInKilobytes"), value: d.preferredBatchSizeInKilobytes, min: 1, max: 1024, placeholder: "64" });
+    const defaults = info.batchDefaults;
+    const events = form.number({ label: "Events per batch, at most", path: at("maxEventsPerBatch"), value: d.maxEventsPerBatch, min: 1, max: Math.max(5000, d.maxEventsPerBatch ?? 0), placeholder: "1", help: `${defaults.maxEventsPerBatch} if only a size is set.` });
+    const size = form.number({ label: "Preferred batch size in KB", path: at("preferredBatchSizeInKilobytes"), value: d.preferredBatchSizeInKilobytes, min: 1, max: Math.max(1024, d.preferredBatchSizeInKilobytes ?? 0), placeholder: String(defaults.preferredBatchSizeInKilobytes) });
     parts.push(h("div", { class: "columns" }, events.element, size.element));
     readers.push(() => ["maxEventsPerBatch", events.value()], () => ["preferredBatchSizeInKilobytes", size.value()]);
   }
@@ -327,15 +333,29 @@ function lettersPart(form, { info, p }) {
   const accounts = h("datalist", { id: "letter-accounts" }, (info.storageAccounts ?? []).map((one) => h("option", { value: storageId(info, one) }, one)));
   const identity = identityFields(form, "properties.deadLetterWithResourceIdentity.identity", withIdentity?.identity, "Write with the identity of the topic");
   const base = () => (identity.type() ? "properties.deadLetterWithResourceIdentity.deadLetterDestination" : "properties.deadLetterDestination");
-  const account = form.text({ label: "Storage account", path: () => `${base()}.properties.resourceId`, value: old?.resourceId ?? (info.storageAccounts?.length ? storageId(info, info.storageAccounts[0]) : ""), list: accounts.id, required: true, help: "A resource id. The list has those that this server knows." });
+  const offered = info.storageAccounts?.includes(LOCAL_ACCOUNT) ? LOCAL_ACCOUNT : info.storageAccounts?.[0];
+  const account = form.text({ label: "Storage account", path: () => `${base()}.properties.resourceId`, value: old?.resourceId ?? (offered ? storageId(info, offered) : ""), list: accounts.id, required: true, help: "A resource id. The list has those that this server knows." });
   const container = form.text({ label: "Container", path: () => `${base()}.properties.blobContainerName`, value: old?.blobContainerName ?? "deadletters", required: true });
   const rest = h("div", {}, accounts, h("div", { class: "columns" }, account.element, container.element), identity.element);
-  const on = form.check({ label: "Keep events that are given up", path: "properties.deadLetterDestination", value: Boolean(old), help: "Without it they are dropped, unless the server has a default place for them." });
-  on.control.addEventListener("change", () => (rest.hidden = !on.control.checked));
-  rest.hidden = !old;
+  const on = form.check({ label: "Keep events that are given up", path: "properties.deadLetterDestination", value: Boolean(old), help: info.deadLetterDefault ? ["Without it they go to the default of this server: ", mono(info.deadLetterDefault), "."] : null });
+  const isWarned = () => !info.deadLetterDefault && !on.control.checked;
+  const keep = offered && button(`Keep them in the account "${offered}"`, () => {
+    on.control.checked = true;
+    account.control.value = storageId(info, offered);
+    show();
+    container.control.focus();
+  }, { kind: "small", key: "keep-letters" });
+  const warning = notice("warn", h("p", {}, h("strong", {}, "Events that cannot be delivered will be dropped. "), "No place is chosen that keeps them, and this server has no default."), keep && h("p", {}, keep));
+  const show = () => {
+    rest.hidden = !on.control.checked;
+    warning.hidden = !isWarned();
+  };
+  on.control.addEventListener("change", show);
+  show();
   return {
     isSet: Boolean(old),
-    element: [on.element, rest],
+    isWarned: isWarned(),
+    element: [warning, on.element, rest],
     value: () => {
       if (!on.value()) return {};
       const place = { endpointType: "StorageBlob", properties: { resourceId: account.value(), blobContainerName: container.value() } };

@@ -1,12 +1,16 @@
 // One subscription: how it is, what it is set to, and what can be done with it.
 
 import { fill, h } from "../dom.js";
-import { attempt, badge, button, code, confirmDialog, disclosure, empty, facts, figure, figures, follow, heading, linkButton, load, mono, notice, resource as named, section, sectionWith, table, text, toast, when } from "../ui.js";
-import { armChange, armPost, get, post } from "../api.js";
+import { attempt, badge, brief, button, code, confirmDialog, disclosure, empty, facts, figure, figures, follow, heading, labelled, linkButton, load, mono, notice, outcomeTone, resource as named, section, sectionWith, select, table, text, toast, when } from "../ui.js";
+import { armChange, armPost, get, post, server } from "../api.js";
 import { letterPath, subscriptionOf, to } from "../ids.js";
-import { SCHEMA_NAMES, eventTable, health, topicLink } from "../shared.js";
+import { SCHEMA_NAMES, byReason, delivery, reasonList, topicLink } from "../shared.js";
 import { trafficCharts } from "../charts.js";
 import * as f from "../format.js";
+
+/** Attempts that the page shows, and pages of a search that finds none. */
+const ATTEMPTS_SHOWN = 20;
+const PAGES_MAX = 5;
 
 export default function page(ctx) {
   const { id, name, topic } = subscriptionOf(ctx.params.id);
@@ -18,11 +22,14 @@ export default function page(ctx) {
   const handshakes = h("div");
   let shown = null;
   let isWatched = false;
+  let attempts = null;
+  let outcome = "";
 
-  const state = follow(ctx, now, 4, () => get("subscription", { id }, ctx.signal), (one) => {
+  const ask = async () => ({ one: await get("subscription", { id }, ctx.signal), info: await server(ctx.signal) });
+  const state = follow(ctx, now, 4, ask, ({ one, info }) => {
     const resource = one.resource ?? null;
     const said = JSON.stringify(resource);
-    if (said !== shown) fill(settings, resource ? show(ctx, id, resource) : empty("Its settings cannot be shown."));
+    if (said !== shown) fill(settings, resource ? show(ctx, id, resource, info) : empty("Its settings cannot be shown."));
     shown = said;
     if (isAwaited(one)) {
       for (const box of [charts, recent]) fill(box, empty("Events come once its webhook has agreed to take them."));
@@ -35,8 +42,7 @@ export default function page(ctx) {
     isWatched = true;
     for (const box of [charts, recent]) fill(box);
     follow(ctx, charts, 30, () => get("stats/series", { subscription: id, minutes: 60 }, ctx.signal), (data) => trafficCharts({ ...data, published: null }, ctx.signal));
-    load(ctx, recent, () => get("events", { subscription: id, limit: 20 }, ctx.signal), ({ value }) =>
-      value.length ? eventTable(`Recent events of ${name}`, value) : empty("No event of this subscription is recorded."));
+    attempts = follow(ctx, recent, 10, () => recentAttempts(ctx, id, outcome), (value) => (value.length ? attemptTable(name, value) : empty(outcome ? "No failed attempt is recorded." : "No attempt is recorded.")));
   };
   const act = async (control, verb, done) => {
     if (await attempt(control, () => post(`subscriptions/${verb}`, { id }), done)) state.again();
@@ -63,8 +69,33 @@ export default function page(ctx) {
     now,
     section("Last hour", charts),
     h("div", { class: "split" }, section("Settings", settings), section("Handshakes", handshakes)),
-    sectionWith("Recent events", [linkButton("Search", to.events({ subscription: id })), linkButton("Live", to.live({ subscription: id }))], recent),
+    sectionWith("Recent attempts", [labelled("Show", select([["", "All, failed first"], ["failed", "Failed only"]], outcome, (chosen) => {
+      outcome = chosen;
+      attempts?.again();
+    })), linkButton("Search", to.events({ subscription: id })), linkButton("Live", to.live({ subscription: id }))], recent),
   ];
+}
+
+/** The latest attempts, failed ones first. A search takes only so long: it is gone on with while it finds nothing. */
+async function recentAttempts(ctx, id, outcome) {
+  let cursor = null;
+  for (let page = 0; page < PAGES_MAX; page += 1) {
+    const answer = await get("subscription/attempts", { id, outcome, limit: ATTEMPTS_SHOWN, cursor }, ctx.signal);
+    if (answer.value.length || !answer.cursor) return answer.value;
+    cursor = answer.cursor;
+  }
+  return [];
+}
+
+function attemptTable(name, rows) {
+  return table(`Recent attempts to deliver to ${name}`, [
+    { label: "Event", cell: (one) => [h("a", { href: to.event(one.event.id) }, brief(one.event.id, mono)), h("div", { class: "muted" }, brief(one.event.type))] },
+    { label: "Result", cell: (one) => badge(one.text, outcomeTone(one.outcome)) },
+    { label: "Attempt", number: true, cell: (one) => f.count(one.attempt) },
+    { label: "Latency", number: true, cell: (one) => f.millis(one.latencyMs) },
+    { label: "Answer", wide: true, cell: (one) => (one.answer ? brief(one.answer, mono) : one.failure ? h("span", { class: "muted" }, brief(one.failure)) : "–") },
+    { label: "Began", cell: (one) => when(one.at) },
+  ], rows);
 }
 
 /** A new one whose webhook has not agreed yet. One that is being changed is in force as it was. */
@@ -79,12 +110,13 @@ function status(ctx, one, act) {
     h(
       "div",
       { class: "status-line" },
-      health(one),
+      h("div", { class: "states" }, badge(one.health), h("span", {}, h("span", { class: "muted" }, "Delivery: "), delivery(one))),
       h("div", { class: "actions" },
-        sick && button("Probe now", (event) => act(event.target, "probe", "One event is sent to see whether the endpoint is well")),
+        sick && button("Send one event as a test", (event) => act(event.target, "probe", "One event is sent to see whether the endpoint is well")),
         paused ? button("Resume", (event) => act(event.target, "resume", "Deliveries go on"), { kind: "primary" }) : button("Pause", (event) => act(event.target, "pause", "Deliveries wait; nothing is lost")),
       ),
     ),
+    reasonList({ ...one, reasons: (one.reasons ?? []).filter(({ code }) => code !== "paused") }),
     paused && notice("info", "Paused: events are accepted, kept and wait. Nothing is lost, and the time does not count towards their time to live."),
     byHand,
     figures(
@@ -93,13 +125,20 @@ function status(ctx, one, act) {
       figure("Delivered", f.short(one.delivered), { note: `${f.rate(one.deliveredPerSec)}/s now` }),
       figure("Failed attempts", f.short(one.failed), { note: `of ${f.short(one.attempts)}`, tone: one.failed > 0 ? "warn" : "" }),
       figure("Dead-lettered", f.short(one.deadLettered), { note: h("a", { href: to.letters({ subscription: letterPath(one.id) }) }, `${f.short(one.deadLettersPending)} not yet written`) }),
-      figure("Dropped", f.short(one.dropped)),
+      figure("Dropped", f.short(one.dropped), { tone: one.dropped > 0 ? "bad" : "", note: byReason(one.droppedBy) }),
       figure("Latency p95", f.millis(one.latencyMs?.p95), { note: `p50 ${f.millis(one.latencyMs?.p50)}, p99 ${f.millis(one.latencyMs?.p99)}` }),
     ),
   ];
 }
 
-function show(ctx, id, resource) {
+/** Where events go that are given up. */
+function deadLetters(place, info) {
+  if (place) return ["container ", mono(place.properties?.blobContainerName), " of ", named(place.properties?.resourceId)];
+  if (info.deadLetterDefault) return ["the default of this server: ", mono(info.deadLetterDefault)];
+  return h("span", { class: "loss" }, "none: events that cannot be delivered are dropped");
+}
+
+function show(ctx, id, resource, info) {
   const p = resource.properties ?? {};
   const withIdentity = p.deliveryWithResourceIdentity;
   const destination = p.destination ?? withIdentity?.destination ?? {};
@@ -131,7 +170,7 @@ function show(ctx, id, resource) {
       ["Delivered as", SCHEMA_NAMES[p.eventDeliverySchema] ?? text(p.eventDeliverySchema)],
       ["Retry", `up to ${f.plural(retry.maxDeliveryAttempts, "attempt")} in ${f.plural(retry.eventTimeToLiveInMinutes, "minute")}`],
       ["Profile", p.postrider?.profile ? text(p.postrider.profile) : "that of the topic or server"],
-      ["Dead letters", letter ? ["container ", mono(letter.properties?.blobContainerName), " of ", named(letter.properties?.resourceId)] : "not kept, unless the server has a default"],
+      ["Dead letters", deadLetters(letter, info)],
       ["Expires", p.expirationTimeUtc ? when(p.expirationTimeUtc, { relative: true }) : null],
       ["Labels", p.labels?.length ? h("ul", { class: "labels" }, p.labels.map((label) => h("li", {}, text(label)))) : null],
     ]),

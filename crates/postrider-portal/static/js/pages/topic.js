@@ -73,7 +73,7 @@ function show(resource, topic) {
       ["Source", p.source ? mono(p.source) : null],
       ["Topic type", p.topicType ? text(p.topicType) : null],
       ["Profile", p.postrider?.profile ? text(p.postrider.profile) : topic.kind === "domainTopics" ? null : "the server's"],
-      ["Publish with keys", p.disableLocalAuth === undefined ? null : p.disableLocalAuth ? "no, tokens only" : "yes"],
+      ["Publish with keys", p.endpoint ? (p.disableLocalAuth ? "no, tokens only" : "yes") : null],
       ["Public network", p.publicNetworkAccess ? badge(p.publicNetworkAccess) : null],
       ["Allowed addresses", p.publicNetworkAccess ? (rules.length ? h("ul", { class: "plain" }, rules.map((rule) => h("li", {}, mono(rule.ipMask)))) : "all") : null],
       ["Domain topics", p.autoCreateTopicWithFirstSubscription === undefined ? null : `made with the first subscription: ${p.autoCreateTopicWithFirstSubscription ? "yes" : "no"}; deleted with the last: ${p.autoDeleteTopicWithLastSubscription ? "yes" : "no"}`],

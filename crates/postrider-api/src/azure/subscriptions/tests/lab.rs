@@ -1,6 +1,7 @@
 //! A server whose stores are in memory, asked over a connection in memory, and webhooks that do as their paths say.
 
 use crate::access::{Client, Role};
+use crate::own_address::Ends;
 use crate::{Config, EdgeAccess, Server, declare};
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -21,6 +22,7 @@ use postrider_store::memory::{MemoryArchive, MemoryCatalog, MemoryLog};
 use postrider_wire::resources::{self, Road};
 use postrider_wire::token::SigningKey;
 use serde_json::{Value, json};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 use tokio_util::sync::CancellationToken;
 
@@ -30,7 +32,7 @@ pub const VERSION: &str = "2022-06-15";
 const NOW: Timestamp = Timestamp::from_secs(1_790_000_000); // 2026-09-21
 
 /// Stands still.
-struct Still;
+pub struct Still;
 
 impl Clock for Still {
     fn now(&self) -> Timestamp {
@@ -103,7 +105,15 @@ impl Blobs for Account {
 #[derive(Clone)]
 pub struct Lab {
     pub server: Arc<Server>,
+    /// The connection that requests come over.
+    pub ends: Ends,
 }
+
+/// A connection from this machine to the default address.
+const ENDS: Ends = Ends {
+    peer: IpAddr::V4(Ipv4Addr::LOCALHOST),
+    local: SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 443),
+};
 
 #[derive(Debug)]
 pub struct Got {
@@ -190,6 +200,7 @@ impl Lab {
             location: "westus2".into(),
             clients: vec![client("owner", Role::Owner), client("reader", Role::Reader)],
             signing_key: SigningKey::fresh(),
+            throttle: crate::throttle::ThrottleRules::default(),
             managed_identity: None,
             naming_key: Secret::new("naming"),
             storage_accounts: Vec::new(),
@@ -197,6 +208,9 @@ impl Lab {
             profile: "cloud-2021".into(),
             version: "0",
             loopback_only: true,
+            client_bounds: crate::limits::ClientBounds::default(),
+            plain_http_exposed: None,
+            quotas: crate::quotas::Quotas::AZURE,
             publishing_max: 8,
             filter_bytes_max: 1 << 20,
         };
@@ -204,11 +218,23 @@ impl Lab {
         change(&mut server);
         Lab {
             server: Arc::new(server),
+            ends: ENDS,
         }
     }
 
+    /// The header of a client that shows a token which this server gave it.
+    pub fn token_of(&self, client: &str) -> String {
+        let seconds = self.server.wall.now().nanos() / 1_000_000_000;
+        let claims = json!({
+            "iss": "https://localhost/t/v2.0", "aud": "https://management.azure.com/", "appid": client,
+            "jti": "token", "epoch": self.server.access.epoch(), "exp": seconds + 600,
+        });
+        format!("Bearer {}", self.server.access.signing_key().sign(&claims))
+    }
+
+    /// A topic that every API reaches.
     pub async fn topic(&self, name: &str) {
-        let body = Raw::parse(r#"{"properties":{}}"#).unwrap();
+        let body = Raw::parse(r#"{"properties":{"edge":true}}"#).unwrap();
         declare::topic(&self.server, body, Road::Config, name, None)
             .await
             .unwrap();
@@ -261,10 +287,26 @@ impl Lab {
         body: Option<&Value>,
         headers: &[(&str, &str)],
     ) -> Got {
+        let body = body.map(Value::to_string).unwrap_or_default();
+        self.exchange_text(method, path, body, headers).await
+    }
+
+    /// The same with a body that need not be JSON.
+    pub async fn exchange_text(
+        &self,
+        method: &str,
+        path: &str,
+        body: String,
+        headers: &[(&str, &str)],
+    ) -> Got {
         let (ours, theirs) = tokio::io::duplex(64 << 10);
         let stop = CancellationToken::new();
-        let serving =
-            crate::http::connection(self.server.clone(), theirs, "https", [127, 0, 0, 1].into(), stop);
+        let serving = crate::http::connection(
+            self.server.clone(),
+            theirs,
+            crate::http::Origin::test(self.ends),
+            stop,
+        );
         let asking = async {
             let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(ours))
                 .await
@@ -275,7 +317,6 @@ impl Lab {
             for (name, value) in headers {
                 request = request.header(*name, *value);
             }
-            let body = body.map(Value::to_string).unwrap_or_default();
             let request = request.body(Full::new(Bytes::from(body))).unwrap();
             let exchange = async move {
                 let response = sender.send_request(request).await.unwrap();
@@ -315,7 +356,8 @@ impl Lab {
     /// A request of the edge module's API.
     pub async fn edge(&self, method: &str, path: &str, body: Option<Value>) -> Got {
         let path = format!("{path}?api-version=2019-01-01-preview");
-        self.send(method, &path, body.as_ref(), &[]).await
+        let headers = [("content-type", "application/json")];
+        self.send(method, &path, body.as_ref(), &headers).await
     }
 
     /// How the operation that an answer named ends: its status, and the code of its error.

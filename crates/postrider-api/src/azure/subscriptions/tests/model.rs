@@ -73,6 +73,8 @@ fn acts() -> impl Strategy<Value = Act> {
 /// All that the model knows of a subscription.
 #[derive(Clone, Debug, PartialEq)]
 struct Known {
+    /// The round of its creation.
+    created: usize,
     /// In the casing of its creation.
     name: String,
     path: String,
@@ -94,6 +96,7 @@ fn predict(model: &mut Model, act: &Act, round: usize) -> u16 {
     let name = before
         .as_ref()
         .map_or(NAMES[act.name].to_owned(), |known| known.name.clone());
+    let created = before.as_ref().map_or(round, |known| known.created);
     let prefix_of = |prefix: &Option<u8>| prefix.map(|prefix| format!("/p{prefix}"));
     match &act.step {
         Step::Put {
@@ -104,6 +107,7 @@ fn predict(model: &mut Model, act: &Act, round: usize) -> u16 {
         } => {
             if *agrees {
                 let known = Known {
+                    created,
                     name,
                     path: hook(true, round),
                     labels: words(labels),
@@ -144,6 +148,7 @@ fn predict(model: &mut Model, act: &Act, round: usize) -> u16 {
         },
         Step::EdgePut { labels, attempts } => {
             let known = Known {
+                created,
                 name: NAMES[act.name].to_owned(),
                 path: hook(true, round),
                 labels: words(labels),
@@ -248,11 +253,12 @@ async fn perform(lab: &Lab, act: &Act, round: usize) -> u16 {
 /// Both views show what the model knows, and nothing else.
 async fn compare(lab: &Lab, model: &Model) {
     for (topic, topic_name) in TOPICS.iter().enumerate() {
-        let of_topic: Vec<&Known> = model
+        let mut of_topic: Vec<&Known> = model
             .iter()
             .filter(|((of, _), _)| *of == topic)
             .map(|(_, known)| known)
             .collect();
+        of_topic.sort_by_key(|known| known.created);
         let list = lab
             .arm("GET", &format!("{}/eventSubscriptions", topic_path(topic)), None)
             .await

@@ -1,0 +1,537 @@
+//! Validity of own tokens and sessions: revocations, and the keys that sign tokens and seal sessions.
+//!
+//! All of it is one small document, kept by the store and the same at every node of a cluster. Each change raises its
+//! epoch, and every token and session carries the epoch at which it was given. A revocation names the epoch before
+//! which nothing holds any more, so that it depends on no clock, and a node that has not heard of it yet gives out
+//! tokens that are revoked, too.
+
+use crate::Server;
+use crate::login::TOKEN_LIFETIME;
+use crate::ours::Problem;
+use crate::peers::gather;
+use crate::sessions::{self, Session};
+use async_trait::async_trait;
+use base64::Engine as _;
+use base64::prelude::BASE64_STANDARD as BASE64;
+use bytes::Bytes;
+use postrider_core::time::Timestamp;
+use postrider_wire::seal::Seal;
+use postrider_wire::token::{KeySet, SigningKey, Token, fresh_pkcs8};
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+use std::sync::{Arc, RwLock};
+use std::time::Duration;
+use tokio_util::sync::CancellationToken;
+
+/// Revoked clients and revoked ids that are remembered at once; each until nothing of theirs would hold anyway.
+const REVOKED_MAX: usize = 10_000;
+/// Beyond this many remembered ids a sign-out is no longer stored, only remembered by the process.
+const SIGN_OUTS_MAX: usize = REVOKED_MAX / 2;
+/// Keys that still verify tokens though they sign none any more.
+const PREVIOUS_KEYS_MAX: usize = 8;
+/// How long a revocation is remembered: longer than any token or session lasts.
+const REMEMBERED: Duration = Duration::from_secs(13 * 3600);
+/// How long a replaced key still verifies: as long as its last token lasts, and what clocks differ by.
+const KEY_OVERLAP: Duration = Duration::from_secs(TOKEN_LIFETIME as u64 + 120);
+/// How often a change is tried that another node makes at the same time.
+const TRIES: u32 = 20;
+/// How often a node of a cluster looks for changes that it was not told of.
+const REFRESH_EVERY: Duration = Duration::from_secs(15);
+
+/// Keeps the document. All nodes of a cluster share it.
+#[async_trait]
+pub trait AccessStore: Send + Sync {
+    /// The stored text with its revision; none if nothing was stored yet.
+    async fn read(&self) -> Result<Option<(Bytes, u64)>, String>;
+    /// Stores the text if the stored one still has this revision (0: there is none). False if it has not.
+    async fn swap(&self, text: Bytes, expected: u64) -> Result<bool, String>;
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct Document {
+    epoch: u64,
+    /// Tokens and sessions of earlier epochs are revoked.
+    all_before: u64,
+    /// The same for single clients, by their ids in lower case.
+    clients: BTreeMap<String, RevokedClient>,
+    /// Single tokens and sessions, with the second after which they would not hold anyway.
+    ids: BTreeMap<String, i64>,
+    /// PKCS #8 in base64; none: the key of `token-key.pem` signs.
+    signing_key: Option<String>,
+    /// The epoch in which the key was last replaced: sessions of earlier epochs are sealed with a key that is gone.
+    key_epoch: u64,
+    previous_keys: Vec<PreviousKey>,
+    /// No two texts that were ever stored are the same.
+    nonce: String,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+struct RevokedClient {
+    before: u64,
+    /// In seconds.
+    at: i64,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct PreviousKey {
+    /// Public halves only.
+    key_set: Value,
+    until: i64,
+}
+
+fn seconds(time: Timestamp) -> i64 {
+    time.nanos() / 1_000_000_000
+}
+
+impl Document {
+    fn holds(&self, client: &str, id: &str, epoch: u64) -> bool {
+        let revoked = self.clients.get(&client.to_lowercase());
+        // No server has given out a later epoch than the document's: such a token or session is forged.
+        epoch <= self.epoch
+            && epoch >= self.all_before
+            && revoked.is_none_or(|revoked| epoch >= revoked.before)
+            && !self.ids.contains_key(id)
+    }
+
+    /// Begins a change: forgets what does not matter any more.
+    fn advance(&mut self, now: Timestamp) {
+        self.epoch += 1;
+        let now = seconds(now);
+        let remembered = REMEMBERED.as_secs() as i64;
+        self.clients.retain(|_, revoked| revoked.at + remembered > now);
+        self.ids.retain(|_, until| *until > now);
+        self.previous_keys.retain(|key| key.until > now);
+    }
+
+    fn revoke_all(&mut self, now: Timestamp) {
+        self.advance(now);
+        self.all_before = self.epoch;
+        self.clients.clear();
+        self.ids.clear();
+    }
+
+    fn revoke_client(&mut self, client: &str, now: Timestamp) -> Result<(), Problem> {
+        self.advance(now);
+        let client = client.to_lowercase();
+        has_room(
+            self.clients.len(),
+            self.clients.contains_key(&client),
+            REVOKED_MAX,
+        )?;
+        let revoked = RevokedClient {
+            before: self.epoch,
+            at: seconds(now),
+        };
+        self.clients.insert(client, revoked);
+        Ok(())
+    }
+
+    fn revoke_id(&mut self, id: &str, until: i64, now: Timestamp) -> Result<(), Problem> {
+        self.advance(now);
+        has_room(self.ids.len(), self.ids.contains_key(id), REVOKED_MAX)?;
+        self.ids.insert(id.to_owned(), until);
+        Ok(())
+    }
+
+    /// Remembers a sign-out. Those of everyone together leave room for revocations.
+    fn sign_out(&mut self, id: &str, until: i64, now: Timestamp) -> Result<(), Problem> {
+        self.advance(now);
+        has_room(self.ids.len(), self.ids.contains_key(id), SIGN_OUTS_MAX)?;
+        self.ids.insert(id.to_owned(), until);
+        Ok(())
+    }
+
+    /// `current` is the key that has signed until now.
+    fn rotate(
+        &mut self,
+        current: &SigningKey,
+        new: &[u8],
+        at_once: bool,
+        now: Timestamp,
+    ) -> Result<(), Problem> {
+        self.advance(now);
+        match at_once {
+            true => self.previous_keys.clear(),
+            false if self.previous_keys.len() >= PREVIOUS_KEYS_MAX => {
+                let reason = "the key was replaced too often in the last hour; wait, or use now";
+                return Err(Problem::new(409, reason));
+            }
+            false => self.previous_keys.push(PreviousKey {
+                key_set: current.key_set(),
+                until: seconds(now + KEY_OVERLAP),
+            }),
+        }
+        self.signing_key = Some(BASE64.encode(new));
+        self.key_epoch = self.epoch;
+        Ok(())
+    }
+}
+
+fn has_room(count: usize, known: bool, max: usize) -> Result<(), Problem> {
+    if known || count < max {
+        return Ok(());
+    }
+    let reason = format!("{max} revocations are remembered already; revoke by client, or all");
+    Err(Problem::new(409, reason))
+}
+
+/// The document in force, with its keys read.
+struct InForce {
+    document: Document,
+    signing_key: SigningKey,
+    /// Seals portal sessions. Derived from the key in force and not from `token-key.pem`, so that `rotate-key`
+    /// shuts out whoever has taken that file.
+    session_seal: Seal,
+    previous: Vec<(KeySet, Timestamp)>,
+}
+
+impl InForce {
+    fn new(document: Document, initial: &SigningKey) -> Result<InForce, String> {
+        let signing_key = match &document.signing_key {
+            None => initial.clone(),
+            Some(text) => {
+                let der = BASE64.decode(text).map_err(|e| e.to_string())?;
+                SigningKey::from_pkcs8(&der).map_err(|e| e.to_string())?
+            }
+        };
+        let mut previous = Vec::new();
+        for key in &document.previous_keys {
+            let keys = KeySet::read(key.key_set.to_string().as_bytes())?;
+            previous.push((keys, Timestamp::from_secs(key.until)));
+        }
+        Ok(InForce {
+            document,
+            session_seal: Seal::new(signing_key.derived_secret(), "session"),
+            signing_key,
+            previous,
+        })
+    }
+}
+
+pub(crate) struct AccessState {
+    /// Signs unless the document has a key.
+    initial: SigningKey,
+    in_force: RwLock<Arc<InForce>>,
+    store: Option<Arc<dyn AccessStore>>,
+    changing: tokio::sync::Mutex<()>,
+}
+
+impl AccessState {
+    pub fn new(initial: &SigningKey) -> AccessState {
+        let in_force = InForce::new(Document::default(), initial).expect("it holds no keys");
+        AccessState {
+            initial: initial.clone(),
+            in_force: RwLock::new(Arc::new(in_force)),
+            store: None,
+            changing: tokio::sync::Mutex::default(),
+        }
+    }
+
+    fn now(&self) -> Arc<InForce> {
+        self.in_force.read().expect("no panic holds it").clone()
+    }
+
+    /// Puts a document in force, unless a later one is.
+    fn adopt(&self, document: Document) -> Result<(), String> {
+        let new = InForce::new(document, &self.initial)?;
+        let mut in_force = self.in_force.write().expect("no panic holds it");
+        if new.document.epoch >= in_force.document.epoch {
+            *in_force = Arc::new(new);
+        }
+        Ok(())
+    }
+
+    /// Given to tokens and sessions.
+    pub fn epoch(&self) -> u64 {
+        self.now().document.epoch
+    }
+
+    /// Whether a token or session of this client was not revoked.
+    pub fn holds(&self, client: &str, id: &str, epoch: u64) -> bool {
+        self.now().document.holds(client, id, epoch)
+    }
+
+    /// Whether a portal session of this epoch is sealed with the key in force, as far as epochs tell.
+    pub fn session_key_holds(&self, epoch: u64) -> bool {
+        epoch >= self.now().document.key_epoch
+    }
+
+    /// The seal of portal sessions with the epoch that new ones get.
+    pub fn session_seal(&self) -> (Seal, u64) {
+        let in_force = self.now();
+        (in_force.session_seal.clone(), in_force.document.epoch)
+    }
+
+    pub fn signing_key(&self) -> SigningKey {
+        self.now().signing_key.clone()
+    }
+
+    pub fn has_signed(&self, token: &Token<'_>, now: Timestamp) -> bool {
+        let in_force = self.now();
+        let mut previous = in_force.previous.iter();
+        in_force.signing_key.has_signed(token)
+            || previous.any(|(keys, until)| now < *until && keys.has_signed(token))
+    }
+
+    /// Public keys, with which others check our tokens.
+    pub fn key_set(&self, now: Timestamp) -> Value {
+        let in_force = self.now();
+        let mut keys = in_force.signing_key.key_set();
+        let previous = in_force.document.previous_keys.iter();
+        for key in previous.filter(|key| key.until > seconds(now)) {
+            if let (Some(all), Some(more)) = (keys["keys"].as_array_mut(), key.key_set["keys"].as_array()) {
+                all.extend(more.iter().cloned());
+            }
+        }
+        keys
+    }
+
+    async fn stored(&self) -> Result<Option<(Document, u64)>, String> {
+        let Some(store) = &self.store else {
+            return Ok(None);
+        };
+        let Some((text, revision)) = store.read().await? else {
+            return Ok(None);
+        };
+        let document = serde_json::from_slice(&text).map_err(|e| format!("it cannot be read: {e}"))?;
+        Ok(Some((document, revision)))
+    }
+
+    async fn refresh(&self) -> Result<(), String> {
+        match self.stored().await? {
+            Some((document, _)) => self.adopt(document),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Revoked tokens and sessions.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Revoked {
+    All,
+    Client(String),
+    /// A token or session, and the second when it ends by itself.
+    Id(String, i64),
+}
+
+impl Server {
+    /// Keeps revocations and keys in this store from now on; to be called before the first request.
+    pub async fn keep_access_in(&mut self, store: Arc<dyn AccessStore>) -> Result<(), String> {
+        self.access.store = Some(store);
+        self.access.refresh().await
+    }
+
+    /// Puts in force what other nodes have changed.
+    pub(crate) async fn refresh_access(&self) -> Result<(), String> {
+        self.access.refresh().await
+    }
+
+    /// Looks for what other nodes have changed, until `stop`: a node that was out of reach hears of it, too.
+    pub async fn follow_access(self: Arc<Server>, stop: CancellationToken) {
+        loop {
+            tokio::select! {
+                () = stop.cancelled() => return,
+                () = self.wall.sleep_until(self.wall.now() + REFRESH_EVERY) => {}
+            }
+            if let Err(reason) = self.refresh_access().await {
+                tracing::warn!(
+                    reason,
+                    "revocations of tokens and sessions cannot be read from the store"
+                );
+            }
+        }
+    }
+
+    /// The names of the nodes that may not have heard of it yet.
+    pub(crate) async fn revoke(&self, what: &Revoked) -> Result<Vec<String>, Problem> {
+        let now = self.wall.now();
+        let missing = self
+            .change_access(|document, _| match what {
+                Revoked::All => {
+                    document.revoke_all(now);
+                    Ok(())
+                }
+                Revoked::Client(client) => document.revoke_client(client, now),
+                Revoked::Id(id, until) => document.revoke_id(id, *until, now),
+            })
+            .await?;
+        tracing::info!(revoked = ?what, "tokens and sessions were revoked");
+        Ok(missing)
+    }
+
+    /// Ends a portal session for good: at every node, and after a restart.
+    pub(crate) async fn end_session(&self, session: &Session) {
+        // At this node at once, whatever becomes of the rest.
+        self.sessions.end(session);
+        self.login_ended(&session.name);
+        let (now, until) = (self.wall.now(), session.given().expires);
+        let stored = self.change_access(|document, _| document.sign_out(&session.name, until, now));
+        if let Err(problem) = stored.await {
+            tracing::warn!(
+                reason = problem.detail,
+                "a sign-out could not be stored: the session's cookie would be taken again after a restart"
+            );
+        }
+    }
+
+    /// Makes a new key that signs tokens and seals portal sessions.
+    pub(crate) async fn rotate_key(&self, at_once: bool) -> Result<Vec<String>, Problem> {
+        let (now, new) = (self.wall.now(), fresh_pkcs8());
+        let missing = self
+            .change_access(|document, current| document.rotate(current, &new, at_once, now))
+            .await?;
+        tracing::info!(
+            at_once,
+            "the key that signs tokens was replaced; portal sessions have ended"
+        );
+        Ok(missing)
+    }
+
+    async fn change_access(
+        &self,
+        change: impl Fn(&mut Document, &SigningKey) -> Result<(), Problem>,
+    ) -> Result<Vec<String>, Problem> {
+        let unavailable =
+            |reason: String| Problem::new(503, format!("revocations and keys cannot be stored: {reason}"));
+        let _one = self.access.changing.lock().await;
+        for _ in 0..TRIES {
+            let stored = self.access.stored().await.map_err(unavailable)?;
+            let (mut document, revision) = stored.unwrap_or_else(|| (self.access.now().document.clone(), 0));
+            let current = InForce::new(document.clone(), &self.access.initial).map_err(unavailable)?;
+            change(&mut document, &current.signing_key)?;
+            document.nonce = sessions::fresh_id();
+            let text = serde_json::to_vec(&document).expect("its keys are text");
+            if let Some(store) = &self.access.store
+                && !store.swap(text.into(), revision).await.map_err(unavailable)?
+            {
+                continue;
+            }
+            self.access.adopt(document).map_err(unavailable)?;
+            return Ok(match &self.peers {
+                Some(peers) => gather::<Value>(&**peers, "access", &json!({})).await.missing,
+                None => Vec::new(),
+            });
+        }
+        Err(unavailable("other nodes change them all the time".to_owned()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NOW: Timestamp = Timestamp::from_secs(1_800_000_000);
+
+    #[test]
+    fn a_revocation_ends_what_was_given_before_it_and_nothing_else() {
+        let mut document = Document::default();
+        let given = document.epoch;
+        assert!(document.holds("Me", "1", given));
+        document.revoke_client("ME", NOW).unwrap();
+        assert!(!document.holds("me", "1", given));
+        assert!(document.holds("you", "2", given));
+        assert!(document.holds("me", "3", document.epoch), "a new login holds");
+        let until = seconds(NOW) + 60;
+        document.revoke_id("2", until, NOW).unwrap();
+        assert!(!document.holds("you", "2", given) && document.holds("you", "4", given));
+        document.revoke_all(NOW);
+        assert!(!document.holds("you", "4", given));
+        assert!(document.holds("you", "5", document.epoch));
+        // Also for who holds what was given in the epochs between.
+        assert!(!document.holds("you", "4", document.epoch - 1));
+    }
+
+    #[test]
+    fn an_epoch_in_the_future_is_forged() {
+        let mut document = Document::default();
+        assert!(!document.holds("me", "1", 1) && !document.holds("me", "1", u64::MAX));
+        document.revoke_all(NOW);
+        assert!(document.holds("me", "1", 1));
+        assert!(
+            !document.holds("me", "1", u64::MAX),
+            "it would outlive every revocation"
+        );
+    }
+
+    #[test]
+    fn sign_outs_leave_room_for_revocations() {
+        let mut document = Document::default();
+        for n in 0..SIGN_OUTS_MAX {
+            document.ids.insert(n.to_string(), seconds(NOW) + 60);
+        }
+        assert_eq!(document.sign_out("x", i64::MAX, NOW).unwrap_err().status, 409);
+        document.sign_out("7", i64::MAX, NOW).unwrap();
+        document.revoke_id("x", i64::MAX, NOW).unwrap();
+    }
+
+    #[test]
+    fn sessions_are_sealed_with_the_key_in_force() {
+        let state = AccessState::new(&SigningKey::fresh());
+        let (seal, epoch) = state.session_seal();
+        let sealed = seal.close("session");
+        assert!(state.session_key_holds(epoch));
+        // A document written before sessions were sealed so has no member for it.
+        let stored = serde_json::from_value(json!({"epoch": 3})).unwrap();
+        state.adopt(stored).unwrap();
+        assert!(state.session_seal().0.open(sealed.expose()).is_some());
+        let mut document = state.now().document.clone();
+        document
+            .rotate(&state.signing_key(), &fresh_pkcs8(), false, NOW)
+            .unwrap();
+        state.adopt(document).unwrap();
+        assert!(state.session_seal().0.open(sealed.expose()).is_none());
+        assert!(!state.session_key_holds(epoch));
+        assert!(state.session_key_holds(state.epoch()));
+    }
+
+    #[test]
+    fn what_would_have_ended_anyway_is_forgotten_and_the_rest_is_bounded() {
+        let mut document = Document::default();
+        document.revoke_client("me", NOW).unwrap();
+        document.revoke_id("1", seconds(NOW) + 60, NOW).unwrap();
+        document.revoke_client("you", NOW + REMEMBERED).unwrap();
+        assert_eq!((document.clients.len(), document.ids.len()), (1, 0));
+        for n in 0..REVOKED_MAX {
+            document.ids.insert(n.to_string(), seconds(NOW + REMEMBERED) + 60);
+        }
+        let refused = document.revoke_id("x", i64::MAX, NOW + REMEMBERED).unwrap_err();
+        assert_eq!(refused.status, 409);
+        document.revoke_id("7", i64::MAX, NOW + REMEMBERED).unwrap();
+    }
+
+    #[test]
+    fn a_replaced_key_verifies_until_its_last_token_has_ended_or_not_at_all() {
+        let old = SigningKey::fresh();
+        let text = old.sign(&json!({}));
+        let token = Token::parse(&text).unwrap();
+        let state = AccessState::new(&old);
+        let rotate = |at_once: bool| {
+            let mut document = state.now().document.clone();
+            document
+                .rotate(&state.signing_key(), &fresh_pkcs8(), at_once, NOW)
+                .unwrap();
+            // As it is stored and read by another node.
+            let text = serde_json::to_vec(&document).unwrap();
+            state.adopt(serde_json::from_slice(&text).unwrap()).unwrap();
+        };
+        assert!(state.has_signed(&token, NOW));
+        rotate(false);
+        assert!(!state.signing_key().has_signed(&token));
+        assert!(state.has_signed(&token, NOW));
+        assert_eq!(state.key_set(NOW)["keys"].as_array().unwrap().len(), 2);
+        assert!(!state.has_signed(&token, NOW + KEY_OVERLAP));
+        assert_eq!(
+            state.key_set(NOW + KEY_OVERLAP)["keys"].as_array().unwrap().len(),
+            1
+        );
+        rotate(true);
+        assert!(!state.has_signed(&token, NOW));
+        assert_eq!(state.key_set(NOW)["keys"].as_array().unwrap().len(), 1);
+        // An older document does not undo a later one.
+        state.adopt(Document::default()).unwrap();
+        assert!(!state.has_signed(&token, NOW));
+    }
+}

@@ -1,0 +1,399 @@
+//! The audit log: every request that changes something, reads a key, logs in or is refused for want of a right is
+//! recorded here, before it is answered.
+//!
+//! Requests are judged by their method and path in one place ([`action::of`]), with "it changes something" as the
+//! answer for whatever is not known, so that a new path cannot be forgotten. What was changed is told by the engine,
+//! wherever in it the change was made.
+
+pub(crate) mod action;
+pub(crate) mod change;
+pub(crate) mod api;
+
+use crate::access::{Caller, Role};
+use crate::http::{Answer, Call, Content, Segments, json as json_answer};
+use crate::ours::Problem;
+use crate::{Server, behind};
+use action::{Action, Kind};
+use futures_util::FutureExt;
+use http_body_util::BodyExt;
+use hyper::StatusCode;
+use hyper::header::{HeaderValue, RETRY_AFTER};
+use postrider_audit::{Actor, AuditLog, Entry, Outcome, Request, Unwritable, Verdict};
+use postrider_core::time::Timestamp;
+use postrider_engine::catalogue::{ChangeObserver, CommittedChange, observed};
+use serde_json::{Map, Value, json};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, Weak};
+
+/// Stands in [`Actor::via`] for a request without a valid credential.
+pub(crate) const NO_CREDENTIAL: &str = "none";
+/// Action of an answer to GET that shows a webhook's URL with its query, as `getFullUrl` does.
+const SECRET_READ: &str = "subscription.getFullUrl";
+/// Requests with no valid credential, and without a change, that get a line of their own per minute; the others are counted in the next.
+const REFUSALS_PER_MINUTE: u32 = 60;
+/// Changed resources that one line names one by one.
+const CHANGES_SHOWN_MAX: usize = 50;
+/// Kept of texts that a client chooses.
+const TEXT_MAX: usize = 512;
+/// Kept of the members of a request, and of the answer to it, as JSON.
+const DETAIL_BYTES_MAX: usize = 8 << 10;
+
+/// Facts about a request that become known while it is answered.
+#[derive(Debug, Default)]
+pub struct Notes {
+    actor: Mutex<Option<Actor>>,
+    parameters: Mutex<Option<Value>>,
+    secret_shown: AtomicBool,
+}
+
+impl Notes {
+    /// The answer to a request that only looks holds a secret: it is recorded before it is sent.
+    pub fn secret_was_shown(&self) {
+        self.secret_shown.store(true, Relaxed);
+    }
+
+    /// The credential was that of this client.
+    pub fn caller(&self, caller: &Caller, via: &str) {
+        self.actor(&caller.id, &caller.roles, via);
+    }
+
+    pub fn actor(&self, id: &str, roles: &[Role], via: &str) {
+        let actor = Actor {
+            id: clipped(id),
+            roles: roles.iter().map(|role| role.name().to_owned()).collect(),
+            via: via.to_owned(),
+        };
+        *self.actor.lock().expect("no panic holds it") = Some(actor);
+    }
+
+    /// The members of a request's body. They must hold no secret.
+    pub fn parameters(&self, members: &Map<String, Value>) {
+        let kept = bounded(Value::Object(members.clone()));
+        *self.parameters.lock().expect("no panic holds it") = kept;
+    }
+
+    fn take_actor(&self) -> Actor {
+        let known = self.actor.lock().expect("no panic holds it").take();
+        known.unwrap_or_else(|| Actor {
+            via: NO_CREDENTIAL.into(),
+            ..Actor::default()
+        })
+    }
+}
+
+fn clipped(text: &str) -> String {
+    text.chars().take(TEXT_MAX).collect()
+}
+
+/// None if it is too long to be kept.
+fn bounded(value: Value) -> Option<Value> {
+    (value.to_string().len() <= DETAIL_BYTES_MAX).then_some(value)
+}
+
+/// How many refusals of strangers were recorded lately.
+#[derive(Debug, Default)]
+pub(crate) struct RefusalBudget {
+    minute: i64,
+    recorded: u32,
+    suppressed: u64,
+}
+
+impl RefusalBudget {
+    /// Whether this one is recorded, and how many before it were not.
+    fn take(&mut self, now: Timestamp) -> Option<u64> {
+        let minute = now.nanos() / 60_000_000_000;
+        if minute != self.minute {
+            self.minute = minute;
+            self.recorded = 0;
+        }
+        if self.recorded >= REFUSALS_PER_MINUTE {
+            self.suppressed += 1;
+            return None;
+        }
+        self.recorded += 1;
+        Some(std::mem::take(&mut self.suppressed))
+    }
+}
+
+/// Collects what one request changes. What goes on after its answer is recorded by itself.
+struct RequestChanges {
+    changes: Mutex<Option<Vec<CommittedChange>>>,
+    later: Arc<dyn ChangeObserver>,
+}
+
+impl RequestChanges {
+    fn end(&self) -> Vec<CommittedChange> {
+        let changes = self.changes.lock().expect("no panic holds it").take();
+        changes.unwrap_or_default()
+    }
+}
+
+impl ChangeObserver for RequestChanges {
+    fn committed(&self, changes: Vec<CommittedChange>) {
+        match self.changes.lock().expect("no panic holds it").as_mut() {
+            Some(known) => known.extend(changes),
+            None => self.later.committed(changes),
+        }
+    }
+}
+
+/// Records changes that no request waits for: expired subscriptions, webhooks that agreed, the configuration file.
+pub struct UnaskedChanges {
+    server: Weak<Server>,
+    actor: &'static str,
+}
+
+impl ChangeObserver for UnaskedChanges {
+    fn committed(&self, changes: Vec<CommittedChange>) {
+        let Some(server) = self.server.upgrade() else {
+            return;
+        };
+        let Some(audit) = &server.audit else { return };
+        for change in changes {
+            let Some(described) = change::describe(&server, &change) else {
+                continue;
+            };
+            // A webhook is asked on behalf of whoever made the subscription: that was recorded.
+            if described.pending {
+                continue;
+            }
+            audit.note(Entry {
+                actor: server_actor(self.actor),
+                action: described.action().to_owned(),
+                resource: described.id.clone(),
+                changes: vec![described.body],
+                ..Entry::default()
+            });
+        }
+    }
+}
+
+fn server_actor(via: &str) -> Actor {
+    Actor {
+        id: via.to_owned(),
+        roles: Vec::new(),
+        via: via.to_owned(),
+    }
+}
+
+/// Answers a request, and records it if it is one of those that are.
+pub(crate) async fn answer(
+    server: &Arc<Server>,
+    call: &mut Call,
+    path: &str,
+    segments: &Segments<'_>,
+) -> Answer {
+    let Some((audit, action)) = to_record(server, call, path, segments) else {
+        return behind::answer(server, call, path, segments).await;
+    };
+    if action.kind == Kind::Look {
+        return answer_look(server, call, path, segments, &audit, action).await;
+    }
+    // A login must be possible so that somebody can help.
+    if action.kind == Kind::Change
+        && let Err(why) = audit.admit().await
+    {
+        return unavailable(call, path, &format!("{why}; nothing was changed"));
+    }
+    let changes = Arc::new(RequestChanges {
+        changes: Mutex::new(Some(Vec::new())),
+        later: server.unasked_changes("server"),
+    });
+    let answer = observed(changes.clone(), behind::answer(server, call, path, segments)).await;
+    let recorded = record(server, &audit, call, &action, whole(&answer), changes.end()).await;
+    match recorded {
+        Err(why) if action.kind == Kind::Change && answer.status().is_success() => {
+            let detail =
+                format!("{why}; the change was made, and is recorded once the log can be written again");
+            unavailable(call, path, &detail)
+        }
+        _ => answer,
+    }
+}
+
+/// Answers a request that changes nothing. Recorded are refusals, and answers that show a secret.
+async fn answer_look(
+    server: &Arc<Server>,
+    call: &mut Call,
+    path: &str,
+    segments: &Segments<'_>,
+    audit: &AuditLog,
+    mut action: Action,
+) -> Answer {
+    let answer = behind::answer(server, call, path, segments).await;
+    let shows_secret = call.notes.secret_shown.load(Relaxed) && answer.status().is_success();
+    if shows_secret {
+        SECRET_READ.clone_into(&mut action.name);
+    } else if answer.status() != StatusCode::FORBIDDEN {
+        return answer;
+    }
+    match record(server, audit, call, &action, whole(&answer), Vec::new()).await {
+        Err(why) if shows_secret => {
+            let detail = format!("{why}; secrets are shown once the log can be written again");
+            unavailable(call, path, &detail)
+        }
+        _ => answer,
+    }
+}
+
+/// Whether a request is recorded, and goes on though its client goes away: a change that was made must be recorded.
+///
+/// Moving the test clock changes nothing that must be recorded, and a client that goes away leaves it to others.
+pub(crate) fn goes_on_alone(server: &Server, call: &Call, path: &str, segments: &Segments<'_>) -> bool {
+    to_record(server, call, path, segments)
+        .is_some_and(|(_, action)| action.kind == Kind::Change && action.name != "clock.advance")
+}
+
+fn to_record(
+    server: &Server,
+    call: &Call,
+    path: &str,
+    segments: &Segments<'_>,
+) -> Option<(Arc<AuditLog>, Action)> {
+    let audit = server.audit.clone()?;
+    let action = action::of(&call.method, path, segments)?;
+    Some((audit, action))
+}
+
+async fn record(
+    server: &Server,
+    audit: &AuditLog,
+    call: &Call,
+    action: &Action,
+    (status, body): (StatusCode, Option<Value>),
+    changes: Vec<CommittedChange>,
+) -> Result<(), Unwritable> {
+    let mut details = Map::new();
+    let actor = call.notes.take_actor();
+    if changes.is_empty() && can_be_repeated_by_anyone(status, &actor) {
+        let mut refusals = server.refusals.lock().expect("no panic holds it");
+        match refusals.take(server.wall.now()) {
+            None => return Ok(()),
+            Some(0) => {}
+            Some(suppressed) => drop(details.insert("refusalsNotRecorded".into(), json!(suppressed))),
+        }
+    }
+    let result = match status.as_u16() {
+        0..400 => Verdict::Done,
+        400..500 => Verdict::Refused,
+        _ => Verdict::Failed,
+    };
+    let error = (result != Verdict::Done).then(|| reason(body.as_ref(), status));
+    if let Some(parameters) = call.notes.parameters.lock().expect("no panic holds it").take() {
+        details.insert("parameters".into(), parameters);
+    }
+    if action.shows_answer
+        && result == Verdict::Done
+        && let Some(body) = body.and_then(bounded)
+    {
+        details.insert("answer".into(), body);
+    }
+    if let Some(forwarded) = call.header("x-forwarded-for") {
+        // As the client or a proxy says: not verified.
+        details.insert("forwardedFor".into(), json!(clipped(forwarded)));
+    }
+    let resource = match &details.get("parameters") {
+        Some(parameters) => action::resource_of(parameters).unwrap_or_else(|| action.resource.clone()),
+        None => action.resource.clone(),
+    };
+    let shown = changes.iter().take(CHANGES_SHOWN_MAX);
+    let mut described: Vec<Value> = shown
+        .filter_map(|one| change::describe(server, one))
+        .map(|one| one.body)
+        .collect();
+    if changes.len() > CHANGES_SHOWN_MAX {
+        described.push(json!({"more": changes.len() - CHANGES_SHOWN_MAX}));
+    }
+    let entry = Entry {
+        actor,
+        address: Some(call.peer.to_string()),
+        action: action.name.clone(),
+        resource: clipped(&resource),
+        outcome: Outcome {
+            result,
+            status: Some(status.as_u16()),
+            error,
+        },
+        request: Some(Request {
+            id: call.id.clone(),
+            method: call.method.to_string(),
+            path: clipped(call.uri.path()),
+        }),
+        details,
+        changes: described,
+    };
+    audit.append(entry).await.map(drop)
+}
+
+/// Whether a request that changed nothing came without a valid credential. Anyone can send any number of these, and each
+/// line would push an older one out of the log.
+fn can_be_repeated_by_anyone(status: StatusCode, actor: &Actor) -> bool {
+    let limited = matches!(status, StatusCode::UNAUTHORIZED | StatusCode::TOO_MANY_REQUESTS);
+    limited || actor.via == NO_CREDENTIAL
+}
+
+/// The status of an answer, and its body if that is JSON and all there.
+fn whole(answer: &Answer) -> (StatusCode, Option<Value>) {
+    let body = match answer.body() {
+        Content::Whole(body) => body.clone().collect().now_or_never(),
+        _ => None,
+    };
+    let json = body.and_then(|body| serde_json::from_slice(&body.ok()?.to_bytes()).ok());
+    (answer.status(), json)
+}
+
+/// Why a request was refused, in whichever dialect.
+fn reason(body: Option<&Value>, status: StatusCode) -> String {
+    let said = body.and_then(|body| {
+        [
+            "/detail",
+            "/error/message",
+            "/error_description",
+            "/error/details/message",
+        ]
+        .iter()
+        .find_map(|at| body.pointer(at)?.as_str())
+    });
+    let said = said.unwrap_or_else(|| status.canonical_reason().unwrap_or("error"));
+    clipped(said)
+}
+
+fn unavailable(call: &Call, path: &str, detail: &str) -> Answer {
+    if path.starts_with("/postrider") {
+        return Problem::new(503, detail).answer(&call.id);
+    }
+    let error = json!({"code": "ServiceUnavailable", "message": detail});
+    let body = json!({ "error": error }).to_string();
+    let mut answer = json_answer(StatusCode::SERVICE_UNAVAILABLE, body, &call.id);
+    let headers = answer.headers_mut();
+    headers.insert(RETRY_AFTER, HeaderValue::from_static("1"));
+    answer
+}
+
+impl Server {
+    /// Records changes that nobody asked for over an API as those of `actor`: `server` or `configuration`.
+    pub fn unasked_changes(self: &Arc<Self>, actor: &'static str) -> Arc<dyn ChangeObserver> {
+        Arc::new(UnaskedChanges {
+            server: Arc::downgrade(self),
+            actor,
+        })
+    }
+
+    /// Records from now on what the engine changes by itself, and that this server was started.
+    pub fn begin_audit(self: &Arc<Self>) {
+        let Some(audit) = &self.audit else { return };
+        self.engine.observe_changes(self.unasked_changes("server"));
+        let mut details = Map::new();
+        details.insert("version".into(), json!(self.config.version));
+        audit.note(Entry {
+            actor: server_actor("server"),
+            action: "server.start".into(),
+            resource: "server".into(),
+            details,
+            ..Entry::default()
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests;

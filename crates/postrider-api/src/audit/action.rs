@@ -1,0 +1,313 @@
+//! Which requests are recorded, and what they are called.
+
+use crate::http::{Segments, decoded};
+use crate::{azure, login};
+use hyper::Method;
+use serde_json::Value;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// Changes something, or shows a secret: always recorded.
+    Change,
+    /// Somebody logs in or out: always recorded, but never refused because it cannot be.
+    Login,
+    /// Recorded only when it is refused for want of a right.
+    Look,
+}
+
+/// Action of a request.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Action {
+    pub name: String,
+    pub resource: String,
+    pub kind: Kind,
+    /// The answer says what was done, and holds no secret.
+    pub shows_answer: bool,
+}
+
+/// Posts to the management API, by the names that they are recorded under.
+const VERBS: [&str; 8] = [
+    "listKeys",
+    "regenerateKey",
+    "getFullUrl",
+    "getDeliveryAttributes",
+    "regenerateKey1",
+    "register",
+    "unregister",
+    CHECK_NAME,
+];
+
+/// The one POST to the management API that neither changes anything nor shows a secret.
+const CHECK_NAME: &str = "checkNameAvailability";
+
+/// The action of a request; none if it is never recorded, as publishing is not. A path that is not known changes
+/// something.
+pub fn of(method: &Method, path: &str, segments: &Segments<'_>) -> Option<Action> {
+    let is = |at: usize, word: &str| segments.get(at).eq_ignore_ascii_case(word);
+    let count = segments.count();
+    let looks = matches!(*method, Method::GET | Method::HEAD | Method::OPTIONS);
+    let cloud = match count {
+        4 => (is(0, "topics") || is(0, "domains")) && is(2, "api") && is(3, "events"),
+        2 if is(0, "api") => is(1, "events"),
+        // Events sent to an endpoint without its end.
+        2 => is(0, "topics") && *method == Method::POST,
+        3 => is(0, "topics") && is(2, "api") && *method == Method::POST,
+        _ => false,
+    };
+    let edge = matches!(count, 3 | 4) && is(0, "topics") && is(2, "events");
+    // Listeners answer deliveries, filters are tried, pages are read.
+    let listener = count > 3 && is(0, "postrider") && is(2, "listen");
+    let test = is(0, "postrider") && is(2, "filters");
+    let served = is(0, "healthz") || is(0, "metrics") || is(0, "docs");
+    if cloud || edge || listener || test || served {
+        return None;
+    }
+    let action = |name: String, kind: Kind| {
+        Some(Action {
+            shows_answer: name.starts_with("deadletters."),
+            name,
+            resource: decoded(path).into_owned(),
+            kind,
+        })
+    };
+    if count == 3 && is(0, "eventsubscriptions") && is(2, "validate") {
+        // With the token in its query a visit puts the subscription in force.
+        return action("subscription.validate".into(), Kind::Change);
+    }
+    if is(0, "portal") {
+        return match *method {
+            _ if looks => None,
+            Method::POST if is(1, "session") => action("login".into(), Kind::Login),
+            Method::DELETE if is(1, "session") => action("logout".into(), Kind::Login),
+            _ => action(format!("portal.{}", verb_of(method)), Kind::Change),
+        };
+    }
+    if is(0, "postrider") {
+        let name = own(method, segments);
+        return action(name, if looks { Kind::Look } else { Kind::Change });
+    }
+    if is(0, "topics") {
+        let of = if count > 2 { "subscription" } else { "topic" };
+        let name = format!("{of}.{}", verb_of(method));
+        return action(name, if looks { Kind::Look } else { Kind::Change });
+    }
+    if azure::is_path(path) {
+        return managed(method, path, looks);
+    }
+    if login::gives_tokens(segments) {
+        return action("login".into(), Kind::Login);
+    }
+    None
+}
+
+fn verb_of(method: &Method) -> &'static str {
+    match *method {
+        Method::GET | Method::HEAD | Method::OPTIONS => "read",
+        Method::PUT | Method::PATCH => "write",
+        Method::DELETE => "delete",
+        _ => "post",
+    }
+}
+
+/// `/postrider/v1/<thing>/…/<verb>`; what stands between is the name of one.
+fn own(method: &Method, segments: &Segments<'_>) -> String {
+    let count = segments.count().min(Segments::MAX);
+    let thing = match segments.get(2).to_ascii_lowercase().as_str() {
+        "" => "postrider".to_owned(),
+        "subscriptions" => "subscription".to_owned(),
+        "endpoints" => "endpoint".to_owned(),
+        "handshakes" => "handshake".to_owned(),
+        other => other.chars().take(32).collect(),
+    };
+    let last = segments.get(count - 1);
+    let verb = match *method {
+        Method::POST if thing == "listen" => "start",
+        Method::POST if count > 3 => last,
+        Method::POST if thing == "handshake" => "ask",
+        _ => verb_of(method),
+    };
+    let among = match segments.get(3) {
+        "replays" if count > 4 => "deadletters.replay",
+        _ => return format!("{thing}.{}", verb.to_ascii_lowercase()),
+    };
+    format!("{among}.{}", verb.to_ascii_lowercase())
+}
+
+/// A path of the management API.
+fn managed(method: &Method, path: &str, looks: bool) -> Option<Action> {
+    let path = decoded(path);
+    let mut parts: Vec<&str> = path.split('/').filter(|part| !part.is_empty()).collect();
+    let mut verb = verb_of(method).to_owned();
+    if *method == Method::POST
+        && let Some(last) = parts.pop()
+    {
+        let known = VERBS.iter().find(|known| known.eq_ignore_ascii_case(last));
+        verb = known.map_or_else(|| last.chars().take(32).collect(), |known| (*known).to_owned());
+    }
+    let has = |word: &str| parts.iter().any(|part| part.eq_ignore_ascii_case(word));
+    let kind = if has("eventSubscriptions") {
+        "subscription"
+    } else if has("domains") && has("topics") {
+        "domainTopic"
+    } else if has("topics") {
+        "topic"
+    } else if has("domains") {
+        "domain"
+    } else if has("systemTopics") {
+        "systemTopic"
+    } else if has("storageAccounts") {
+        "storageAccount"
+    } else if has("providers") {
+        "provider"
+    } else if has("resourceGroups") {
+        "resourceGroup"
+    } else {
+        "resource"
+    };
+    Some(Action {
+        name: format!("{kind}.{verb}"),
+        resource: format!("/{}", parts.join("/")),
+        kind: if looks || verb == CHECK_NAME {
+            Kind::Look
+        } else {
+            Kind::Change
+        },
+        shows_answer: false,
+    })
+}
+
+/// The thing that the members of a request to our own API name.
+pub fn resource_of(parameters: &Value) -> Option<String> {
+    let named = ["id", "subscription", "topic", "endpoint", "node"]
+        .iter()
+        .find_map(|name| parameters[*name].as_str());
+    named.map(str::to_owned)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_way_to_change_something_has_a_name() {
+        let check = |method: Method, path: &str, expected: Option<(&str, Kind)>| {
+            let found = of(&method, path, &Segments::of(path));
+            let found = found.as_ref().map(|action| (action.name.as_str(), action.kind));
+            assert_eq!(found, expected, "{method} {path}");
+        };
+        let changes = |name: &'static str| Some((name, Kind::Change));
+        let arm = "/subscriptions/s/resourceGroups/g/providers/Microsoft.EventGrid/topics/t";
+        check(Method::PUT, arm, changes("topic.write"));
+        check(Method::PATCH, arm, changes("topic.write"));
+        check(Method::DELETE, arm, changes("topic.delete"));
+        check(Method::GET, arm, Some(("topic.read", Kind::Look)));
+        check(
+            Method::POST,
+            &format!("{arm}/listkeys"),
+            changes("topic.listKeys"),
+        );
+        check(
+            Method::POST,
+            &format!("{arm}/regenerateKey"),
+            changes("topic.regenerateKey"),
+        );
+        let one = format!("{arm}/providers/Microsoft.EventGrid/eventSubscriptions/s");
+        check(Method::PUT, &one, changes("subscription.write"));
+        check(
+            Method::POST,
+            &format!("{one}/getFullUrl"),
+            changes("subscription.getFullUrl"),
+        );
+        check(
+            Method::POST,
+            &format!("{one}/getDeliveryAttributes"),
+            changes("subscription.getDeliveryAttributes"),
+        );
+        let domain = "/subscriptions/s/resourceGroups/g/providers/Microsoft.EventGrid/domains/d";
+        check(Method::PUT, domain, changes("domain.write"));
+        check(
+            Method::PUT,
+            &format!("{domain}/topics/t"),
+            changes("domainTopic.write"),
+        );
+        check(
+            Method::DELETE,
+            "/subscriptions/s/resourceGroups/g",
+            changes("resourceGroup.delete"),
+        );
+        let storage =
+            "/subscriptions/s/resourceGroups/g/providers/Microsoft.Storage/storageAccounts/a/listKeys";
+        check(Method::POST, storage, changes("storageAccount.listKeys"));
+
+        check(
+            Method::POST,
+            "/subscriptions/s/providers/Microsoft.Storage/checknameavailability",
+            Some(("provider.checkNameAvailability", Kind::Look)),
+        );
+
+        check(Method::PUT, "/topics/t", changes("topic.write"));
+        check(Method::DELETE, "/topics/t", changes("topic.delete"));
+        check(
+            Method::PUT,
+            "/topics/t/eventSubscriptions/s",
+            changes("subscription.write"),
+        );
+        check(Method::GET, "/topics/t", Some(("topic.read", Kind::Look)));
+
+        for (path, name) in [
+            ("subscriptions/pause", "subscription.pause"),
+            ("subscriptions/resume", "subscription.resume"),
+            ("subscriptions/probe", "subscription.probe"),
+            ("endpoints/admit", "endpoint.admit"),
+            ("cluster/drain", "cluster.drain"),
+            ("clock/advance", "clock.advance"),
+            ("deadletters/replay", "deadletters.replay"),
+            ("deadletters/purge", "deadletters.purge"),
+            ("deadletters/write", "deadletters.write"),
+            ("deadletters/replays/7/cancel", "deadletters.replay.cancel"),
+            ("handshakes", "handshake.ask"),
+            ("handshakes/x/repeat", "handshake.repeat"),
+            ("listen", "listen.start"),
+            ("something/new", "something.new"),
+        ] {
+            check(Method::POST, &format!("/postrider/v1/{path}"), changes(name));
+        }
+        check(
+            Method::DELETE,
+            "/postrider/v1/sessions",
+            changes("sessions.delete"),
+        );
+        check(
+            Method::GET,
+            "/postrider/v1/stats",
+            Some(("stats.read", Kind::Look)),
+        );
+        check(
+            Method::GET,
+            "/eventSubscriptions/s/validate",
+            changes("subscription.validate"),
+        );
+
+        let logs_in = Some(("login", Kind::Login));
+        check(Method::POST, "/portal/session", logs_in);
+        check(Method::DELETE, "/portal/session", Some(("logout", Kind::Login)));
+        check(Method::POST, "/common/oauth2/v2.0/token", logs_in);
+        check(Method::POST, "/adfs/oauth2/token", logs_in);
+        check(Method::GET, "/metadata/identity/oauth2/token", logs_in);
+        for (method, path) in [
+            (Method::POST, "/topics/t/api/events"),
+            (Method::POST, "/domains/d/api/events"),
+            (Method::POST, "/api/events"),
+            (Method::POST, "/topics/t"),
+            (Method::POST, "/topics/t/api"),
+            (Method::POST, "/topics/t/events"),
+            (Method::POST, "/postrider/v1/filters/test"),
+            (Method::POST, "/postrider/v1/listen/token/7"),
+            (Method::GET, "/portal/js/app.js"),
+            (Method::GET, "/healthz"),
+            (Method::GET, "/common/discovery/keys"),
+        ] {
+            check(method, path, None);
+        }
+    }
+}

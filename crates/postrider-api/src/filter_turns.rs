@@ -1,0 +1,81 @@
+//! Turns for evaluating filters that look at many bytes.
+
+use postrider_core::ids::TopicId;
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, Weak};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+/// A part of the processors evaluates such filters, and one of them those of any one topic: publishers to
+/// other topics do not queue behind it.
+pub struct FilterTurns {
+    all: Arc<Semaphore>,
+    /// Topics whose turns somebody has or waits for.
+    topics: Mutex<HashMap<TopicId, Weak<Semaphore>>>,
+}
+
+/// Passes on to the next when it is dropped.
+#[must_use]
+pub struct FilterTurn {
+    _all: OwnedSemaphorePermit,
+    _topic: OwnedSemaphorePermit,
+}
+
+impl FilterTurns {
+    pub fn new(at_once: usize) -> FilterTurns {
+        FilterTurns {
+            all: Arc::new(Semaphore::new(at_once)),
+            topics: Mutex::default(),
+        }
+    }
+
+    /// Waits for the topic's turn and then for a processor. Cancelling gives up the place in the queue.
+    pub async fn take(&self, topic: TopicId) -> FilterTurn {
+        let of_topic = self.of_topic(topic).acquire_owned().await;
+        let of_all = self.all.clone().acquire_owned().await;
+        FilterTurn {
+            _all: of_all.expect("never closed"),
+            _topic: of_topic.expect("never closed"),
+        }
+    }
+
+    fn of_topic(&self, topic: TopicId) -> Arc<Semaphore> {
+        let mut topics = self.topics.lock().expect("no panic while it is locked");
+        if let Some(known) = topics.get(&topic).and_then(Weak::upgrade) {
+            return known;
+        }
+        topics.retain(|_, turns| turns.strong_count() > 0);
+        let turns = Arc::new(Semaphore::new(1));
+        topics.insert(topic, Arc::downgrade(&turns));
+        turns
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::future::poll_fn;
+    use std::pin::pin;
+    use std::task::Poll;
+
+    /// Whether a turn can be had at once.
+    async fn is_free(turns: &FilterTurns, topic: u64) -> bool {
+        let mut turn = pin!(turns.take(TopicId(topic)));
+        poll_fn(|cx| Poll::Ready(turn.as_mut().poll(cx).is_ready())).await
+    }
+
+    // All turns were one queue: costly requests to one topic held up those to all others.
+    #[tokio::test]
+    async fn a_topic_has_one_turn_at_a_time_and_leaves_the_others_theirs() {
+        let turns = FilterTurns::new(2);
+        let first = turns.take(TopicId(1)).await;
+        let mut next = pin!(turns.take(TopicId(1)));
+        assert!(poll_fn(|cx| Poll::Ready(next.as_mut().poll(cx).is_pending())).await);
+        let other = turns.take(TopicId(2)).await;
+        assert!(!is_free(&turns, 3).await, "both processors are busy");
+        drop(first);
+        let _next = next.await;
+        drop(other);
+        assert!(is_free(&turns, 3).await);
+        assert_eq!(turns.topics.lock().unwrap().len(), 2, "others are forgotten");
+    }
+}

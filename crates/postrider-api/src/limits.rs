@@ -1,0 +1,215 @@
+//! Bounds on what clients may take of what all share, and how often each was reached.
+
+use crate::bodies::BodyRoom;
+use std::net::IpAddr;
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+use tokio::time::Instant;
+
+/// Bodies of all requests but publishes, in bytes.
+const MANAGEMENT_BODY_BYTES_MAX: usize = 64 << 20;
+/// A bound that is reached again is logged again after this time.
+const LOG_EVERY: Duration = Duration::from_secs(10);
+
+/// Bounds as the operator configured them.
+#[derive(Clone, Debug)]
+pub struct ClientBounds {
+    /// Connections open at once, of all listeners.
+    pub connections_max: usize,
+    /// Of them, those of one client address.
+    pub connections_per_client_max: usize,
+    /// How long a client may take to read a part of a response.
+    pub response_stall_max: Duration,
+    /// How long a client may take to send a part of a body.
+    pub body_stall_max: Duration,
+    /// Bodies of publish requests under way, in bytes.
+    pub publish_body_bytes_max: usize,
+    /// Live streams read at once.
+    pub streams_max: usize,
+    /// Of them, those of one client.
+    pub streams_per_client_max: usize,
+}
+
+impl Default for ClientBounds {
+    fn default() -> ClientBounds {
+        ClientBounds {
+            connections_max: 8192,
+            connections_per_client_max: 2048,
+            response_stall_max: Duration::from_secs(30),
+            body_stall_max: Duration::from_secs(10),
+            publish_body_bytes_max: 128 << 20,
+            streams_max: 64,
+            streams_per_client_max: 16,
+        }
+    }
+}
+
+/// What was reached.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Limit {
+    /// A connection was refused.
+    Connections,
+    /// An idle connection was closed for another.
+    IdleConnections,
+    /// A response was not read.
+    ResponseStall,
+    /// A body did not come.
+    BodyStall,
+    /// There was no room for a body.
+    BodyRoom,
+    /// A live stream was refused.
+    Streams,
+}
+
+impl Limit {
+    pub const ALL: [Limit; 6] = [
+        Limit::Connections,
+        Limit::IdleConnections,
+        Limit::ResponseStall,
+        Limit::BodyStall,
+        Limit::BodyRoom,
+        Limit::Streams,
+    ];
+
+    /// As a label in `/metrics`.
+    pub fn name(self) -> &'static str {
+        match self {
+            Limit::Connections => "connections",
+            Limit::IdleConnections => "idle_connections",
+            Limit::ResponseStall => "response_stall",
+            Limit::BodyStall => "body_stall",
+            Limit::BodyRoom => "body_room",
+            Limit::Streams => "streams",
+        }
+    }
+
+    /// As a member in `/healthz`.
+    pub fn member(self) -> &'static str {
+        match self {
+            Limit::Connections => "connectionsRefused",
+            Limit::IdleConnections => "idleConnectionsClosed",
+            Limit::ResponseStall => "responsesCut",
+            Limit::BodyStall => "bodiesCut",
+            Limit::BodyRoom => "bodiesRefused",
+            Limit::Streams => "streamsRefused",
+        }
+    }
+
+    fn message(self) -> &'static str {
+        match self {
+            Limit::Connections => {
+                "connection refused: too many are in use (limits.connections_max, limits.connections_per_address_max)"
+            }
+            Limit::IdleConnections => {
+                "idle connection closed to make room for another (limits.connections_max, limits.connections_per_address_max)"
+            }
+            Limit::ResponseStall => {
+                "connection closed: the client did not read its response (limits.response_stall_max)"
+            }
+            Limit::BodyStall => {
+                "request refused with 408: its body did not keep coming (limits.body_stall_max)"
+            }
+            Limit::BodyRoom => {
+                "request refused: no room for its body (limits.publish_body_bytes_max, shared by topics and clients)"
+            }
+            Limit::Streams => {
+                "live stream refused: too many are being read (limits.streams_max, limits.streams_per_client_max)"
+            }
+        }
+    }
+}
+
+/// How often one bound was reached.
+#[derive(Default)]
+struct Reached {
+    count: AtomicU64,
+    /// When it was logged last, and the count then.
+    logged: Mutex<Option<(Instant, u64)>>,
+}
+
+pub struct ClientLimits {
+    pub response_stall_max: Duration,
+    pub body_stall_max: Duration,
+    pub(crate) publish_bodies: Arc<BodyRoom>,
+    pub(crate) management_bodies: Arc<BodyRoom>,
+    reached: [Reached; Limit::ALL.len()],
+    /// By the scheme of the listener: http, https.
+    scheme_mismatches: [Reached; 2],
+}
+
+impl ClientLimits {
+    pub fn new(bounds: &ClientBounds) -> ClientLimits {
+        ClientLimits {
+            response_stall_max: bounds.response_stall_max,
+            body_stall_max: bounds.body_stall_max,
+            publish_bodies: Arc::new(BodyRoom::new(bounds.publish_body_bytes_max)),
+            management_bodies: Arc::new(BodyRoom::new(MANAGEMENT_BODY_BYTES_MAX)),
+            reached: Default::default(),
+            scheme_mismatches: Default::default(),
+        }
+    }
+
+    pub fn count(&self, limit: Limit) -> u64 {
+        self.reached[limit as usize].count.load(Relaxed)
+    }
+
+    /// Counts that a client has reached a bound; one line in [`LOG_EVERY`] says so.
+    pub fn report(&self, limit: Limit, address: IpAddr) {
+        let reached = &self.reached[limit as usize];
+        let count = reached.count.fetch_add(1, Relaxed) + 1;
+        let mut logged = reached.logged.lock().expect("no panic holds it");
+        if let Some(more) = times_to_log(&mut logged, count, Instant::now()) {
+            tracing::warn!(client = %address, limit = limit.name(), times = more, "{}", limit.message());
+        }
+    }
+
+    /// Counts that a client has spoken http to an https listener, or the other way round; logged as rarely.
+    pub(crate) fn report_scheme_mismatch(&self, listener: &str, address: IpAddr) {
+        let reached = &self.scheme_mismatches[usize::from(listener == "https")];
+        let count = reached.count.fetch_add(1, Relaxed) + 1;
+        let mut logged = reached.logged.lock().expect("no panic holds it");
+        if let Some(more) = times_to_log(&mut logged, count, Instant::now()) {
+            tracing::warn!(
+                client = %address,
+                listener,
+                times = more,
+                "request refused: the client speaks another scheme than the listener; its URL must begin with {listener}://"
+            );
+        }
+    }
+}
+
+/// How often the bound was reached since the last line, if it is time for another.
+fn times_to_log(logged: &mut Option<(Instant, u64)>, count: u64, now: Instant) -> Option<u64> {
+    let told = match *logged {
+        Some((at, _)) if now.duration_since(at) < LOG_EVERY => return None,
+        Some((_, told)) => told,
+        None => 0,
+    };
+    *logged = Some((now, count));
+    Some(count.saturating_sub(told))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_bound_reached_again_and_again_is_one_line() {
+        let mut logged = None;
+        let now = Instant::now();
+        assert_eq!(times_to_log(&mut logged, 1, now), Some(1));
+        assert_eq!(times_to_log(&mut logged, 2, now), None);
+        assert_eq!(times_to_log(&mut logged, 900, now + LOG_EVERY / 2), None);
+        assert_eq!(times_to_log(&mut logged, 901, now + LOG_EVERY), Some(900));
+    }
+
+    #[test]
+    fn names_are_in_the_order_of_counters() {
+        for (at, limit) in Limit::ALL.into_iter().enumerate() {
+            assert_eq!(limit as usize, at);
+        }
+    }
+}

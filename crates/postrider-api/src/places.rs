@@ -1,0 +1,188 @@
+//! Places for what goes on for as long as someone reads it: live streams, and listeners.
+
+use crate::access::{Caller, Role};
+use crate::connections::client_network;
+use std::net::IpAddr;
+use std::sync::{Arc, Mutex, MutexGuard};
+
+/// How many places there are, and for whom.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Bounds {
+    pub total: usize,
+    pub per_client: usize,
+    /// Of one address, those that owners have not counted: behind one address may be many clients.
+    pub per_address: usize,
+    /// Kept for owners.
+    pub for_owners: usize,
+}
+
+/// Holder of a place.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Holder {
+    pub client: String,
+    pub address: IpAddr,
+    pub is_owner: bool,
+}
+
+impl Holder {
+    pub fn of(caller: &Caller, address: IpAddr) -> Holder {
+        Holder {
+            client: caller.id.clone(),
+            address: client_network(address),
+            is_owner: caller.roles.contains(&Role::Owner),
+        }
+    }
+}
+
+/// Why there is no place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Full {
+    All(usize),
+    Client(usize),
+    Address(usize),
+}
+
+impl Full {
+    /// 503: nobody gets one. 429: others do.
+    pub fn status(self) -> u16 {
+        match self {
+            Full::All(_) => 503,
+            Full::Client(_) | Full::Address(_) => 429,
+        }
+    }
+
+    /// `what` is in the plural.
+    pub fn reason(self, what: &str) -> String {
+        match self {
+            Full::All(max) => format!("{max} {what} are here already; end one, or try again later"),
+            Full::Client(max) => format!("this client has {max} {what} already; end one first"),
+            Full::Address(max) => format!("this address has {max} {what} already; end one first"),
+        }
+    }
+}
+
+/// Whether there is a place beside those that are taken.
+fn judge<'a>(
+    taken: impl Iterator<Item = &'a Holder> + Clone,
+    holder: &Holder,
+    bounds: Bounds,
+) -> Result<(), Full> {
+    let client = taken.clone().filter(|one| one.client == holder.client);
+    if client.count() >= bounds.per_client {
+        return Err(Full::Client(bounds.per_client));
+    }
+    if taken.clone().count() >= bounds.total {
+        return Err(Full::All(bounds.total));
+    }
+    if holder.is_owner {
+        return Ok(());
+    }
+    let others = taken.filter(|one| !one.is_owner);
+    let of_address = others.clone().filter(|one| one.address == holder.address);
+    if of_address.count() >= bounds.per_address {
+        return Err(Full::Address(bounds.per_address));
+    }
+    let for_others = bounds.total - bounds.for_owners;
+    match others.count() >= for_others {
+        true => Err(Full::All(for_others)),
+        false => Ok(()),
+    }
+}
+
+pub(crate) struct Places {
+    bounds: Bounds,
+    taken: Mutex<Taken>,
+}
+
+#[derive(Default)]
+struct Taken {
+    last: u64,
+    /// At most as many as there are places.
+    holders: Vec<(u64, Holder)>,
+}
+
+impl Places {
+    pub fn new(bounds: Bounds) -> Arc<Places> {
+        Arc::new(Places {
+            bounds,
+            taken: Mutex::default(),
+        })
+    }
+
+    fn taken(&self) -> MutexGuard<'_, Taken> {
+        self.taken.lock().expect("no panic holds it")
+    }
+
+    pub fn take(self: &Arc<Self>, holder: Holder) -> Result<Place, Full> {
+        let mut taken = self.taken();
+        judge(
+            taken.holders.iter().map(|(_, holder)| holder),
+            &holder,
+            self.bounds,
+        )?;
+        taken.last += 1;
+        let id = taken.last;
+        taken.holders.push((id, holder));
+        Ok(Place {
+            places: self.clone(),
+            id,
+        })
+    }
+}
+
+/// Given back when it is dropped.
+pub(crate) struct Place {
+    places: Arc<Places>,
+    id: u64,
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.places.taken().holders.retain(|(id, _)| *id != self.id);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const BOUNDS: Bounds = Bounds {
+        total: 8,
+        per_client: 3,
+        per_address: 5,
+        for_owners: 2,
+    };
+
+    fn holder(client: &str, last: u8, is_owner: bool) -> Holder {
+        Holder {
+            client: client.into(),
+            address: [127, 0, 0, last].into(),
+            is_owner,
+        }
+    }
+
+    #[test]
+    fn nobody_takes_all_places() {
+        let places = Places::new(BOUNDS);
+        let mut taken = Vec::new();
+        let mut take = |client: &str, last: u8, is_owner: bool| {
+            let place = places.take(holder(client, last, is_owner));
+            place.map(|place| taken.push(place))
+        };
+        for _ in 0..3 {
+            take("a", 1, false).unwrap();
+        }
+        assert_eq!(take("a", 2, false), Err(Full::Client(3)));
+        take("b", 1, false).unwrap();
+        take("b", 1, false).unwrap();
+        assert_eq!(take("b", 1, false), Err(Full::Address(5)));
+        take("b", 2, false).unwrap();
+        // Two are left, for owners, wherever they are.
+        assert_eq!(take("c", 3, false), Err(Full::All(6)));
+        take("o", 1, true).unwrap();
+        take("o", 1, true).unwrap();
+        assert_eq!(take("o", 1, true), Err(Full::All(8)));
+        taken.clear();
+        assert!(places.take(holder("a", 1, false)).is_ok());
+    }
+}

@@ -1,0 +1,89 @@
+//! Clients that speak http to an https port, or https to an http port: they are told which scheme to use.
+//!
+//! Without it the one sees a connection that is closed for no reason, and the other "wrong version number".
+
+use crate::http::{UNWANTED_BYTES_MAX, UNWANTED_TIMEOUT, Wire};
+use crate::limits::ClientLimits;
+use serde_json::json;
+use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio::time::timeout;
+use tokio_util::sync::CancellationToken;
+
+/// Begins every record of a TLS handshake. No http method begins with this byte.
+const TLS_HANDSHAKE: u8 = 0x16;
+
+/// How a connection begins.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum FirstByte {
+    /// As its listener expects.
+    Fits,
+    /// In the other scheme.
+    Mismatch,
+    /// Not at all: nothing came, or the server stops.
+    None,
+}
+
+/// Looks at the first byte of a connection, which stays to be read.
+pub(crate) async fn first_byte(
+    stream: &TcpStream,
+    wire: &Wire,
+    patience: Duration,
+    stop: &CancellationToken,
+) -> FirstByte {
+    let mut first = [0];
+    let peeked = tokio::select! {
+        biased;
+        peeked = timeout(patience, stream.peek(&mut first)) => peeked,
+        () = stop.cancelled() => return FirstByte::None,
+    };
+    match peeked {
+        Ok(Ok(1)) => match fits(wire, first[0]) {
+            true => FirstByte::Fits,
+            false => FirstByte::Mismatch,
+        },
+        _ => FirstByte::None,
+    }
+}
+
+fn fits(wire: &Wire, first: u8) -> bool {
+    matches!(wire, Wire::Tls(_)) == (first == TLS_HANDSHAKE)
+}
+
+/// Answers in plain http, which a client that expects it shows, and which a TLS client logs at best.
+pub(crate) async fn answer(
+    mut stream: TcpStream,
+    wire: &Wire,
+    peer: IpAddr,
+    local: SocketAddr,
+    limits: &ClientLimits,
+) {
+    limits.report_scheme_mismatch(wire.scheme(), peer);
+    let refuse = async {
+        stream.write_all(&refusal(wire, local.port())).await?;
+        stream.shutdown().await?;
+        // Closing with unread bytes would reset the connection, and the client might not get to read the answer.
+        let mut unread = stream.take(UNWANTED_BYTES_MAX as u64);
+        tokio::io::copy(&mut unread, &mut tokio::io::sink()).await
+    };
+    // A client that has gone does not need the answer.
+    let _ = timeout(UNWANTED_TIMEOUT, refuse).await;
+}
+
+fn refusal(wire: &Wire, port: u16) -> Vec<u8> {
+    let message = match wire {
+        Wire::Tls(_) => format!("port {port} speaks https and was sent plain http: use https:// in the URL"),
+        Wire::Plain => {
+            format!("port {port} speaks plain http and was sent a TLS handshake: use http:// in the URL")
+        }
+    };
+    let body = json!({"error": {"code": "BadRequest", "message": message}}).to_string();
+    let length = body.len();
+    format!(
+        "HTTP/1.1 400 Bad Request\r\nconnection: close\r\ncontent-type: application/json; charset=utf-8\r\n\
+         cache-control: no-store\r\ncontent-length: {length}\r\n\r\n{body}"
+    )
+    .into_bytes()
+}
