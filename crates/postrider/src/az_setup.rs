@@ -123,6 +123,12 @@ impl Setup {
         words(["cloud", "set", "--name", &self.cloud])
     }
 
+    /// az caches tokens by client and address. Those of a server that was there before, with another data directory,
+    /// are signed with a key that this one does not know, and az would log in with them all the same.
+    fn forget(&self) -> Vec<String> {
+        words(["logout", &format!("--username={}", self.client.id)])
+    }
+
     /// With "=" because a secret may begin with "-".
     fn login(&self, secret: &str) -> Vec<String> {
         words([
@@ -174,10 +180,11 @@ impl Setup {
                  if ($LASTEXITCODE -eq 0) {{ {update} }} else {{ {register} }}\n"
             ),
         };
-        let (set, login) = (az(self.set()), az(self.login(self.client.secret.expose())));
+        let (set, forget) = (az(self.set()), az(self.forget()));
+        let login = az(self.login(self.client.secret.expose()));
         text += &match shell {
-            Shell::Sh => format!("{set} &&\n{login}\n"),
-            Shell::Powershell => format!("{set}\n{login}\n"),
+            Shell::Sh => format!("{set} &&\n{{ {forget} >/dev/null 2>&1 || true; }} &&\n{login}\n"),
+            Shell::Powershell => format!("{set}\n{forget} 2>$null | Out-Null\n{login}\n"),
         };
         text += &format!(
             "\n# Python: azure-identity and azure-mgmt-eventgrid\n\
@@ -202,12 +209,17 @@ impl Setup {
         let known = self.az(&az, &self.show(), &self.show(), Output::Discarded)? == 0;
         let masked = self.login(MASK);
         let login = self.login(self.client.secret.expose());
-        let (register, set) = (self.register(known), self.set());
-        for (words, shown) in [(&register, &register), (&set, &set), (&login, &masked)] {
-            let code = self.az(&az, words, shown, Output::Shown)?;
+        for words in [self.register(known), self.set()] {
+            let code = self.az(&az, &words, &words, Output::Shown)?;
             if code != 0 {
                 return Ok(ExitCode::from(code));
             }
+        }
+        // Whether there was anything to forget does not matter.
+        self.az(&az, &self.forget(), &self.forget(), Output::Discarded)?;
+        let code = self.az(&az, &login, &masked, Output::Shown)?;
+        if code != 0 {
+            return Ok(ExitCode::from(code));
         }
         for (name, path) in self.variables() {
             println!("export {name}={}", Shell::Sh.quoted(&path.to_string_lossy()));
@@ -226,7 +238,10 @@ impl Setup {
                 roots.push(root.with_context(reading)?);
             }
         }
-        let fetcher = Fetcher::new(roots)?;
+        let fetcher = Fetcher::new(postrider_transport::Config {
+            extra_roots: roots,
+            ..postrider_transport::Config::default()
+        })?;
         let document = format!("{}/metadata/endpoints?api-version=2022-09-01", self.url);
         let asking = || format!("asking {}; is the server running?", self.url);
         let runtime = serve::runtime(Some(1))?;

@@ -45,7 +45,7 @@ pub struct ClientFlags {
         help_heading = "Server"
     )]
     pub context: Option<String>,
-    /// The server's address [default: http://127.0.0.1:5888]
+    /// The server's address; http:// may be left out [default: http://127.0.0.1:5888]
     #[arg(
         long,
         value_name = "URL",
@@ -247,7 +247,8 @@ impl Client {
     }
 
     async fn answer(&self, request: Request<Full<Bytes>>) -> Result<Answer> {
-        exchange(self.connect().await?, request).await
+        let answered = exchange(self.connect().await?, request).await;
+        answered.map_err(|e| self.explained(e))
     }
 
     /// A connection for several questions, or for an answer that goes on.
@@ -268,7 +269,20 @@ impl Client {
         let json = [("content-type", "application/json")];
         let request = self.request(Method::POST, path, true, &json, body)?;
         let answered = timeout(ANSWER_TIMEOUT, kept.sender.send_request(request)).await;
-        Ok(answered.context("no answer in time")??)
+        let answered = answered.context("no answer in time")?;
+        answered.map_err(|e| self.explained(e.into()))
+    }
+
+    /// An answer that is not http, over a connection that is not secured, is most likely a TLS alert.
+    fn explained(&self, error: anyhow::Error) -> anyhow::Error {
+        let is_garbage = error
+            .downcast_ref::<hyper::Error>()
+            .is_some_and(hyper::Error::is_parse);
+        if self.url.secure || !is_garbage {
+            return error;
+        }
+        let authority = &self.url.authority;
+        anyhow::anyhow!("{authority} does not speak plain http; if it speaks https, use https://{authority}")
     }
 
     async fn connect(&self) -> Result<Box<dyn Stream>> {
@@ -286,7 +300,14 @@ impl Client {
         };
         let name = ServerName::try_from(self.url.host.clone())?;
         let secured = timeout(CONNECT_TIMEOUT, tls.connect(name, stream)).await;
-        Ok(Box::new(secured.context("no connection in time")??))
+        match secured.context("no connection in time")? {
+            Ok(secured) => Ok(Box::new(secured)),
+            Err(e) if speaks_no_tls(&e) => {
+                let authority = &self.url.authority;
+                bail!("{authority} does not speak https; if it speaks plain http, use http://{authority}")
+            }
+            Err(e) => Err(e.into()),
+        }
     }
 }
 
@@ -319,6 +340,12 @@ async fn exchange(stream: Box<dyn Stream>, request: Request<Full<Bytes>>) -> Res
     timeout(ANSWER_TIMEOUT, both).await.context("no answer in time")?
 }
 
+/// Whether a TLS handshake failed because what came is no TLS at all.
+fn speaks_no_tls(error: &std::io::Error) -> bool {
+    let inner = error.get_ref().and_then(|inner| inner.downcast_ref());
+    matches!(inner, Some(rustls::Error::InvalidMessage(_)))
+}
+
 /// The nodes of a cluster that had no part in an answer.
 fn missing(body: &[u8]) -> Option<Vec<String>> {
     #[derive(Deserialize)]
@@ -334,7 +361,11 @@ fn missing(body: &[u8]) -> Option<Vec<String>> {
 /// What a server says when it refuses.
 fn refusal(status: u16, body: &[u8]) -> String {
     let problem: Option<Value> = serde_json::from_slice(body).ok();
-    let detail = problem.as_ref().and_then(|problem| problem["detail"].as_str());
+    let problem = problem.as_ref();
+    let detail = problem.and_then(|problem| {
+        let message = problem["error"]["message"].as_str();
+        problem["detail"].as_str().or(message)
+    });
     match detail {
         Some(detail) => detail.to_owned(),
         None => format!("the server answers {status}"),
@@ -362,7 +393,12 @@ struct Url {
 impl Url {
     fn read(text: &str) -> Result<Url> {
         let refused = || format!("{text:?} is not a server's address such as http://127.0.0.1:5888");
-        let uri: Uri = text.parse().with_context(refused)?;
+        let whole = match text {
+            text if text.contains("://") => text.to_owned(),
+            port if port.parse::<u16>().is_ok() => format!("http://127.0.0.1:{port}"),
+            text => format!("http://{text}"),
+        };
+        let uri: Uri = whole.parse().with_context(refused)?;
         let (Some(scheme), Some(authority)) = (uri.scheme_str(), uri.authority()) else {
             bail!(refused());
         };
@@ -370,6 +406,9 @@ impl Url {
             matches!(uri.path(), "" | "/") && uri.query().is_none() && !authority.as_str().contains('@'),
             refused()
         );
+        // A port that is no number of 16 bits is as good as none to the parser.
+        let has_port = authority.as_str().len() > authority.host().len();
+        ensure!(!has_port || authority.port().is_some(), refused());
         let secure = match scheme {
             "http" => false,
             "https" => true,
@@ -479,9 +518,14 @@ mod tests {
             "events.example",
         );
         check("http://[::1]:5888", false, "::1", 5888, "[::1]:5888");
+        check("localhost:5888", false, "localhost", 5888, "localhost:5888");
+        check("[::1]:5888/", false, "::1", 5888, "[::1]:5888");
+        check("5888", false, "127.0.0.1", 5888, "127.0.0.1:5888");
         for bad in [
             "",
-            "localhost:5888",
+            "localhost:99999",
+            "localhost:x",
+            "://x",
             "ftp://x",
             "http://x/y",
             "http://x/?a=b",
@@ -570,6 +614,8 @@ mod tests {
     #[test]
     fn a_refusal_is_told_in_the_servers_words() {
         assert_eq!(refusal(400, br#"{"status":400,"detail":"rate: no"}"#), "rate: no");
+        let azure = br#"{"error":{"code":"BadRequest","message":"use https"}}"#;
+        assert_eq!(refusal(400, azure), "use https");
         assert_eq!(refusal(502, b"<html>"), "the server answers 502");
     }
 }

@@ -2,10 +2,13 @@
 
 use crate::client::ClientFlags;
 use crate::config::{Secret, nearest};
+use crate::output::OutputFlags;
+use crate::private_files;
 use crate::terminal::{harmless, print, table};
 use anyhow::{Context as _, Result, bail, ensure};
 use clap::Args;
 use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
@@ -112,7 +115,7 @@ impl Contexts {
             Some(directory) if !directory.as_os_str().is_empty() => directory,
             _ => Path::new("."),
         };
-        std::fs::create_dir_all(directory).with_context(writing)?;
+        private_files::make_directory(directory)?;
         let mut file = tempfile::NamedTempFile::new_in(directory).with_context(writing)?;
         file.write_all(toml::to_string(self)?.as_bytes())
             .with_context(writing)?;
@@ -152,6 +155,8 @@ pub struct ContextArgs {
     command: Command,
     #[command(flatten)]
     client: ClientFlags,
+    #[command(flatten)]
+    output: OutputFlags,
 }
 
 #[derive(Clone, Debug, clap::Subcommand)]
@@ -200,7 +205,10 @@ pub fn run(args: &ContextArgs) -> Result<()> {
             };
             print(format!("added {name}{used}; kept in {}", path.display()))
         }
-        Command::List => print(contexts.list()),
+        Command::List => match args.output.is_json() {
+            true => print(format!("{:#}", contexts.list_json())),
+            false => print(contexts.list()),
+        },
         Command::Use { name } => {
             contexts.named(name)?;
             contexts.current = Some(name.clone());
@@ -212,7 +220,10 @@ pub fn run(args: &ContextArgs) -> Result<()> {
             contexts.write(&path)?;
             print(format!("removed {name}"))
         }
-        Command::Show { name } => print(contexts.show(name.as_deref())?),
+        Command::Show { name } => match args.output.is_json() {
+            true => print(format!("{:#}", contexts.show_json(name.as_deref())?)),
+            false => print(contexts.show(name.as_deref())?),
+        },
     }
 }
 
@@ -277,13 +288,40 @@ impl Contexts {
         table.to_string()
     }
 
-    fn show(&self, name: Option<&str>) -> Result<String> {
-        let (name, context) = match name {
-            Some(name) => (name, self.named(name)?),
+    fn list_json(&self) -> Value {
+        let all = self.contexts.iter();
+        all.map(|(name, context)| self.json_of(name, context)).collect()
+    }
+
+    fn show_json(&self, name: Option<&str>) -> Result<Value> {
+        let (name, context) = self.named_or_in_use(name)?;
+        Ok(self.json_of(name, context))
+    }
+
+    /// A context without its secret.
+    fn json_of(&self, name: &str, context: &Context) -> Value {
+        json!({
+            "name": name,
+            "current": self.current.as_deref() == Some(name),
+            "server": context.url,
+            "ca": context.ca,
+            "group": context.group,
+            "hasSecret": context.secret.is_some() || context.secret_file.is_some(),
+            "secretFile": context.secret_file,
+        })
+    }
+
+    fn named_or_in_use<'a>(&'a self, name: Option<&'a str>) -> Result<(&'a str, &'a Context)> {
+        match name {
+            Some(name) => Ok((name, self.named(name)?)),
             None => self
                 .in_use()?
-                .context("no context is in use: the commands ask the server on this machine")?,
-        };
+                .context("no context is in use: the commands ask the server on this machine"),
+        }
+    }
+
+    fn show(&self, name: Option<&str>) -> Result<String> {
+        let (name, context) = self.named_or_in_use(name)?;
         let file = |path: &Option<PathBuf>| path.as_ref().map(|path| path.display().to_string());
         let secret = match (&context.secret, &context.secret_file) {
             (Some(_), _) => "kept here".to_owned(),

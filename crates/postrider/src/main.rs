@@ -2,26 +2,36 @@
 
 mod config;
 mod profiles;
+mod private_files;
+mod secrets;
 mod material;
+mod access_files;
+mod numbers_file;
 mod test_clock;
 mod traces;
+mod outgoing;
 mod cluster;
+mod scrubbing;
 mod serve;
+mod offline_audit;
 mod stop_watchdog;
 mod migrate;
 mod doctor;
+mod restore;
 mod fetch;
 mod az_setup;
 mod bench;
 mod receiver;
 mod demo;
 mod terminal;
+mod output;
+mod examples;
 mod contexts;
 mod client;
 mod deadletters;
 mod grid;
 
-use clap::{CommandFactory, Parser, Subcommand};
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
 /// Many small buffers live and die with every delivery.
 #[global_allocator]
@@ -44,8 +54,14 @@ enum Command {
     Serve(config::ServeFlags),
     /// Move everything of a stopped server to the other kind of store, or back
     Migrate(migrate::MigrateArgs),
+    /// Change the key under which stored secrets are sealed
+    Secrets(secrets::SecretsArgs),
+    /// Write the databases of a stopped server anew, without what was deleted from them
+    Compact(secrets::DirectoryFlags),
     /// Check configuration, disk, certificate, clock and endpoints, and say what to do
     Doctor(doctor::DoctorArgs),
+    /// Accept what the files of a stopped server are: of different times, or damaged
+    Restore(restore::RestoreArgs),
     /// Print a configuration file with every key, its meaning and its default
     Config,
     /// List the profiles, or show all of one, as the configuration leaves them
@@ -78,7 +94,10 @@ enum Command {
 }
 
 fn main() -> std::process::ExitCode {
-    let result = match Cli::parse().command {
+    let matches = examples::with_examples(Cli::command()).get_matches();
+    let cli = Cli::from_arg_matches(&matches).unwrap_or_else(|refused| refused.exit());
+    terminal::adapt();
+    let result = match cli.command {
         Command::Serve(flags) => serve::run(&flags),
         Command::Migrate(args) => match migrate::run(&args) {
             Ok(code) => return code,
@@ -88,6 +107,9 @@ fn main() -> std::process::ExitCode {
             Ok(code) => return code,
             Err(e) => Err(e),
         },
+        Command::Secrets(args) => secrets::run(&args),
+        Command::Compact(flags) => secrets::compact(&flags),
+        Command::Restore(args) => restore::run(&args),
         Command::Config => {
             print!("{}", config::default_config_text());
             Ok(())
@@ -119,7 +141,7 @@ fn main() -> std::process::ExitCode {
     match result {
         Ok(()) => std::process::ExitCode::SUCCESS,
         Err(e) => {
-            eprintln!("postrider: {e:#}");
+            eprintln!("error: {e:#}");
             std::process::ExitCode::FAILURE
         }
     }

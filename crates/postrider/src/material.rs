@@ -1,9 +1,11 @@
 //! Certificates and credentials: made on the first start, kept in the data directory, reused after.
 
 use crate::config::{Azure, Client, Config, Role, Secret};
+use crate::private_files::make_directory;
 use anyhow::{Context, Result, bail, ensure};
 use base64::Engine;
 use postrider_core::time::Timestamp;
+use postrider_store::seal::{Keyring, key_of};
 use postrider_wire::token::SigningKey;
 use rcgen::{
     BasicConstraints, CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer,
@@ -50,7 +52,7 @@ pub struct Material {
 
 /// Reads the material from the data directory, making what is missing or no longer fits.
 /// `now` is the machine's time, never a test clock's: certificates are checked by others.
-pub fn prepare(config: &Config, now: Timestamp) -> Result<Material> {
+pub fn prepare(config: &Config, keys: &Keyring, now: Timestamp) -> Result<Material> {
     let mut created = Vec::new();
     let (server_config, ca_path) = match (&config.listen.cert_file, &config.listen.key_file) {
         (Some(cert), Some(key)) => (own_server(cert, key)?, None),
@@ -75,7 +77,7 @@ pub fn prepare(config: &Config, now: Timestamp) -> Result<Material> {
             "azure.managed_identity: no client has the id \"{id}\""
         );
     }
-    let token_key = token_key(&config.data_dir, &mut created)?;
+    let token_key = token_key(&config.data_dir, keys, &mut created)?;
     Ok(Material {
         server_config,
         expires,
@@ -95,14 +97,15 @@ pub struct TokenKey {
 }
 
 /// The same key at every start: clients keep their tokens, az even in a file.
-fn token_key(data_dir: &Path, created: &mut Vec<PathBuf>) -> Result<TokenKey> {
-    let path = data_dir.join("token-key.pem");
-    let text = match read_if_there(&path)? {
+fn token_key(data_dir: &Path, keys: &Keyring, created: &mut Vec<PathBuf>) -> Result<TokenKey> {
+    let path = token_key_path(data_dir);
+    reseal_files(data_dir, keys)?;
+    let text = match read_sealed(&path, keys)? {
         Some(text) => text,
         None => {
             make_directory(data_dir)?;
             let key = KeyPair::generate().context("generating the key for tokens")?;
-            write_private(&path, &key.serialize_pem())?;
+            write_sealed(&path, &key.serialize_pem(), keys)?;
             created.push(path.clone());
             key.serialize_pem()
         }
@@ -117,6 +120,64 @@ fn token_key(data_dir: &Path, created: &mut Vec<PathBuf>) -> Result<TokenKey> {
         signing: SigningKey::from_pkcs8(der).with_context(reading)?,
         naming: base64::engine::general_purpose::STANDARD.encode(naming.finish()),
     })
+}
+
+pub fn token_key_path(data_dir: &Path) -> PathBuf {
+    data_dir.join("token-key.pem")
+}
+
+/// Revocations, and the keys that replaced the first one.
+pub fn access_path(data_dir: &Path) -> PathBuf {
+    data_dir.join("access.json")
+}
+
+/// Seals the files that hold keys of tokens under the first key, those that are there and are not.
+pub fn reseal_files(data_dir: &Path, keys: &Keyring) -> Result<()> {
+    for path in [token_key_path(data_dir), access_path(data_dir)] {
+        let Some(stored) = read_if_there(&path)? else {
+            continue;
+        };
+        if key_of(stored.trim_end().as_bytes()) == Some(keys.current()) {
+            continue;
+        }
+        let text = read_sealed(&path, keys)?.unwrap_or_default();
+        if path == token_key_path(data_dir) {
+            read_key_text(&text)
+                .with_context(|| format!("reading the key for tokens in {}", path.display()))?;
+        }
+        write_sealed(&path, &text, keys)?;
+    }
+    Ok(())
+}
+
+/// A file's text, opened if it is sealed.
+pub fn read_sealed(path: &Path, keys: &Keyring) -> Result<Option<String>> {
+    let Some(text) = read_if_there(path)? else {
+        return Ok(None);
+    };
+    let opening = || format!("opening {}", path.display());
+    let opened = keys.open(&place(path), text.trim_end().as_bytes());
+    let opened = opened.with_context(opening)?.into_owned();
+    Ok(Some(String::from_utf8(opened).with_context(opening)?))
+}
+
+pub fn write_sealed(path: &Path, text: &str, keys: &Keyring) -> Result<()> {
+    let sealed = keys.seal(&place(path), text.trim_end().as_bytes());
+    let sealed = String::from_utf8(sealed).context("sealed text is text")?;
+    // The text that is replaced may be a secret that is not sealed.
+    if path.exists() {
+        let new = path.with_extension("new");
+        write_private(&new, &format!("{sealed}\n"))?;
+        let replaced = postrider_embedded::replace_with(path, &new);
+        return replaced.with_context(|| format!("writing {}", path.display()));
+    }
+    write_private(path, &format!("{sealed}\n"))
+}
+
+/// Which file a sealed text belongs to.
+fn place(path: &Path) -> String {
+    let name = path.file_name().unwrap_or_default();
+    name.to_string_lossy().into_owned()
 }
 
 /// Where the generated client is kept; nowhere if the configuration names clients.
@@ -134,8 +195,9 @@ pub fn certificate_path(config: &Config) -> PathBuf {
 /// Text of this server's that all nodes of a cluster have in common: a file, or two that belong together.
 pub struct Shared {
     pub name: &'static str,
-    /// The private one first.
     files: Vec<PathBuf>,
+    /// The files are sealed; other nodes may have other keys.
+    sealed: bool,
 }
 
 /// What nodes share. Files of the operator's own are shared by him.
@@ -143,16 +205,19 @@ pub fn shared(config: &Config) -> Vec<Shared> {
     let here = &config.data_dir;
     let mut all = vec![Shared {
         name: "token-key",
-        files: vec![here.join("token-key.pem")],
+        files: vec![token_key_path(here)],
+        sealed: true,
     }];
     all.extend(credentials_path(config).map(|path| Shared {
         name: "credentials",
         files: vec![path],
+        sealed: false,
     }));
     if config.listen.cert_file.is_none() {
         all.push(Shared {
             name: "local-ca",
             files: vec![here.join("tls/ca-key.pem"), here.join("tls/ca.pem")],
+            sealed: false,
         });
     }
     all
@@ -160,17 +225,21 @@ pub fn shared(config: &Config) -> Vec<Shared> {
 
 impl Shared {
     /// The files' texts, one after the other.
-    pub fn read(&self) -> Result<String> {
+    pub fn read(&self, keys: &Keyring) -> Result<String> {
         let mut texts = Vec::new();
         for path in &self.files {
-            let text = fs::read_to_string(path).with_context(|| format!("reading {}", path.display()))?;
+            let text = match self.sealed {
+                true => read_sealed(path, keys)?.map(|text| format!("{}\n", text.trim_end())),
+                false => read_if_there(path)?,
+            };
+            let text = text.with_context(|| format!("{} is missing", path.display()))?;
             texts.push(text);
         }
         Ok(serde_json::to_string(&texts)?)
     }
 
     /// Puts the files there whose texts another node has read.
-    pub fn write(&self, texts: &str) -> Result<()> {
+    pub fn write(&self, texts: &str, keys: &Keyring) -> Result<()> {
         let texts: Vec<String> = serde_json::from_str(texts).unwrap_or_default();
         ensure!(
             texts.len() == self.files.len(),
@@ -179,9 +248,9 @@ impl Shared {
         );
         for (path, text) in self.files.iter().zip(texts) {
             make_directory(path.parent().context("a file has a directory")?)?;
-            match path == &self.files[0] {
-                true => write_private(path, &text)?,
-                false => write_public(path, &text)?,
+            match self.sealed {
+                true => write_sealed(path, &text, keys)?,
+                false => write_private(path, &text)?,
             }
         }
         Ok(())
@@ -271,7 +340,7 @@ fn local_server(
     let server = serve_with(vec![cert.der().clone()], read_key_text(&key.serialize_pem())?)?;
     // The key first: a certificate without its key is found out and replaced on the next start.
     write_private(&key_path, &key.serialize_pem())?;
-    write_public(&cert_path, &format!("{}\n{}", names_line(names), cert.pem()))?;
+    write_private(&cert_path, &format!("{}\n{}", names_line(names), cert.pem()))?;
     created.extend([key_path, cert_path]);
     Ok(server)
 }
@@ -342,7 +411,7 @@ fn local_ca(directory: &Path, now: Timestamp, created: &mut Vec<PathBuf>) -> Res
         let cert = ca_params(&key, now)
             .self_signed(&key)
             .context("signing the CA's certificate")?;
-        write_public(&cert_path, &cert.pem())?;
+        write_private(&cert_path, &cert.pem())?;
         created.push(cert_path.clone());
     }
     let cert = read_certificates(&cert_path)?.remove(0);
@@ -541,26 +610,15 @@ pub fn read_if_there(path: &Path) -> Result<Option<String>> {
     }
 }
 
-fn make_directory(path: &Path) -> Result<()> {
-    fs::create_dir_all(path).with_context(|| format!("creating the directory {}", path.display()))
-}
-
-/// Only the owner may read it, from the moment it exists.
-fn write_private(path: &Path, text: &str) -> Result<()> {
-    write(path, text, 0o600).with_context(|| format!("writing {}", path.display()))
-}
-
-pub fn write_public(path: &Path, text: &str) -> Result<()> {
-    write(path, text, 0o644).with_context(|| format!("writing {}", path.display()))
+/// Writes a file that only its owner may read, from the moment it exists.
+pub fn write_private(path: &Path, text: &str) -> Result<()> {
+    write(path, text).with_context(|| format!("writing {}", path.display()))
 }
 
 /// Whole or not at all, also after a power loss.
-fn write(path: &Path, text: &str, mode: u32) -> Result<()> {
-    use std::os::unix::fs::PermissionsExt;
+fn write(path: &Path, text: &str) -> Result<()> {
     let directory = path.parent().context("a file has a directory")?;
-    let mut file = tempfile::Builder::new()
-        .permissions(fs::Permissions::from_mode(mode))
-        .tempfile_in(directory)?;
+    let mut file = tempfile::NamedTempFile::new_in(directory)?;
     file.write_all(text.as_bytes())?;
     file.as_file().sync_all()?;
     file.persist(path)?;
@@ -582,6 +640,10 @@ mod tests {
         }
     }
 
+    fn keys() -> Keyring {
+        Keyring::parse("AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA=", "a test").unwrap()
+    }
+
     fn mode(path: &Path) -> u32 {
         fs::metadata(path).unwrap().permissions().mode() & 0o777
     }
@@ -595,7 +657,7 @@ mod tests {
     fn the_first_start_makes_everything_and_the_second_nothing() {
         let directory = tempfile::tempdir().unwrap();
         let config = config_in(directory.path());
-        let first = prepare(&config, NOW).unwrap();
+        let first = prepare(&config, &keys(), NOW).unwrap();
         assert_eq!(
             created_names(&first),
             [
@@ -616,14 +678,16 @@ mod tests {
         );
         for private in [
             "tls/ca-key.pem",
+            "tls/ca.pem",
             "tls/server-key.pem",
+            "tls/server.pem",
             "credentials.toml",
             "token-key.pem",
         ] {
             assert_eq!(mode(&config.data_dir.join(private)), 0o600, "{private}");
         }
 
-        let second = prepare(&config, NOW + DAY).unwrap();
+        let second = prepare(&config, &keys(), NOW + DAY).unwrap();
         assert_eq!(second.created, Vec::<PathBuf>::new());
         assert_eq!(second.credentials, first.credentials);
         assert_eq!(second.token_key.naming, first.token_key.naming);
@@ -645,10 +709,10 @@ mod tests {
     fn the_server_certificate_is_issued_anew_when_it_must_be_and_the_ca_stays() {
         let directory = tempfile::tempdir().unwrap();
         let mut config = config_in(directory.path());
-        prepare(&config, NOW).unwrap();
+        prepare(&config, &keys(), NOW).unwrap();
         let ca = fs::read(config.data_dir.join("tls/ca.pem")).unwrap();
         let check = |config: &Config, now: Timestamp, reissued: bool, why: &str| {
-            let material = prepare(config, now).unwrap();
+            let material = prepare(config, &keys(), now).unwrap();
             let expected: &[&str] = if reissued {
                 &["server-key.pem", "server.pem"]
             } else {
@@ -656,7 +720,10 @@ mod tests {
             };
             assert_eq!(created_names(&material), expected, "{why}");
             assert_eq!(fs::read(config.data_dir.join("tls/ca.pem")).unwrap(), ca, "{why}");
-            assert!(prepare(config, now).unwrap().created.is_empty(), "{why}: settled");
+            assert!(
+                prepare(config, &keys(), now).unwrap().created.is_empty(),
+                "{why}: settled"
+            );
         };
         config.listen.names = vec!["events.example".into(), "*.apps.example".into()];
         check(&config, NOW, true, "names were added");
@@ -700,7 +767,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let mut config = config_in(directory.path());
         config.listen.names = vec!["events.example".into()];
-        prepare(&config, NOW).unwrap();
+        prepare(&config, &keys(), NOW).unwrap();
         let ca = read_certificates(&config.data_dir.join("tls/ca.pem"))
             .unwrap()
             .remove(0);
@@ -726,10 +793,10 @@ mod tests {
     fn a_first_start_that_was_cut_short_is_finished_with_the_same_key() {
         let directory = tempfile::tempdir().unwrap();
         let config = config_in(directory.path());
-        prepare(&config, NOW).unwrap();
+        prepare(&config, &keys(), NOW).unwrap();
         let key = fs::read(config.data_dir.join("tls/ca-key.pem")).unwrap();
         fs::remove_file(config.data_dir.join("tls/ca.pem")).unwrap();
-        let again = prepare(&config, NOW).unwrap();
+        let again = prepare(&config, &keys(), NOW).unwrap();
         assert_eq!(created_names(&again), ["ca.pem"]);
         assert_eq!(fs::read(config.data_dir.join("tls/ca-key.pem")).unwrap(), key);
     }
@@ -738,14 +805,14 @@ mod tests {
     fn what_cannot_be_used_is_named() {
         let directory = tempfile::tempdir().unwrap();
         let refused = |config: &Config, words: &[&str]| {
-            let error = format!("{:#}", prepare(config, NOW).err().expect("refused"));
+            let error = format!("{:#}", prepare(config, &keys(), NOW).err().expect("refused"));
             for word in words {
                 assert!(error.contains(word), "{error}");
             }
             error
         };
         let mut config = config_in(directory.path());
-        prepare(&config, NOW).unwrap();
+        prepare(&config, &keys(), NOW).unwrap();
         let tls = config.data_dir.join("tls");
 
         let key = fs::read(tls.join("ca-key.pem")).unwrap();
@@ -784,7 +851,7 @@ mod tests {
     fn the_operators_own_certificate_and_client_are_used_as_they_are() {
         let directory = tempfile::tempdir().unwrap();
         let other = config_in(&directory.path().join("other"));
-        prepare(&other, NOW).unwrap();
+        prepare(&other, &keys(), NOW).unwrap();
         let mut config = config_in(directory.path());
         config.listen.cert_file = Some(other.data_dir.join("tls/server.pem"));
         config.listen.key_file = Some(other.data_dir.join("tls/server-key.pem"));
@@ -793,7 +860,7 @@ mod tests {
             secret: Secret::new("s"),
             role: Role::Reader,
         }];
-        let material = prepare(&config, NOW).unwrap();
+        let material = prepare(&config, &keys(), NOW).unwrap();
         assert_eq!(created_names(&material), ["token-key.pem"]);
         assert_eq!(material.ca_path, None);
         assert_eq!(material.credentials, config.clients);
@@ -811,7 +878,7 @@ mod tests {
         fs::write(&path, "client_id = \"me\"\nclient_secret = \"a\\\"b\"\n").unwrap();
         for tenant in ["t1", "t2"] {
             config.azure.tenant = tenant.into();
-            let material = prepare(&config, NOW).unwrap();
+            let material = prepare(&config, &keys(), NOW).unwrap();
             assert_eq!(material.credentials[0].secret.expose(), "a\"b");
             assert_eq!(material.credentials_path.as_ref(), Some(&path));
             let table: toml::Table = toml::from_str(&fs::read_to_string(&path).unwrap()).unwrap();

@@ -1,13 +1,16 @@
 //! `postrider serve`: puts the parts together, runs them, takes them apart again.
 
 use crate::config::{
-    self, AccountKind, Config, DeclaredSubscription, EgressPolicy, Loaded, LogFormat, MetricsReporter,
-    ServeFlags, StorageAccount,
+    self, AccountKind, Config, DeclaredSubscription, Loaded, LogFormat, MetricsReporter, ServeFlags,
+    StorageAccount,
 };
 use crate::fetch::Fetcher;
 use crate::material::{self, Material};
-use crate::stop_watchdog::{STOP_MARGIN, StopProgress, StopWatchdog};
-use crate::{cluster, migrate, profiles, test_clock, traces};
+use crate::numbers_file::NumbersFile;
+use crate::outgoing::{self, StoreConnector};
+use crate::scrubbing::{self, ScrubPace};
+use crate::stop_watchdog::{STOP_MARGIN, StopProgress, StopWatchdog, tell_and_exit};
+use crate::{access_files, cluster, migrate, private_files, profiles, secrets, test_clock, traces};
 use anyhow::{Context, Result, bail};
 use postrider_api::access;
 use postrider_api::health::Certificate;
@@ -15,14 +18,16 @@ use postrider_api::http::Wire;
 use postrider_api::issuer::{Issuer, Trust};
 use postrider_api::listen::Listeners;
 use postrider_api::peers::Peers;
-use postrider_api::{EdgeAccess, Server, declare};
+use postrider_api::{EdgeAccess, LocalSignInPage, Server, declare};
+use postrider_audit::AuditLog;
 use postrider_blobs::{Account, ObjectStores, Place};
 use postrider_core::ids::Secret;
 use postrider_core::json::Raw;
 use postrider_core::subscription::DeadLetterDestination;
 use postrider_core::time::{Clock, Timestamp};
-use postrider_embedded::{EmbeddedArchive, EmbeddedCatalog, EmbeddedLog};
-use postrider_engine::attempt::BatchDefaults;
+use postrider_embedded::generations::Generations;
+use postrider_embedded::{EmbeddedArchive, EmbeddedCatalog, EmbeddedLog, Scrub};
+use postrider_engine::catalogue::observed;
 use postrider_engine::clock::SystemClock;
 use postrider_engine::dead_letters::DeadLetters;
 use postrider_engine::deliver::Transport;
@@ -33,6 +38,7 @@ use postrider_engine::{Engine, Parts, dispatch, handshake};
 use postrider_jetstream::Cluster;
 use postrider_otlp::Exporter;
 use postrider_recorder::FlightRecorder;
+use postrider_store::seal::Keyring;
 use postrider_store::{Archive, Catalog, EventLog};
 use postrider_transport::{CertificateDer, HttpTransport};
 use postrider_wire::resources::{self, FilterLimits, Road};
@@ -50,6 +56,8 @@ use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+/// The audit log's place in the data directory.
+pub const AUDIT_DIRECTORY: &str = "audit";
 /// How often something is declared that another node changes at the same time.
 const DECLARE_TRIES: u32 = 30;
 const DECLARE_AGAIN: Duration = Duration::from_millis(200);
@@ -62,6 +70,7 @@ pub fn run(flags: &ServeFlags) -> Result<()> {
         print!("{}", config::print_config(&loaded));
         return Ok(());
     }
+    private_files::restrict_new_files();
     log_to_terminal(&loaded.config);
     for warning in &loaded.warnings {
         tracing::warn!("{warning}");
@@ -77,7 +86,17 @@ pub fn run(flags: &ServeFlags) -> Result<()> {
         } else {
             Time::Of(Arc::new(SystemClock))
         };
-        let running = Running::start(&loaded, time).await?;
+        let running = tokio::select! {
+            biased;
+            _ = stop.recv() => None,
+            _ = interrupt.recv() => None,
+            running = Running::start(&loaded, time) => Some(running?),
+        };
+        let Some(running) = running else {
+            // What was stored so far is what a crash would have left.
+            tracing::info!("stopped before it was ready");
+            return Ok(());
+        };
         running.greet(&loaded);
         let failed = tokio::select! {
             _ = stop.recv() => None,
@@ -111,6 +130,66 @@ fn raise_file_limit() {
     };
     if let Err(e) = setrlimit(Resource::Nofile, raised) {
         tracing::debug!(error = %e, "the limit of open files stays as it is");
+    }
+}
+
+/// Open files that are kept from clients' connections: for the log, deliveries and everything else.
+const FILES_KEPT_MAX: u64 = 4096;
+
+/// How many connections clients may have, by the configuration and by the system's limit of open files.
+fn connections_max(configured: usize) -> usize {
+    use rustix::process::{Resource, getrlimit};
+    let Some(files) = getrlimit(Resource::Nofile).current else {
+        return configured;
+    };
+    let allowed = connections_of(files);
+    if allowed < configured {
+        tracing::warn!(
+            open_files = files,
+            "limits.connections_max is lowered to {allowed}: the system allows too few open files; raise its limit (ulimit -n, LimitNOFILE)"
+        );
+    }
+    configured.min(allowed)
+}
+
+fn connections_of(files: u64) -> usize {
+    let kept = (files / 2).min(FILES_KEPT_MAX);
+    usize::try_from(files - kept).unwrap_or(usize::MAX)
+}
+
+/// Of the files that are kept from clients, those for the log and everything else that is no delivery.
+const OTHER_FILES_MAX: u64 = 1024;
+
+/// Connections that deliveries may take, by the system's limit of open files.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct OutgoingConnections {
+    /// Of attempts under way.
+    attempts: usize,
+    /// Of attempts that have timed out and may still be answered.
+    late_answers: usize,
+    /// Kept for the next attempt.
+    idle: usize,
+}
+
+impl OutgoingConnections {
+    /// `clients`: connections that clients may have, as configured.
+    fn of_this_process(clients: usize) -> OutgoingConnections {
+        use rustix::process::{Resource, getrlimit};
+        let files = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
+        OutgoingConnections::of_files(files, clients)
+    }
+
+    fn of_files(files: u64, clients: usize) -> OutgoingConnections {
+        let clients = connections_of(files).min(clients) as u64;
+        let kept = files - clients;
+        let others = (kept / 2).min(OTHER_FILES_MAX);
+        let outgoing = usize::try_from(kept - others).unwrap_or(usize::MAX);
+        let quarter = (outgoing / 4).max(1);
+        OutgoingConnections {
+            attempts: (outgoing / 2).max(1),
+            late_answers: quarter,
+            idle: quarter,
+        }
     }
 }
 
@@ -172,6 +251,7 @@ pub struct Running {
     /// Set if this is one node of several.
     pub cluster: Option<Arc<Cluster>>,
     stop: CancellationToken,
+    numbers: Arc<NumbersFile>,
     _lock: File,
 }
 
@@ -181,7 +261,11 @@ impl Running {
         let config = &loaded.config;
         // First of all: a second server in the same directory must not even renew a certificate.
         let lock = lock(&config.data_dir)?;
-        let mut material = material::prepare(config, SystemClock.now())?;
+        for warning in private_files::tighten(&config.data_dir)? {
+            tracing::warn!("{warning}");
+        }
+        let keys = Arc::new(secrets::keyring(config)?);
+        let mut material = material::prepare(config, &keys, SystemClock.now())?;
         // Before anything is started: a second server on the same address must change nothing.
         let http = listen(config.listen.http).await?;
         let https = listen(config.listen.https).await?;
@@ -198,7 +282,7 @@ impl Running {
             }
         };
         let store = match cluster::settings(config) {
-            None => Store::embedded(config).await?,
+            None => Store::embedded(config, keys.clone()).await?,
             Some(settings) => {
                 cluster::check_clock(test_clock.is_some())?;
                 let url = cluster::url(config, http_address, https_address);
@@ -206,15 +290,21 @@ impl Running {
             }
         };
         if let Some(cluster) = &store.cluster
-            && cluster::share_secrets(cluster, config).await?
+            && cluster::share_secrets(cluster, config, &keys).await?
         {
             let created = std::mem::take(&mut material.created);
-            material = material::prepare(config, SystemClock.now())?;
+            material = material::prepare(config, &keys, SystemClock.now())?;
             material.created.splice(0..0, created);
         }
         let wall = Arc::new(SystemClock);
-        let dead_letters = dead_letters(config, store.archive, wall.clone())?;
-        let network = HttpTransport::new(transport(loaded)?, clock.clone())?;
+        let rules = outgoing::rules(config)?;
+        let dead_letters = dead_letters(config, store.archive, wall.clone(), rules.clone())?;
+        let outgoing_connections = OutgoingConnections::of_this_process(config.limits.connections_max);
+        let delivering = postrider_transport::Config {
+            idle_max: outgoing_connections.idle,
+            ..transport(loaded, rules.clone())
+        };
+        let network = HttpTransport::new(delivering, clock.clone())?;
         let event_listeners = Arc::new(Listeners::new(Arc::new(network)));
         let others = store.cluster.as_deref().map(cluster::peers::Others::new);
         if let Some(others) = &others {
@@ -228,34 +318,37 @@ impl Running {
             transport = watching;
         }
         let recorder = recorder(config, clock.clone())?;
-        let roots = extra_roots(config)?;
-        let spans = traces::exporter(config, roots, clock.clone(), store.identity, random())?;
+        let spans = traces::exporter(config, rules.clone(), clock.clone(), store.identity, random())?;
         let naming_key = material.token_key.naming.clone();
         let (node, share) = match store.cluster.as_deref().map(cluster::node) {
             Some((node, share)) => (node, Some(share)),
             None => (Node::alone(), None),
         };
+        let profiles = profiles::of(loaded);
+        for line in profiles::overruled_waits(loaded, &profiles) {
+            tracing::warn!("{line}");
+        }
         let engine = Engine::start(Parts {
             log: store.log,
             catalog: store.catalog,
             transport,
             clock,
             wall: wall.clone(),
-            profiles: profiles::of(loaded),
+            profiles,
             id_prefix: format!("/subscriptions/{}", config.azure.subscription),
             dispatch: dispatch::Config {
                 in_flight_per_endpoint_max: config.limits.in_flight_per_endpoint_max,
                 in_flight_bytes_max: config.limits.in_flight_bytes_max,
-                batch_defaults: BatchDefaults {
-                    events_max: loaded.edge.broker.default_max_events_per_batch,
-                    edge_bytes_max: loaded.edge.broker.default_max_batch_size_in_bytes as usize,
-                },
+                attempts_max: outgoing_connections.attempts,
+                late_answers_max: outgoing_connections.late_answers,
+                batch_defaults: config::batch_defaults(config, &loaded.edge),
                 // A test wants the same waits every time.
                 seed: config.retry.jitter_seed.unwrap_or_else(|| match test_clock {
                     Some(_) => 0,
                     None => random(),
                 }),
                 safety_net: dead_letters.fallback.is_some(),
+                hops_max: config.limits.hops_max,
                 destinations: Arc::new(destinations(config)),
                 spans: traces::share(config),
             },
@@ -271,22 +364,37 @@ impl Running {
         })
         .await
         .context("starting the engine")?;
+        let numbers = NumbersFile::restore(&config.data_dir, store.identity, engine.clone());
         let mut server = Server::new(
             engine.clone(),
             api_config(loaded, &material),
             wall.clone(),
             random(),
         );
-        if store.cluster.is_some() {
-            server.share_sessions(&Secret::new(material.token_key.naming.clone()));
-        }
+        let mut cluster_view = None;
         if let Some(cluster) = &store.cluster {
             let view = cluster::view::View::new(cluster.clone());
             view.greet().await;
-            server.cluster = Some(view);
+            server.cluster = Some(view.clone());
+            cluster_view = Some(view);
         }
+        let access = access_files::store(config, keys.clone(), store.cluster.as_ref());
+        server
+            .keep_access_in(access)
+            .await
+            .map_err(|reason| anyhow::anyhow!("reading revoked sessions and the keys of tokens: {reason}"))?;
+        let journal = Arc::new(access_files::LoginFile::new(&config.data_dir));
+        server
+            .keep_logins_in(journal)
+            .map_err(|reason| anyhow::anyhow!("reading the list of logins: {reason}"))?;
         server.peers = others.map(|others| others as Arc<dyn Peers>);
-        server.issuer = issuer(config)?;
+        server.proxy = rules.proxy.as_ref().map(|proxy| proxy.health());
+        server.ports = [http_address, https_address]
+            .into_iter()
+            .flatten()
+            .map(|at| at.port())
+            .collect();
+        server.issuer = issuer(config, rules)?;
         server.metric_names = metric_names(loaded);
         if config.listen.https.is_some() {
             server.certificate = material.expires.map(|expires| Certificate {
@@ -295,6 +403,8 @@ impl Running {
             });
         }
         server.listeners = Some(event_listeners);
+        server.numbers = Some(numbers.clone());
+        server.local_sign_in_page = material.credentials_path.as_deref().map(credentials_page);
         server.configuration = crate::config::default_config_text();
         server.spans = spans.as_ref().map(|spans| spans.counts.clone());
         if let Some(recorder) = &recorder {
@@ -304,15 +414,21 @@ impl Running {
                 bytes_max: config.recorder.bytes_max,
             });
         }
+        server.audit = audit_log(config, &server, SystemClock)?;
         if let (Some(clock), Some(transport)) = (test_clock, watched) {
             server.virtual_time = Some(VirtualTime::new(clock, transport, wall, engine));
         }
         let server = Arc::new(server);
+        server.begin_audit();
         if let Some(cluster) = &store.cluster {
             cluster::peers::answer_with(cluster, &server);
         }
         postrider_api::listen::delete_left_over(&server).await;
-        declare_all(&server, config).await?;
+        observed(
+            server.unasked_changes("configuration"),
+            declare_all(&server, config),
+        )
+        .await?;
         let running = Running {
             http: http_address,
             https: https_address,
@@ -323,19 +439,34 @@ impl Running {
             material,
             recorder,
             spans,
+            numbers,
             _lock: lock,
         };
+        let keeping = running
+            .numbers
+            .clone()
+            .keep_until(running.stop.clone(), SystemClock);
+        running.listeners.spawn(keeping);
+        if let (Some(scrub), Some(pace)) = (store.scrub, ScrubPace::configured(&config.store)) {
+            let scrubbing = scrubbing::run(scrub, pace, Arc::new(SystemClock), running.stop.clone());
+            running.listeners.spawn(scrubbing);
+        }
         if let (Some(cluster), Some(share)) = (&running.cluster, share) {
             cluster::view::report(cluster, &running.server);
             let (cluster, engine) = (cluster.clone(), running.server.engine.clone());
             let listening =
                 cluster::peers::tend_listeners(cluster.clone(), running.server.clone(), running.stop.clone());
             running.listeners.spawn(listening);
+            let following = running.server.clone().follow_access(running.stop.clone());
+            running.listeners.spawn(following);
             let tending = cluster::tend(cluster, engine, share, running.stop.clone());
             running.listeners.spawn(tending);
         }
         if let Some(cluster) = &running.cluster {
             cluster::settle_in(cluster, &SystemClock).await;
+        }
+        if let Some(view) = cluster_view {
+            view.forget().await;
         }
         if let Some(listener) = http {
             running.serve(listener, Wire::Plain);
@@ -353,14 +484,32 @@ impl Running {
     }
 
     fn greet(&self, loaded: &Loaded) {
+        // Readers of the log may be in another directory than the server.
+        let absolute = |path: &Path| std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
         for path in &self.material.created {
-            tracing::info!(path = %path.display(), "created");
+            tracing::info!(path = %absolute(path).display(), "created");
         }
         if let (Some(path), Some(_)) = (&self.material.ca_path, self.https) {
-            tracing::info!(path = %path.display(), "https clients have to trust this certificate");
+            tracing::info!(path = %absolute(path).display(), "https clients have to trust this certificate");
         }
-        if let Some(path) = &self.material.credentials_path {
-            tracing::info!(path = %path.display(), "client id and secret are in this file; \"postrider az-setup\" logs az in");
+        match &self.material.credentials_path {
+            Some(path) => {
+                tracing::info!(
+                    path = %absolute(path).display(),
+                    "client id and secret are in this file; \"postrider az-setup\" logs az in"
+                );
+            }
+            None => {
+                let clients = self.material.credentials.len();
+                tracing::info!(
+                    clients,
+                    "clients and their secrets are those of the configuration"
+                );
+            }
+        }
+        let portal = portal_url(loaded.config.listen.public_url.as_deref(), self.http, self.https);
+        if let Some(portal) = portal {
+            tracing::info!("the portal is at {portal}");
         }
         if let Some(address) = self.https {
             tracing::info!("listening on https://{address}");
@@ -397,9 +546,10 @@ impl Running {
         let progress = StopProgress::begin("requests under way");
         let engine = self.server.engine.clone();
         let expire = move |part: String| {
-            let tasks = engine.running_tasks();
-            tracing::error!(part, tasks, "the server did not stop in time: exiting");
-            std::process::exit(1);
+            tell_and_exit(move || {
+                let tasks = engine.running_tasks();
+                tracing::error!(part, tasks, "the server did not stop in time: exiting");
+            })
         };
         let _watchdog = StopWatchdog::arm(grace + STOP_MARGIN, progress.clone(), expire);
         self.stop_reporting(grace, &progress).await
@@ -421,6 +571,11 @@ impl Running {
             () = self.server.end_streams() => {}
             () = SystemClock.sleep_until(end) => {}
         }
+        progress.enter("changes under way");
+        tokio::select! {
+            () = self.server.end_changes() => {}
+            () = SystemClock.sleep_until(end) => {}
+        }
         // While the engine still runs: what is under way ends here, the rest is for the other nodes.
         if let Some(cluster) = &self.cluster {
             progress.enter("hand-over of partitions");
@@ -433,9 +588,17 @@ impl Running {
             .stop(patience)
             .await
             .context("stopping the engine")?;
+        // With its last attempts.
+        self.numbers.save().await;
         if let Some(cluster) = &self.cluster {
             progress.enter("connection to JetStream");
             cluster.close().await;
+        }
+        if let Some(audit) = self.server.audit.clone() {
+            progress.enter("audit log");
+            tokio::task::spawn_blocking(move || audit.close())
+                .await
+                .context("closing the audit log")?;
         }
         // After the engine: its last attempts are recorded too.
         if let Some(recorder) = self.recorder {
@@ -453,13 +616,38 @@ impl Running {
     }
 }
 
+/// Where people open the portal: at the public URL, or at a listener. Plain http on this machine comes first, where no
+/// browser warns about a certificate.
+fn portal_url(
+    public_url: Option<&str>,
+    http: Option<SocketAddr>,
+    https: Option<SocketAddr>,
+) -> Option<String> {
+    if let Some(base) = public_url {
+        return Some(format!("{}/portal", base.trim_end_matches('/')));
+    }
+    let local = |address: &SocketAddr| {
+        let ip = address.ip().to_canonical();
+        ip.is_loopback() || ip.is_unspecified()
+    };
+    let (scheme, address) = match (http.filter(local), https, http) {
+        (Some(http), ..) => ("http", http),
+        (None, Some(https), _) => ("https", https),
+        (None, None, http) => ("http", http?),
+    };
+    let port = address.port();
+    Some(match address.ip().is_unspecified() {
+        true => format!("{scheme}://localhost:{port}/portal"),
+        false => format!("{scheme}://{address}/portal"),
+    })
+}
+
 /// Held while the server lives: two of them would write over each other.
 pub fn lock(data_dir: &Path) -> Result<File> {
     let path = data_dir.join("lock");
     let locking = || format!("locking {}", path.display());
-    std::fs::create_dir_all(data_dir)
-        .with_context(|| format!("creating the directory {}", data_dir.display()))?;
-    let file = File::create(&path).with_context(locking)?;
+    private_files::make_directory(data_dir)?;
+    let file = private_files::open_or_create(&path).with_context(locking)?;
     match file.try_lock() {
         Ok(()) => Ok(file),
         Err(TryLockError::WouldBlock) => bail!("{} is in use by another server", data_dir.display()),
@@ -474,18 +662,23 @@ struct Store {
     archive: Arc<dyn Archive>,
     identity: u64,
     cluster: Option<Arc<Cluster>>,
+    /// Verification of files on this machine, if there are any.
+    scrub: Option<Scrub>,
 }
 
 impl Store {
-    async fn embedded(config: &Config) -> Result<Store> {
+    async fn embedded(config: &Config, keys: Arc<Keyring>) -> Result<Store> {
         migrate::marks::check(&config.data_dir)?;
-        let log = EmbeddedLog::open(&config.data_dir, random())
+        let generations = Generations::check(&config.data_dir)?;
+        let log = EmbeddedLog::open_with(&config.data_dir, random(), generations.clone())
             .await
             .with_context(|| format!("opening the log in {}", config.data_dir.display()))?;
-        let catalog = open_catalog(&config.data_dir, &log)?;
+        let catalog = open_catalog(&config.data_dir, &log, keys, generations.clone())?;
         let path = config.data_dir.join("archive.redb");
-        let archive = EmbeddedArchive::open(&path).with_context(|| format!("opening {}", path.display()))?;
+        let archive = EmbeddedArchive::open_with(&path, generations)
+            .with_context(|| format!("opening {}", path.display()))?;
         Ok(Store {
+            scrub: Some(log.scrub(&catalog, &archive)),
             identity: log.identity(),
             log: Arc::new(log),
             catalog: Arc::new(catalog),
@@ -501,12 +694,18 @@ impl Store {
             catalog: cluster.catalog.clone(),
             archive: cluster.archive.clone(),
             cluster: Some(cluster),
+            scrub: None,
         }
     }
 }
 
 /// A catalogue that is new forgets every subscription, and with it whatever waits in the log.
-pub fn open_catalog(data_dir: &Path, log: &EmbeddedLog) -> Result<EmbeddedCatalog> {
+pub fn open_catalog(
+    data_dir: &Path,
+    log: &EmbeddedLog,
+    keys: Arc<Keyring>,
+    generations: Arc<Generations>,
+) -> Result<EmbeddedCatalog> {
     let path = data_dir.join("catalog.redb");
     let known = std::fs::metadata(&path).is_ok_and(|file| file.len() > 0);
     if !known && !log.subscriptions().is_empty() {
@@ -516,7 +715,7 @@ pub fn open_catalog(data_dir: &Path, log: &EmbeddedLog) -> Result<EmbeddedCatalo
             path.display()
         );
     }
-    Ok(EmbeddedCatalog::open(&path)?)
+    Ok(EmbeddedCatalog::open_with(&path, keys, generations)?)
 }
 
 /// What keeps the stories of events, unless that is off.
@@ -534,11 +733,32 @@ fn recorder(config: &Config, clock: Arc<dyn Clock>) -> Result<Option<Arc<FlightR
     Ok(Some(recorder))
 }
 
+/// Records who changes what, unless that is off.
+fn audit_log(config: &Config, server: &Server, clock: SystemClock) -> Result<Option<Arc<AuditLog>>> {
+    if !config.audit.enabled {
+        return Ok(None);
+    }
+    let kept = postrider_audit::Config {
+        directory: config.data_dir.join(AUDIT_DIRECTORY),
+        keep: config.audit.keep,
+        bytes_max: config.audit.bytes_max,
+        node: server.peers.as_ref().map_or("", |peers| peers.name()).to_owned(),
+    };
+    let audit = AuditLog::open(kept, Arc::new(clock)).context("opening the audit log")?;
+    Ok(Some(audit))
+}
+
 /// Where dead letters go, and what is known about those that are there.
-fn dead_letters(config: &Config, archive: Arc<dyn Archive>, wall: Arc<dyn Clock>) -> Result<DeadLetters> {
+fn dead_letters(
+    config: &Config,
+    archive: Arc<dyn Archive>,
+    wall: Arc<dyn Clock>,
+    rules: postrider_transport::Config,
+) -> Result<DeadLetters> {
     let accounts = config.all_storage_accounts();
     let accounts = accounts.into_iter().map(account).collect::<Result<_>>()?;
-    let blobs = ObjectStores::new(accounts, wall)?;
+    let connector = StoreConnector::new(rules, wall.clone())?;
+    let blobs = ObjectStores::new(accounts, wall, connector)?;
     let fallback = config
         .safety_net()
         .map(|(account, container)| DeadLetterDestination {
@@ -627,22 +847,13 @@ pub fn random() -> u64 {
     uuid::Uuid::new_v4().as_u64_pair().0 ^ uuid::Uuid::new_v4().as_u64_pair().1
 }
 
-pub fn transport(loaded: &Loaded) -> Result<postrider_transport::Config> {
-    let config = &loaded.config;
-    Ok(postrider_transport::Config {
-        egress: match config.egress.policy {
-            EgressPolicy::Internet => postrider_transport::EgressPolicy::Internet,
-            EgressPolicy::Private => postrider_transport::EgressPolicy::Private,
-            EgressPolicy::Custom => postrider_transport::EgressPolicy::Custom {
-                allow: config.egress.allow.clone(),
-                deny: config.egress.deny.clone(),
-            },
-        },
-        extra_roots: extra_roots(config)?,
+/// The rules of deliveries, made of those for every outgoing request.
+pub fn transport(loaded: &Loaded, rules: postrider_transport::Config) -> postrider_transport::Config {
+    postrider_transport::Config {
         accept_invalid_certs: loaded.edge.webhook.skip_server_cert_validation,
-        user_agent: config.transport.user_agent.clone(),
-        ..postrider_transport::Config::default()
-    })
+        user_agent: loaded.config.transport.user_agent.clone(),
+        ..rules
+    }
 }
 
 /// What is trusted besides what the system trusts.
@@ -666,6 +877,11 @@ fn metric_names(loaded: &Loaded) -> postrider_api::MetricNames {
     }
 }
 
+/// The sign-in page that names the file of credentials by its whole path.
+fn credentials_page(path: &Path) -> LocalSignInPage {
+    LocalSignInPage::new(&std::path::absolute(path).unwrap_or_else(|_| path.to_owned()))
+}
+
 fn api_config(loaded: &Loaded, material: &Material) -> postrider_api::Config {
     let (config, edge) = (&loaded.config, &loaded.edge);
     let mut host_names: Vec<String> = ["localhost", "127.0.0.1", "::1"].map(str::to_owned).into();
@@ -685,17 +901,27 @@ fn api_config(loaded: &Loaded, material: &Material) -> postrider_api::Config {
             event_bytes: config.limits.event_bytes_max,
             events_max: config.limits.events_per_request_max,
         },
+        client_bounds: postrider_api::limits::ClientBounds {
+            connections_max: connections_max(config.limits.connections_max),
+            connections_per_client_max: config.limits.connections_per_address_max,
+            response_stall_max: config.limits.response_stall_max,
+            body_stall_max: config.limits.body_stall_max,
+            publish_body_bytes_max: config.limits.publish_body_bytes_max,
+            streams_max: config.limits.streams_max,
+            streams_per_client_max: config.limits.streams_per_client_max,
+        },
         resource_limits: resources::Limits {
             edge_batch_events_max: edge.limits.max_events_per_batch,
             edge_batch_kilobytes_max: edge.limits.max_preferred_batch_size_in_kilobytes,
             web_hook_https_only: edge.webhook.https_only,
-            event_grid_https_only: edge.event_grid.https_only,
-            event_grid_any_host: edge.event_grid.allow_invalid_hostnames,
+            event_grid_hosts: config::event_grid_hosts(config, edge)
+                .expect("the configuration was checked when it was loaded"),
             declared_filters: FilterLimits {
                 filters_max: config.limits.declared_filters_max,
                 values_max: config.limits.declared_filter_values_max,
                 value_chars_max: config.limits.declared_filter_value_chars_max,
             },
+            batch_defaults: config::batch_defaults(config, edge),
         },
         edge: if loaded.edge_is_open() {
             EdgeAccess::Open
@@ -724,8 +950,14 @@ fn api_config(loaded: &Loaded, material: &Material) -> postrider_api::Config {
             .into_iter()
             .flatten()
             .all(|address| address.ip().to_canonical().is_loopback()),
+        plain_http_exposed: config::plain_http_exposed(config),
+        quotas: config.quotas_in_force(),
         publishing_max: config.limits.publish_queue_max,
         filter_bytes_max: config.limits.filter_bytes_per_event_max,
+        throttle: postrider_api::throttle::ThrottleRules {
+            free_attempts: config.throttle.free_attempts,
+            wait_max: config.throttle.wait_max,
+        },
     }
 }
 
@@ -747,7 +979,7 @@ fn role(configured: config::Role) -> access::Role {
 }
 
 /// The external issuer, which is asked for its keys when its first token comes.
-fn issuer(config: &Config) -> Result<Option<Arc<Issuer>>> {
+fn issuer(config: &Config, rules: postrider_transport::Config) -> Result<Option<Arc<Issuer>>> {
     let Some(oidc) = config.oidc.clone() else {
         return Ok(None);
     };
@@ -759,7 +991,7 @@ fn issuer(config: &Config) -> Result<Option<Arc<Issuer>>> {
         client_claim: oidc.client_claim,
         roles: oidc.roles.into_iter().map(|(word, r)| (word, role(r))).collect(),
     };
-    let fetcher = Fetcher::new(extra_roots(config)?)?;
+    let fetcher = Fetcher::new(rules)?;
     Ok(Some(Issuer::new(trust, Arc::new(fetcher))))
 }
 
@@ -804,6 +1036,7 @@ fn is_conflict(error: &anyhow::Error) -> bool {
 }
 
 async fn declare_once(server: &Server, config: &Config) -> Result<()> {
+    postrider_api::edge::adopt_earlier_topics(server).await?;
     for topic in &config.topics {
         let keys = [&topic.key1, &topic.key2].map(|k| k.as_ref().map(|k| k.expose().to_owned()));
         let text = body(&topic.name, &topic.properties);
@@ -917,4 +1150,57 @@ fn has_expired(subscription: &DeclaredSubscription, now: Timestamp) -> bool {
 /// A declared resource as the API would be sent it.
 fn body(name: &str, properties: &Value) -> String {
     json!({"name": name, "properties": properties}).to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_limit_of_open_files_is_shared_out() {
+        let check = |files: u64, attempts: usize, others: usize| {
+            let expected = OutgoingConnections {
+                attempts,
+                late_answers: others,
+                idle: others,
+            };
+            assert_eq!(OutgoingConnections::of_files(files, 8192), expected, "{files}");
+        };
+        check(1, 1, 1);
+        check(64, 8, 4);
+        check(1024, 128, 64);
+        check(4096, 512, 256);
+        check(1 << 20, 519_680, 259_840);
+        assert!(OutgoingConnections::of_files(u64::MAX, 8192).attempts > 1 << 40);
+    }
+
+    #[test]
+    fn the_portal_is_where_a_browser_reaches_it() {
+        let check = |public: Option<&str>, http: &str, https: &str, expected: Option<&str>| {
+            let [http, https] = [http, https].map(|address| address.parse().ok());
+            assert_eq!(portal_url(public, http, https).as_deref(), expected);
+        };
+        check(
+            Some("https://grid.example/x/"),
+            "127.0.0.1:1",
+            "",
+            Some("https://grid.example/x/portal"),
+        );
+        check(
+            None,
+            "127.0.0.1:1",
+            "127.0.0.1:2",
+            Some("http://127.0.0.1:1/portal"),
+        );
+        check(None, "[::]:1", "0.0.0.0:2", Some("http://localhost:1/portal"));
+        check(None, "", "0.0.0.0:2", Some("https://localhost:2/portal"));
+        check(
+            None,
+            "192.0.2.1:1",
+            "192.0.2.1:2",
+            Some("https://192.0.2.1:2/portal"),
+        );
+        check(None, "192.0.2.1:1", "", Some("http://192.0.2.1:1/portal"));
+        check(None, "", "", None);
+    }
 }

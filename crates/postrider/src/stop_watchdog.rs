@@ -54,6 +54,27 @@ impl StopWatchdog {
     }
 }
 
+/// How long the last line has to be written before the process ends.
+const LAST_LINE_PATIENCE: Duration = Duration::from_secs(1);
+
+/// Ends the process with status 1. The log may be a pipe that nobody reads: `tell` is given a moment, and then
+/// left alone.
+pub fn tell_and_exit(tell: impl FnOnce() + Send + 'static) -> ! {
+    tell_within(LAST_LINE_PATIENCE, tell);
+    std::process::exit(1);
+}
+
+/// Returns when `tell` has, or after this time.
+fn tell_within(patience: Duration, tell: impl FnOnce() + Send + 'static) {
+    let (told, telling) = channel::<()>();
+    thread::spawn(move || {
+        tell();
+        drop(told);
+    });
+    // An error either way: nothing is ever sent.
+    let _ = telling.recv_timeout(patience);
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -78,5 +99,24 @@ mod tests {
         drop(watchdog);
         // The thread ends and drops its side without having sent anything.
         assert!(named.recv().is_err());
+    }
+
+    // The exit waited for a line that could not be written.
+    #[test]
+    fn a_line_that_cannot_be_written_is_left_alone() {
+        let (write, written) = channel::<()>();
+        let (begun, begins) = channel();
+        tell_within(Duration::from_millis(1), move || {
+            begun.send(()).unwrap();
+            let _ = written.recv();
+        });
+        begins.recv().unwrap();
+        assert!(write.send(()).is_ok(), "it still waits to be written");
+        let (told, telling) = channel();
+        tell_within(Duration::from_secs(3600), move || told.send(()).unwrap());
+        assert!(
+            telling.try_recv().is_ok(),
+            "one that can be written is waited for"
+        );
     }
 }

@@ -2,6 +2,7 @@
 //!
 //! Times in the data directory are that clock's. A server that goes on with them must go on with its time.
 
+use crate::private_files;
 use anyhow::{Context, Result, bail};
 use postrider_core::time::Timestamp;
 use postrider_engine::virtual_time::TestClock;
@@ -61,7 +62,7 @@ fn read(data_dir: &Path) -> Result<Option<Timestamp>> {
 /// Whole or not at all.
 fn write(path: &Path, at: Timestamp) -> std::io::Result<()> {
     let draft = path.with_extension("new");
-    std::fs::write(&draft, format!("{}\n", at.nanos()))?;
+    private_files::write(&draft, &format!("{}\n", at.nanos()))?;
     std::fs::rename(&draft, path)
 }
 

@@ -10,7 +10,7 @@ use postrider_engine::clock::SystemClock;
 use postrider_engine::recorder::{Nothing, Recorder, Tee};
 use postrider_otlp::{Exporter, Protocol};
 use postrider_recorder::FlightRecorder;
-use postrider_transport::{CertificateDer, EgressPolicy, HttpTransport};
+use postrider_transport::HttpTransport;
 use std::sync::Arc;
 
 /// The share of the traces begun here that is exported; none if none are at all.
@@ -22,7 +22,7 @@ pub fn share(config: &Config) -> Option<Share> {
 /// What sends spans, unless that is off. `log` is what ids are made of, `chance` differs from start to start.
 pub fn exporter(
     config: &Config,
-    roots: Vec<CertificateDer<'static>>,
+    rules: postrider_transport::Config,
     clock: Arc<dyn Clock>,
     log: u64,
     chance: u64,
@@ -30,18 +30,8 @@ pub fn exporter(
     let (Some(url), Some(share)) = (config.traces.url(), share(config)) else {
         return Ok(None);
     };
-    let everywhere = ["0.0.0.0/0", "::/0"].map(|net| net.parse().expect("a network"));
-    let transport = postrider_transport::Config {
-        // Who wrote the configuration knows where the collector is; events do not choose it.
-        egress: EgressPolicy::Custom {
-            allow: everywhere.into(),
-            deny: Vec::new(),
-        },
-        extra_roots: roots,
-        ..postrider_transport::Config::default()
-    };
     let wall = Arc::new(SystemClock);
-    let transport = HttpTransport::new(transport, wall.clone())?;
+    let transport = HttpTransport::new(rules, wall.clone())?;
     let header = |(name, value): (&String, &crate::config::Secret)| -> Result<(HeaderName, Secret)> {
         let named = name.parse().with_context(|| format!("traces.headers.{name}"))?;
         Ok((named, Secret::new(value.expose())))

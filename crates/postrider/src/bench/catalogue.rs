@@ -70,7 +70,7 @@ pub async fn measure(args: &BenchArgs, size: Size) -> Result<Catalogue> {
     let dir = dir.with_context(|| format!("creating a directory in {}", args.dir.display()))?;
     let mut bench = Bench::start(args, dir.path()).await?;
     let say = |what: &str| {
-        if !args.json {
+        if !args.output.is_json() {
             eprintln!("{what} …");
         }
     };

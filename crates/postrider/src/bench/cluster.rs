@@ -127,7 +127,7 @@ impl Serialize for Store {
     }
 }
 
-/// Everything, as printed by `--json`.
+/// Everything, as printed by `--output json`.
 #[derive(Clone, Debug, Serialize)]
 pub struct Clustered {
     machine: Machine,
@@ -337,7 +337,7 @@ impl Crew {
 
 impl Grounds<'_> {
     fn say(&self, what: &str) {
-        if !self.bench.args.json {
+        if !self.bench.args.output.is_json() {
             eprintln!("{what} …");
         }
     }

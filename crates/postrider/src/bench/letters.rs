@@ -2,6 +2,7 @@
 //! in the same blobs written there directly.
 
 use super::BenchArgs;
+use crate::outgoing::StoreConnector;
 use anyhow::{Context, Result, bail, ensure};
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -19,6 +20,7 @@ use postrider_engine::clock::SystemClock;
 use postrider_engine::dead_letters::{BLOBS_IN_FLIGHT_MAX, DeadLetters};
 use postrider_engine::deliver::{Answer, Reply, Request, Transport};
 use postrider_engine::{Engine, Parts, dispatch, handshake};
+use postrider_store::seal::Keyring;
 use postrider_store::{Catalog, Change};
 use serde::Serialize;
 use std::path::Path;
@@ -181,13 +183,15 @@ fn stores(root: &Path) -> Result<ObjectStores> {
         },
         create_containers: true,
     };
-    Ok(ObjectStores::new(vec![account], Arc::new(SystemClock))?)
+    let clock = Arc::new(SystemClock);
+    let connector = StoreConnector::new(postrider_transport::Config::default(), clock.clone())?;
+    Ok(ObjectStores::new(vec![account], clock, connector)?)
 }
 
 async fn start(data: &Path, root: &Path) -> Result<(Arc<Engine>, Arc<AheadClock>)> {
     let (by, _) = watch::channel(Duration::ZERO);
     let clock = Arc::new(AheadClock { by });
-    let catalog = EmbeddedCatalog::open(&data.join("catalog.redb"))?;
+    let catalog = EmbeddedCatalog::open(&data.join("catalog.redb"), Arc::new(Keyring::ephemeral()))?;
     let changes = vec![Change::PutTopic(topic()), Change::PutSubscription(subscription())];
     catalog.commit(changes).await?;
     let archive = EmbeddedArchive::open(&data.join("archive.redb"))?;
@@ -264,6 +268,7 @@ fn request(first: u64, count: u64, size: usize, now: Timestamp) -> Batch {
         publisher: "bench".into(),
         trace: None,
         replay: 0,
+        hops: 0,
         body: Bytes::from(body),
         events,
         matched: vec![Box::new([SubscriptionId(2)])],

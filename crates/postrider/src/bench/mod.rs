@@ -39,6 +39,7 @@ use serde::Serialize;
 use tokio::net::TcpSocket;
 use tokio::time::Instant;
 
+use crate::output::OutputFlags;
 use child::Running;
 use procfs::Machine;
 use publisher::Published;
@@ -91,9 +92,9 @@ pub struct BenchArgs {
     catalogue: Option<catalogue::Size>,
     #[command(flatten)]
     cluster: cluster::ClusterArgs,
-    /// Print only the line of JSON.
-    #[arg(long)]
-    json: bool,
+    /// In text, the line of JSON follows.
+    #[command(flatten)]
+    output: OutputFlags,
 }
 
 /// What is asked of a server.
@@ -184,7 +185,7 @@ pub fn run(args: BenchArgs) -> Result<()> {
     if let Some(count) = args.dead_letters {
         let measured = crate::serve::runtime(None)?.block_on(letters::measure(&args, count))?;
         let mut out = std::io::stdout().lock();
-        if !args.json {
+        if !args.output.is_json() {
             writeln!(out, "{}\n", measured.text())?;
         }
         writeln!(out, "{}", serde_json::to_string(&measured)?)?;
@@ -193,7 +194,7 @@ pub fn run(args: BenchArgs) -> Result<()> {
     if let Some(size) = args.catalogue {
         let measured = single_threaded()?.block_on(unless_interrupted(catalogue::measure(&args, size)))?;
         let mut out = std::io::stdout().lock();
-        if !args.json {
+        if !args.output.is_json() {
             writeln!(out, "{}\n", measured.text())?;
         }
         writeln!(out, "{}", serde_json::to_string(&measured)?)?;
@@ -202,7 +203,7 @@ pub fn run(args: BenchArgs) -> Result<()> {
     if args.cluster.is_wanted() {
         let measured = single_threaded()?.block_on(unless_interrupted(cluster::measure(&args)))?;
         let mut out = std::io::stdout().lock();
-        if !args.json {
+        if !args.output.is_json() {
             writeln!(out, "{}\n", measured.text())?;
         }
         writeln!(out, "{}", serde_json::to_string(&measured)?)?;
@@ -210,7 +211,7 @@ pub fn run(args: BenchArgs) -> Result<()> {
     }
     let report = single_threaded()?.block_on(unless_interrupted(measure(&args)))?;
     let mut out = std::io::stdout().lock();
-    if !args.json {
+    if !args.output.is_json() {
         writeln!(out, "{}\n", report.text())?;
     }
     writeln!(out, "{}", serde_json::to_string(&report)?)?;
@@ -329,7 +330,7 @@ impl<'a> Bench<'a> {
 
     /// One run: a fresh server, a short run to warm up, then the one that counts.
     async fn measure(&mut self, load: Load, server: Server, rate: Option<f64>) -> Result<Run> {
-        if !self.args.json {
+        if !self.args.output.is_json() {
             let rate = rate.map(|rate| format!(" at {rate:.0}/s")).unwrap_or_default();
             eprintln!("{load}{rate}: {server} …");
         }

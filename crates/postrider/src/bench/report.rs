@@ -8,7 +8,7 @@ use super::publisher::Published;
 use super::sink::{Percentiles, Stats};
 use super::{Load, Server};
 
-/// Everything, as printed by `--json`.
+/// Everything, as printed by `--output json`.
 #[derive(Clone, Debug, Serialize)]
 pub struct Report {
     pub machine: Machine,

@@ -4,7 +4,7 @@ pub mod peers;
 pub mod view;
 
 use crate::config::{Config, StoreKind};
-use crate::material;
+use crate::{material, secrets};
 use anyhow::{Context, Result, bail};
 use postrider_core::ids::Secret;
 use postrider_core::time::Clock;
@@ -13,6 +13,8 @@ use postrider_engine::clock::SystemClock;
 use postrider_engine::node::{self, Sharing};
 use postrider_jetstream::connect::without_secrets;
 use postrider_jetstream::{Cluster, Membership, Node, NodeId, Settings};
+use postrider_store::Catalog;
+use postrider_store::seal::Keyring;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::sync::Arc;
@@ -33,7 +35,8 @@ pub fn settings(config: &Config) -> Option<Settings> {
 }
 
 /// Joins the cluster. `url` is where this node can be reached.
-pub async fn join(config: &Config, settings: Settings, url: String) -> Result<Arc<Cluster>> {
+pub async fn join(config: &Config, mut settings: Settings, url: String) -> Result<Arc<Cluster>> {
+    settings.keys = secrets::configured(config)?.map(Arc::new);
     let id = own_id(&config.data_dir)?;
     let node = Node {
         id,
@@ -63,7 +66,7 @@ fn own_id(data_dir: &Path) -> Result<NodeId> {
         },
         None => {
             let id = NodeId(crate::serve::random());
-            material::write_public(&path, &format!("{id}\n"))?;
+            material::write_private(&path, &format!("{id}\n"))?;
             Ok(id)
         }
     }
@@ -86,14 +89,14 @@ fn name(config: &Config, id: NodeId) -> String {
 
 /// Makes the secrets of this node those of the cluster: any node takes the tokens, keys and certificates of any other.
 /// Whoever comes first gives its own. Says whether a file has changed.
-pub async fn share_secrets(cluster: &Cluster, config: &Config) -> Result<bool> {
+pub async fn share_secrets(cluster: &Cluster, config: &Config, keys: &Keyring) -> Result<bool> {
     let mut changed = false;
     for shared in material::shared(config) {
-        let own = shared.read()?;
+        let own = shared.read(keys)?;
         let agreed = cluster.secret(shared.name, || Secret::new(own.clone())).await;
         let agreed = agreed.with_context(|| format!("sharing the secret {:?}", shared.name))?;
         if agreed.expose() != own {
-            shared.write(agreed.expose())?;
+            shared.write(agreed.expose(), keys)?;
             changed = true;
         }
     }
@@ -206,7 +209,8 @@ pub async fn settle_in(cluster: &Cluster, clock: &dyn Clock) {
     let me = cluster.members.node().id;
     let others = || cluster.members.membership().owners().any(|owner| owner != me);
     let until = clock.now() + SETTLE_PATIENCE;
-    while !cluster.log.takes_in() && !others() && clock.now() < until {
+    let takes_in = || cluster.catalog.is_current() && (cluster.log.takes_in() || others());
+    while !takes_in() && clock.now() < until {
         clock.sleep_until(clock.now() + SETTLE_LOOK).await;
     }
 }

@@ -9,6 +9,7 @@ use postrider_api::cluster::{
 use postrider_jetstream::health::{self, Report};
 use postrider_jetstream::members::{self, Member, Ownership};
 use postrider_jetstream::{Cluster, NodeId};
+use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -18,12 +19,15 @@ use tokio::time::Instant;
 
 /// What was seen of JetStream is good for this long.
 const FRESH: Duration = Duration::from_secs(2);
+/// How long after the start a partition may have an owner that has not made its stream yet.
+const STARTING_MAX: Duration = Duration::from_secs(10);
 
 type Look = Option<(Instant, Arc<Report>)>;
 
 /// Looks at JetStream only when somebody wants to know, and lets nobody wait for a look that takes long.
 pub struct View {
     cluster: Arc<Cluster>,
+    started: Instant,
     last: watch::Sender<Look>,
     /// The look that is under way, if one is.
     looking: Mutex<JoinSet<()>>,
@@ -33,6 +37,7 @@ impl View {
     pub fn new(cluster: Arc<Cluster>) -> Arc<View> {
         Arc::new(View {
             cluster,
+            started: Instant::now(),
             last: watch::Sender::new(None),
             looking: Mutex::new(JoinSet::new()),
         })
@@ -42,7 +47,6 @@ impl View {
     pub async fn greet(&self) {
         let report = self.cluster.health.look().await;
         let (replicas, sync, version) = (report.replicas, report.sync, report.version.as_deref());
-        self.last.send_replace(Some((Instant::now(), report.clone())));
         let guarantee = &report.guarantee;
         let partitions = self.cluster.facts.partitions;
         tracing::info!(replicas, %sync, version, partitions, "kept in JetStream: {guarantee}");
@@ -55,6 +59,26 @@ impl View {
         }
     }
 
+    /// Makes the next look a new one: what was seen while the node started is not how it is.
+    pub async fn forget(&self) {
+        self.looking.lock().expect("no panic holds it").abort_all();
+        self.cluster.health.forget().await;
+        self.last.send_replace(None);
+    }
+
+    /// Partitions whose stream need not be there: nobody has owned them yet, or their first owner is just making it.
+    fn starting(&self) -> BTreeSet<u8> {
+        let is_new = self.started.elapsed() < STARTING_MAX;
+        let own = members::serves(&self.cluster.log);
+        let is_starting = |of: &&Ownership| {
+            let is_served = of.waiting.is_some() || own.contains_key(&of.number);
+            of.epoch == 0 || (is_new && !is_served)
+        };
+        let membership = self.cluster.members.membership();
+        let starting = membership.partitions.iter().filter(is_starting);
+        starting.map(|of| of.number).collect()
+    }
+
     fn is_fresh(look: &Look) -> bool {
         look.as_ref().is_some_and(|(when, _)| when.elapsed() < FRESH)
     }
@@ -65,9 +89,11 @@ impl View {
         while looking.try_join_next().is_some() {}
         if looking.is_empty() {
             let (health, last) = (self.cluster.health.clone(), self.last.clone());
+            // Before the look: a stream that is made meanwhile may have been missed.
+            let starting = self.starting();
             looking.spawn(async move {
-                let report = health.look().await;
-                last.send_replace(Some((Instant::now(), report)));
+                let report = health.look().await.without_missing(&starting);
+                last.send_replace(Some((Instant::now(), Arc::new(report))));
             });
         }
     }

@@ -1,10 +1,18 @@
 //! What a type alone cannot refuse.
 
-use super::edge::EdgeConfig;
-use super::model::{Config, EgressPolicy};
-use super::{ConfigError, custom, destination, duration, jetstream, storage, traces};
+use super::declared::DeclaredSubscription;
+use super::edge::{EdgeConfig, event_grid_hosts};
+use super::model::Config;
+use super::secret::Secret;
+use super::{ConfigError, custom, destination, duration, egress, jetstream, nearest, storage, traces};
+use postrider_api::throttle::SECRET_CHARS_MIN;
 use postrider_engine::in_flight::BUDGET_BYTES_MIN;
-use std::collections::BTreeSet;
+use postrider_wire::resources::{
+    CLOUD_BATCH_EVENTS_MAX, CLOUD_BATCH_KILOBYTES_MAX, DECLARED_TOPIC, SUBSCRIPTION_PROPERTIES, Shape,
+    unknown_members,
+};
+use serde_json::Value;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
@@ -19,26 +27,94 @@ pub fn check(config: &Config, edge: &EdgeConfig) -> Vec<ConfigError> {
     let checked = [
         check_listeners(config),
         check_edge_access(config, edge),
+        event_grid_hosts(config, edge).map(drop),
         check_azure(config),
         check_clients(config),
         check_managed_identity(config),
         check_oidc(config),
         storage::check(config),
         destination::check(config),
-        check_egress(config),
+        egress::check(config),
         check_numbers(config),
         check_declared(config),
+        check_quotas(config),
         check_retry(config),
+        check_secrets(config),
+        check_scrub(config),
         check_recorder(config),
+        check_audit(config),
         traces::check(config),
         jetstream::check(config),
         check_others(config),
     ];
-    checked.into_iter().filter_map(Result::err).collect()
+    let mut errors: Vec<ConfigError> = checked.into_iter().filter_map(Result::err).collect();
+    errors.extend(unknown_members_of_declared(config));
+    errors
+}
+
+/// Members of declared topics and subscriptions that no API knows: each was surely meant to do something.
+fn unknown_members_of_declared(config: &Config) -> Vec<ConfigError> {
+    let mut errors = Vec::new();
+    let mut look = |key: &str, properties: &Value, shape: &Shape| {
+        for unknown in unknown_members(properties, shape) {
+            let key = format!("{key}.{}", snake_case(&unknown.path));
+            errors.push(ConfigError {
+                hint: nearest(&unknown.name, unknown.known).map(snake_case),
+                ..ConfigError::new(key, "unknown key")
+            });
+        }
+    };
+    let subscriptions =
+        |look: &mut dyn FnMut(&str, &Value, &Shape), owner: &str, all: &[DeclaredSubscription]| {
+            for (index, one) in all.iter().enumerate() {
+                let key = format!("{owner}.subscription[{index}]");
+                look(&key, &one.properties, &SUBSCRIPTION_PROPERTIES);
+            }
+        };
+    for (index, topic) in config.topics.iter().enumerate() {
+        let key = format!("topic[{index}]");
+        look(&key, &topic.properties, &DECLARED_TOPIC);
+        subscriptions(&mut look, &key, &topic.subscriptions);
+    }
+    for (index, domain) in config.domains.iter().enumerate() {
+        let key = format!("domain[{index}]");
+        look(&key, &domain.properties, &DECLARED_TOPIC);
+        subscriptions(&mut look, &key, &domain.subscriptions);
+        for (index, topic) in domain.topics.iter().enumerate() {
+            let key = format!("{key}.topic[{index}]");
+            look(&key, &topic.properties, &DECLARED_TOPIC);
+            subscriptions(&mut look, &key, &topic.subscriptions);
+        }
+    }
+    for (index, topic) in config.system_topics.iter().enumerate() {
+        let key = format!("system_topic[{index}]");
+        look(&key, &topic.properties, &DECLARED_TOPIC);
+        subscriptions(&mut look, &key, &topic.subscriptions);
+    }
+    for (index, (_, one)) in config.subscriptions.iter().enumerate() {
+        look(
+            &format!("subscription[{index}]"),
+            &one.properties,
+            &SUBSCRIPTION_PROPERTIES,
+        );
+    }
+    errors
+}
+
+/// `subjectBeginsWith` as files spell it.
+fn snake_case(name: &str) -> String {
+    let mut spelled = String::with_capacity(name.len() + 4);
+    for letter in name.chars() {
+        if letter.is_ascii_uppercase() {
+            spelled.push('_');
+        }
+        spelled.push(letter.to_ascii_lowercase());
+    }
+    spelled
 }
 
 fn check_others(config: &Config) -> Checked {
-    if config.dead_letter.delay == duration::NEVER {
+    if config.dead_letter.delay == Some(duration::NEVER) {
         return refuse(
             "dead_letter.delay",
             "\"never\" would keep every dead letter from being written",
@@ -66,6 +142,13 @@ pub fn warnings(config: &Config, edge: &EdgeConfig) -> Vec<String> {
                 .into(),
         );
     }
+    if let Some(at) = plain_http_exposed(config) {
+        warnings.push(format!(
+            "listen.http is {at}: others can reach it and nothing is encrypted there, so whoever is on the way reads \
+             keys, tokens and events; use https only (listen.http = \"off\"), or allow it by name with \
+             listen.allow_plain_http = true"
+        ));
+    }
     let far = |url: &str| url.starts_with("http://");
     if let Some(oidc) = &config.oidc
         && (far(&oidc.issuer) || oidc.jwks_url.as_deref().is_some_and(far))
@@ -74,12 +157,63 @@ pub fn warnings(config: &Config, edge: &EdgeConfig) -> Vec<String> {
             "oidc: the issuer's keys come over plain http, so whoever is on the way can make tokens".into(),
         );
     }
+    warnings.extend(short_secrets(config, edge));
     warnings
+}
+
+/// Secrets that can be guessed, by the keys of the configuration that hold them.
+fn short_secrets(config: &Config, edge: &EdgeConfig) -> Vec<String> {
+    let mut all: Vec<(String, &Secret)> = Vec::new();
+    for client in &config.clients {
+        all.push((format!("client \"{}\": secret", client.id), &client.secret));
+    }
+    let topics = config.topics.iter();
+    let topics = topics.map(|topic| ("topic", &topic.name, [&topic.key1, &topic.key2]));
+    let domains = config.domains.iter();
+    let domains = domains.map(|domain| ("domain", &domain.name, [&domain.key1, &domain.key2]));
+    for (kind, name, keys) in topics.chain(domains) {
+        for (number, key) in (1..).zip(keys) {
+            all.extend(
+                key.as_ref()
+                    .map(|key| (format!("{kind} \"{name}\": key{number}"), key)),
+            );
+        }
+    }
+    if !edge_is_open(config, edge) {
+        let names = [
+            "inbound__clientAuth__sasKeys__key1",
+            "inbound__clientAuth__sasKeys__key2",
+        ];
+        let keys = [&edge.sas_keys.key1, &edge.sas_keys.key2];
+        for (name, key) in names.into_iter().zip(keys) {
+            all.extend(key.as_ref().map(|key| (name.to_owned(), key)));
+        }
+    }
+    let short = |secret: &Secret| {
+        let length = secret.expose().chars().count();
+        (1..SECRET_CHARS_MIN).contains(&length)
+    };
+    all.retain(|(_, secret)| short(secret));
+    all.into_iter()
+        .map(|(name, _)| {
+            format!(
+                "{name} is shorter than {SECRET_CHARS_MIN} characters, so that it can be guessed: use a random one, \
+                 such as openssl rand -base64 32 prints"
+            )
+        })
+        .collect()
 }
 
 /// Whether the edge API asks nobody for a key.
 pub fn edge_is_open(config: &Config, edge: &EdgeConfig) -> bool {
     !config.edge.require_auth.unwrap_or(false) && !edge.sas_keys.enabled
+}
+
+/// The listener for plain http, if others than this machine can reach it and that was not allowed by name.
+pub fn plain_http_exposed(config: &Config) -> Option<SocketAddr> {
+    let listen = &config.listen;
+    let at = listen.http.filter(|at| !at.ip().to_canonical().is_loopback());
+    at.filter(|_| !listen.allow_plain_http)
 }
 
 fn listeners(config: &Config) -> impl Iterator<Item = SocketAddr> {
@@ -216,20 +350,10 @@ fn check_oidc(config: &Config) -> Checked {
     Ok(())
 }
 
-/// A list that the policy ignores would give a false sense of safety.
-fn check_egress(config: &Config) -> Checked {
-    let egress = &config.egress;
-    let custom = egress.policy == EgressPolicy::Custom;
-    if custom && egress.allow.is_empty() && egress.deny.is_empty() {
-        return refuse("egress.policy", "\"custom\" needs egress.allow or egress.deny");
-    }
-    for (key, list) in [("egress.allow", &egress.allow), ("egress.deny", &egress.deny)] {
-        if !custom && !list.is_empty() {
-            return refuse(key, "has an effect only with egress.policy = \"custom\"");
-        }
-    }
-    Ok(())
-}
+/// How long a client may keep a request or a response from going on.
+const STALL_RANGE: std::ops::RangeInclusive<Duration> = Duration::from_secs(1)..=Duration::from_secs(600);
+const THROTTLE_WAIT_MIN: Duration = Duration::from_secs(1);
+const THROTTLE_WAIT_MAX: Duration = Duration::from_secs(86_400);
 
 fn check_numbers(config: &Config) -> Checked {
     let limits = &config.limits;
@@ -243,6 +367,14 @@ fn check_numbers(config: &Config) -> Checked {
             limits.in_flight_per_endpoint_max,
         ),
         ("limits.publish_queue_max", limits.publish_queue_max),
+        ("limits.connections_max", limits.connections_max),
+        (
+            "limits.connections_per_address_max",
+            limits.connections_per_address_max,
+        ),
+        ("limits.streams_max", limits.streams_max),
+        ("limits.streams_per_client_max", limits.streams_per_client_max),
+        ("limits.hops_max", limits.hops_max as usize),
         ("limits.declared_filters_max", limits.declared_filters_max),
         (
             "limits.declared_filter_values_max",
@@ -257,9 +389,27 @@ fn check_numbers(config: &Config) -> Checked {
             return refuse(key, "must be at least 1");
         }
     }
+    let wait = config.throttle.wait_max;
+    if !(THROTTLE_WAIT_MIN..=THROTTLE_WAIT_MAX).contains(&wait) {
+        return refuse("throttle.wait_max", "must be \"1s\" to \"1d\"");
+    }
     if limits.in_flight_bytes_max < BUDGET_BYTES_MIN {
         let least = format!("must be at least {BUDGET_BYTES_MIN}");
         return refuse("limits.in_flight_bytes_max", least);
+    }
+    // One client gets at most half of the room, and two of them must find some.
+    if limits.publish_body_bytes_max / 4 < limits.request_bytes_max {
+        let reason =
+            "must be at least 4 times limits.request_bytes_max: the largest request would find no room";
+        return refuse("limits.publish_body_bytes_max", reason);
+    }
+    for (key, time) in [
+        ("limits.body_stall_max", limits.body_stall_max),
+        ("limits.response_stall_max", limits.response_stall_max),
+    ] {
+        if !STALL_RANGE.contains(&time) {
+            return refuse(key, "must be from 1s to 10m");
+        }
     }
     if limits.filter_bytes_per_event_max < limits.event_bytes_max as u64 {
         let reason =
@@ -272,7 +422,42 @@ fn check_numbers(config: &Config) -> Checked {
 /// It is dropped in pieces of half as much.
 const RECORDER_BYTES_LEAST: u64 = 64 << 20;
 /// A piece spans this much time.
+const SCRUB_EVERY_LEAST: Duration = Duration::from_secs(60);
+const SCRUB_RATE_LEAST: u64 = 64 << 10;
 const RECORDER_KEEP_LEAST: Duration = Duration::from_secs(10 * 60);
+
+fn check_secrets(config: &Config) -> Checked {
+    let secrets = &config.secrets;
+    if secrets.key.is_some() && secrets.key_file.is_some() {
+        return refuse("secrets.key_file", "cannot be set together with secrets.key");
+    }
+    if let Some(key) = &secrets.key
+        && let Err(e) = postrider_store::seal::Keyring::parse(key.expose(), "")
+    {
+        return refuse("secrets.key", e.reason());
+    }
+    Ok(())
+}
+
+fn check_scrub(config: &Config) -> Checked {
+    let store = &config.store;
+    if store.scrub_every < SCRUB_EVERY_LEAST {
+        return refuse(
+            "store.scrub_every",
+            "must be at least \"1m\"; \"never\" verifies nothing in the background",
+        );
+    }
+    if store.scrub_bytes_per_second < SCRUB_RATE_LEAST {
+        return refuse(
+            "store.scrub_bytes_per_second",
+            format!(
+                "must be at least {SCRUB_RATE_LEAST}, was {}",
+                store.scrub_bytes_per_second
+            ),
+        );
+    }
+    Ok(())
+}
 
 fn check_recorder(config: &Config) -> Checked {
     let recorder = &config.recorder;
@@ -294,14 +479,70 @@ fn check_recorder(config: &Config) -> Checked {
     Ok(())
 }
 
+/// The audit log is dropped in pieces of an eighth of its bounds.
+const AUDIT_BYTES_LEAST: u64 = 1 << 20;
+const AUDIT_KEEP_LEAST: Duration = Duration::from_secs(3600);
+
+fn check_audit(config: &Config) -> Checked {
+    let audit = &config.audit;
+    if audit.keep < AUDIT_KEEP_LEAST {
+        return refuse(
+            "audit.keep",
+            "must be at least \"1h\"; audit.enabled = false keeps nothing",
+        );
+    }
+    if audit.bytes_max < AUDIT_BYTES_LEAST {
+        return refuse(
+            "audit.bytes_max",
+            format!("must be at least {AUDIT_BYTES_LEAST}, was {}", audit.bytes_max),
+        );
+    }
+    Ok(())
+}
+
 /// The longest wait that a schedule or probation may ask for.
 pub const WAIT_MOST: Duration = Duration::from_secs(7 * 24 * 3600);
 pub const JITTER_PERCENT_MOST: u32 = 50;
+/// Statuses that may be about the request as a whole rather than about one of its events.
+const SPLIT_STATUSES: [u16; 2] = [400, 413];
+
+/// Refuses a status that says nothing of a request's size or content: halves would fare no better.
+pub fn check_split_batches_on(key: &str, statuses: Option<&[u16]>) -> Checked {
+    let statuses = statuses.unwrap_or_default();
+    for (index, status) in statuses.iter().enumerate() {
+        if !SPLIT_STATUSES.contains(status) {
+            return refuse(
+                format!("{key}[{index}]"),
+                format!("must be 400 or 413, was {status}"),
+            );
+        }
+        if statuses[..index].contains(status) {
+            return refuse(format!("{key}[{index}]"), format!("{status} is given twice"));
+        }
+    }
+    Ok(())
+}
+
 pub const PROBATION_FAILURES_MOST: u32 = 10_000;
 
 fn check_retry(config: &Config) -> Checked {
     if let Some(percent) = config.retry.jitter_percent {
         within("retry.jitter_percent", percent, 0, JITTER_PERCENT_MOST)?;
+    }
+    check_split_batches_on("retry.split_batches_on", config.retry.split_batches_on.as_deref())?;
+    within(
+        "batches.default_events",
+        config.batches.default_events,
+        1,
+        CLOUD_BATCH_EVENTS_MAX,
+    )?;
+    if let Some(kilobytes) = config.batches.default_kilobytes {
+        within(
+            "batches.default_kilobytes",
+            kilobytes,
+            1,
+            CLOUD_BATCH_KILOBYTES_MAX,
+        )?;
     }
     within(
         "probation.failures",
@@ -335,6 +576,77 @@ pub fn wait_within(key: impl Into<String>, wait: Duration, most: Duration) -> Ch
     }
     let (most, was) = (duration::print(most), duration::print(wait));
     refuse(key, format!("must be more than 0 and at most {most}, was {was}"))
+}
+
+/// Whoever declares more than a quota allows has to raise it too: otherwise nobody could tell which of them holds.
+fn check_quotas(config: &Config) -> Checked {
+    let quotas = config.quotas_in_force();
+    let within = |count: usize, most: usize, key: &str, what: &str| match count > most {
+        true => refuse(
+            key,
+            format!("is {most}, but {count} {what} are declared: raise it, or declare fewer"),
+        ),
+        false => Ok(()),
+    };
+    let edge = config.topics.iter().filter(|topic| topic.is_edge()).count();
+    let managed = config.topics.len() - edge;
+    within(managed, quotas.topics, "quotas.topics", "topics")?;
+    within(
+        edge,
+        quotas.edge_topics,
+        "quotas.edge_topics",
+        "topics with edge = true",
+    )?;
+    within(config.domains.len(), quotas.domains, "quotas.domains", "domains")?;
+    let system_topics = config.system_topics.len();
+    within(
+        system_topics,
+        quotas.system_topics,
+        "quotas.system_topics",
+        "system topics",
+    )?;
+    let mut counts: BTreeMap<String, usize> = BTreeMap::new();
+    for (topic, _) in config.declared_subscriptions() {
+        *counts.entry(topic.to_lowercase()).or_default() += 1;
+    }
+    let per_topic = quotas.subscriptions_per_topic;
+    let key = "quotas.subscriptions_per_topic";
+    for topic in &config.topics {
+        let count = counts.get(&topic.name.to_lowercase()).copied().unwrap_or(0);
+        let what = format!("subscriptions of topic \"{}\"", topic.name);
+        match topic.is_edge() {
+            true => within(
+                count,
+                quotas.edge_subscriptions_per_topic,
+                "quotas.edge_subscriptions_per_topic",
+                &what,
+            )?,
+            false => within(count, per_topic, key, &what)?,
+        }
+    }
+    for topic in &config.system_topics {
+        let what = format!("subscriptions of system topic \"{}\"", topic.name);
+        within(topic.subscriptions.len(), per_topic, key, &what)?;
+    }
+    for domain in &config.domains {
+        let name = &domain.name;
+        let what = format!("topics of domain \"{name}\"");
+        within(
+            domain.topics.len(),
+            quotas.domain_topics,
+            "quotas.domain_topics",
+            &what,
+        )?;
+        let what = format!("subscriptions of domain \"{name}\"");
+        let count = domain.subscriptions.len();
+        let per_domain = quotas.subscriptions_per_domain;
+        within(count, per_domain, "quotas.subscriptions_per_domain", &what)?;
+        for topic in &domain.topics {
+            let what = format!("subscriptions of topic \"{}\" of domain \"{name}\"", topic.name);
+            within(topic.subscriptions.len(), per_topic, key, &what)?;
+        }
+    }
+    Ok(())
 }
 
 /// Names are compared as the management API does: without regard to case.

@@ -1,7 +1,8 @@
 //! `[profile_custom]`: the operator's own profile as it is written, and what is refused in it.
 
 use super::check::{
-    Checked, JITTER_PERCENT_MOST, PROBATION_FAILURES_MOST, WAIT_MOST, refuse, wait_within, within,
+    Checked, JITTER_PERCENT_MOST, PROBATION_FAILURES_MOST, WAIT_MOST, check_split_batches_on, refuse,
+    wait_within, within,
 };
 use super::{duration, model, nearest};
 use postrider_core::outcome::Outcome;
@@ -30,6 +31,9 @@ pub struct ProfileCustom {
     pub schedule: Option<Vec<Duration>>,
     #[serde(with = "duration::optional")]
     pub response_timeout: Option<Duration>,
+    /// The same for subscriptions with batches; as `response_timeout` where only that is given.
+    #[serde(with = "duration::optional")]
+    pub batch_response_timeout: Option<Duration>,
     /// How long after sending a late answer counts.
     #[serde(with = "duration::optional_or_off")]
     pub late_window: Option<OrOff<Duration>>,
@@ -44,6 +48,8 @@ pub struct ProfileCustom {
     #[serde(with = "duration::optional")]
     pub other_floor: Option<Duration>,
     pub jitter_percent: Option<u32>,
+    /// Answers to a batch after which it is sent again in halves.
+    pub split_batches_on: Option<Vec<u16>>,
     pub attempts_max: Option<u32>,
     #[serde(with = "duration::optional")]
     pub time_to_live: Option<Duration>,
@@ -60,12 +66,14 @@ impl Default for ProfileCustom {
             base: profile::CLOUD_2021.name.into(),
             schedule: None,
             response_timeout: None,
+            batch_response_timeout: None,
             late_window: None,
             success: None,
             finals: None,
             final_if_dead_lettered: None,
             other_floor: None,
             jitter_percent: None,
+            split_batches_on: None,
             attempts_max: None,
             time_to_live: None,
             time_to_live_check: None,
@@ -249,6 +257,8 @@ pub fn check(custom: &ProfileCustom, edge_strict_success: bool) -> Checked {
     if let Some(percent) = custom.jitter_percent {
         within("profile_custom.jitter_percent", percent, 0, JITTER_PERCENT_MOST)?;
     }
+    let split = custom.split_batches_on.as_deref();
+    check_split_batches_on("profile_custom.split_batches_on", split)?;
     if custom.attempts_max == Some(0) {
         return refuse("profile_custom.attempts_max", "must be at least 1");
     }
@@ -287,10 +297,18 @@ fn check_waits(custom: &ProfileCustom, base: &Profile) -> Checked {
         }
     }
 
-    let timeout = custom.response_timeout.unwrap_or(base.response_timeout);
-    wait_within("profile_custom.response_timeout", timeout, ANSWER_WITHIN_MOST)?;
+    let single = custom.response_timeout.unwrap_or(base.response_timeout);
+    wait_within("profile_custom.response_timeout", single, ANSWER_WITHIN_MOST)?;
+    if let Some(batch) = custom.batch_response_timeout {
+        wait_within("profile_custom.batch_response_timeout", batch, ANSWER_WITHIN_MOST)?;
+    }
     let key = "profile_custom.late_window";
-    let answered_by = format!("response_timeout, which is {}", duration::print(timeout));
+    // An inherited wait for batches may be longer than the window: late answers to batches do not count then.
+    let (longest, timeout) = match custom.batch_response_timeout {
+        Some(batch) if batch > single => ("batch_response_timeout", batch),
+        _ => ("response_timeout", single),
+    };
+    let answered_by = format!("{longest}, which is {}", duration::print(timeout));
     match (custom.late_window, base.late_window) {
         (Some(OrOff::On(window)), _) => {
             wait_within(key, window, ANSWER_WITHIN_MOST)?;

@@ -141,6 +141,14 @@ impl TryFrom<Written> for DeclaredTopic {
     }
 }
 
+impl DeclaredTopic {
+    /// Whether the edge API is to reach it, if that is said as it must be.
+    pub fn is_edge(&self) -> bool {
+        let ours = self.properties.get("postrider").and_then(|ours| ours.get("edge"));
+        ours.or(self.properties.get("edge")) == Some(&Value::Bool(true))
+    }
+}
+
 impl TryFrom<Written> for DeclaredDomain {
     type Error = String;
     fn try_from(written: Written) -> Result<DeclaredDomain, String> {
@@ -290,7 +298,7 @@ fn properties(inside: Map<String, Value>, beside: Map<String, Value>) -> Result<
 }
 
 /// Maps whose keys are user data and stay as they are written.
-const USER_KEYED: [&str; 2] = ["tags", "userAssignedIdentities"];
+const USER_KEYED: [&str; 3] = ["tags", "userAssignedIdentities", "inlineEventTypes"];
 
 /// Spells every key as the API does, at every depth.
 fn camel_keys(map: Map<String, Value>) -> Result<Map<String, Value>, String> {

@@ -2,8 +2,12 @@
 //!
 //! Sections are separated by `__` or `:`; case does not matter.
 
+use super::model::{Config, EgressPolicy};
 use super::secret::{MASK, Secret};
 use super::{ConfigError, nearest};
+use postrider_core::profile::EDGE;
+use postrider_core::subscription::{BatchDefaults, BatchLimits};
+use postrider_wire::resources::{EventGridHostPattern, EventGridHosts, PlainHttp};
 
 /// The module's keys as its documentation spells them.
 const KEYS: [&str; 24] = [
@@ -90,17 +94,34 @@ pub struct OutboundWebhook {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OutboundEventGrid {
-    pub https_only: bool,
+    /// `None`: as the module's default, true, but for hosts of our own (`edge.event_grid_hosts`).
+    pub https_only: Option<bool>,
     pub allow_invalid_hostnames: bool,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Broker {
-    pub default_max_delivery_attempts: u32,
-    pub default_event_time_to_live_in_seconds: u32,
-    pub default_max_batch_size_in_bytes: u32,
-    pub default_max_events_per_batch: u32,
+    pub default_max_delivery_attempts: Option<u32>,
+    pub default_event_time_to_live_in_seconds: Option<u32>,
+    pub default_max_batch_size_in_bytes: Option<u32>,
+    pub default_max_events_per_batch: Option<u32>,
     pub log_delivery_success: bool,
+}
+
+impl Broker {
+    pub fn attempts_max(&self) -> u32 {
+        self.default_max_delivery_attempts.unwrap_or(EDGE.attempts_max)
+    }
+
+    pub fn time_to_live_seconds(&self) -> u64 {
+        let given = self.default_event_time_to_live_in_seconds;
+        given.map_or(EDGE.time_to_live.as_secs(), u64::from)
+    }
+
+    /// Whether a variable changes the retry policy of subscriptions made through the edge API.
+    pub fn sets_retry_policy(&self) -> bool {
+        self.default_max_delivery_attempts.is_some() || self.default_event_time_to_live_in_seconds.is_some()
+    }
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -138,14 +159,14 @@ impl Default for EdgeConfig {
                 allow_unknown_ca: true,
             },
             event_grid: OutboundEventGrid {
-                https_only: true,
+                https_only: None,
                 allow_invalid_hostnames: false,
             },
             broker: Broker {
-                default_max_delivery_attempts: 30,
-                default_event_time_to_live_in_seconds: 7_200,
-                default_max_batch_size_in_bytes: 1_058_576,
-                default_max_events_per_batch: 10,
+                default_max_delivery_attempts: None,
+                default_event_time_to_live_in_seconds: None,
+                default_max_batch_size_in_bytes: None,
+                default_max_events_per_batch: None,
                 log_delivery_success: false,
             },
             limits: DeliveryPolicyLimits {
@@ -180,6 +201,52 @@ pub fn read(env: &[(String, String)]) -> Result<(EdgeConfig, Vec<String>), Confi
     Ok((edge, warnings))
 }
 
+/// Which hosts destinations of type EventGrid may have, and over which scheme.
+pub fn event_grid_hosts(config: &Config, edge: &EdgeConfig) -> Result<EventGridHosts, ConfigError> {
+    let listed = config.edge.event_grid_hosts.iter().enumerate();
+    let listed = listed.map(|(index, host)| {
+        EventGridHostPattern::parse(host).map_err(|reason| {
+            let key = format!("edge.event_grid_hosts[{index}]");
+            ConfigError::new(key, format!("{reason}, was \"{host}\""))
+        })
+    });
+    Ok(EventGridHosts {
+        listed: listed.collect::<Result<_, _>>()?,
+        private: config.egress.policy == EgressPolicy::Private,
+        any: edge.event_grid.allow_invalid_hostnames,
+        http: match edge.event_grid.https_only {
+            Some(true) => PlainHttp::Never,
+            Some(false) => PlainHttp::AnyHost,
+            None if config.egress.policy == EgressPolicy::Internet => PlainHttp::Never,
+            None => PlainHttp::OwnHosts,
+        },
+    })
+}
+
+/// Batch limits of subscriptions that set only one of them. The module's variables hold for those made through the
+/// edge API.
+pub fn batch_defaults(config: &Config, edge: &EdgeConfig) -> BatchDefaults {
+    let documented = BatchDefaults::default();
+    let given = &config.batches;
+    let of_module = edge.broker.default_max_batch_size_in_bytes;
+    BatchDefaults {
+        cloud: BatchLimits {
+            events_max: given.default_events,
+            kilobytes: given.default_kilobytes.unwrap_or(documented.cloud.kilobytes),
+        },
+        edge: BatchLimits {
+            events_max: edge
+                .broker
+                .default_max_events_per_batch
+                .unwrap_or(given.default_events),
+            kilobytes: of_module
+                .map(|bytes| (bytes / 1024).max(1))
+                .or(given.default_kilobytes)
+                .unwrap_or(documented.edge.kilobytes),
+        },
+    }
+}
+
 /// Says which variables about retrying are set although `profile`, the one that holds where none is named,
 /// is not the module's.
 pub fn unheeded(env: &[(String, String)], profile: &str) -> Vec<String> {
@@ -193,7 +260,10 @@ pub fn unheeded(env: &[(String, String)], profile: &str) -> Vec<String> {
     env.iter()
         .filter(|(name, _)| about_retrying(name))
         .map(|(name, _)| {
-            format!("{name} holds only for subscriptions on the edge profile, and profile is \"{profile}\"")
+            format!(
+                "{name} holds for subscriptions that were made through the edge API or are on the edge profile, \
+                 not for others: profile is \"{profile}\""
+            )
         })
         .collect()
 }
@@ -237,21 +307,21 @@ impl EdgeConfig {
                 self.webhook.skip_server_cert_validation = truth(text)?;
             }
             "outbound__webhook__allowUnknownCA" => self.webhook.allow_unknown_ca = truth(text)?,
-            "outbound__eventgrid__httpsOnly" => self.event_grid.https_only = truth(text)?,
+            "outbound__eventgrid__httpsOnly" => self.event_grid.https_only = Some(truth(text)?),
             "outbound__eventgrid__allowInvalidHostnames" => {
                 self.event_grid.allow_invalid_hostnames = truth(text)?;
             }
             "broker__defaultMaxDeliveryAttempts" => {
-                self.broker.default_max_delivery_attempts = number(text)?;
+                self.broker.default_max_delivery_attempts = Some(number(text)?);
             }
             "broker__defaultEventTimeToLiveInSeconds" => {
-                self.broker.default_event_time_to_live_in_seconds = number(text)?;
+                self.broker.default_event_time_to_live_in_seconds = Some(number(text)?);
             }
             "broker__defaultMaxBatchSizeInBytes" => {
-                self.broker.default_max_batch_size_in_bytes = number(text)?;
+                self.broker.default_max_batch_size_in_bytes = Some(number(text)?);
             }
             "broker__defaultMaxEventsPerBatch" => {
-                self.broker.default_max_events_per_batch = number(text)?;
+                self.broker.default_max_events_per_batch = Some(number(text)?);
             }
             "broker__logDeliverySuccess" => self.broker.log_delivery_success = truth(text)?,
             "api__deliveryPolicyLimits__maxEventsPerBatch" => {
@@ -300,18 +370,20 @@ impl EdgeConfig {
                     self.webhook.skip_server_cert_validation.to_string()
                 }
                 "outbound__webhook__allowUnknownCA" => self.webhook.allow_unknown_ca.to_string(),
-                "outbound__eventgrid__httpsOnly" => self.event_grid.https_only.to_string(),
+                "outbound__eventgrid__httpsOnly" => self.event_grid.https_only?.to_string(),
                 "outbound__eventgrid__allowInvalidHostnames" => {
                     self.event_grid.allow_invalid_hostnames.to_string()
                 }
-                "broker__defaultMaxDeliveryAttempts" => self.broker.default_max_delivery_attempts.to_string(),
+                "broker__defaultMaxDeliveryAttempts" => {
+                    self.broker.default_max_delivery_attempts?.to_string()
+                }
                 "broker__defaultEventTimeToLiveInSeconds" => {
-                    self.broker.default_event_time_to_live_in_seconds.to_string()
+                    self.broker.default_event_time_to_live_in_seconds?.to_string()
                 }
                 "broker__defaultMaxBatchSizeInBytes" => {
-                    self.broker.default_max_batch_size_in_bytes.to_string()
+                    self.broker.default_max_batch_size_in_bytes?.to_string()
                 }
-                "broker__defaultMaxEventsPerBatch" => self.broker.default_max_events_per_batch.to_string(),
+                "broker__defaultMaxEventsPerBatch" => self.broker.default_max_events_per_batch?.to_string(),
                 "broker__logDeliverySuccess" => self.broker.log_delivery_success.to_string(),
                 "api__deliveryPolicyLimits__maxEventsPerBatch" => {
                     self.limits.max_events_per_batch.to_string()

@@ -105,6 +105,7 @@ impl JetStream {
             monitor_urls: self.monitor_urls.clone(),
             system: password(&self.system_user, &self.system_password)
                 .or_else(|| self.system_credentials_file.clone().map(Auth::Credentials)),
+            keys: None,
         }
     }
 }

@@ -9,6 +9,7 @@ mod declared;
 mod destination;
 mod duration;
 mod edge;
+mod egress;
 mod jetstream;
 mod layers;
 mod model;
@@ -17,11 +18,12 @@ mod secret;
 mod storage;
 mod traces;
 
+pub use check::plain_http_exposed;
 pub use custom::{EDGE_SUCCESS_STRICT, OrOff, ProbationCustom, ProfileCustom, TimeToLiveCheck};
 pub use declared::{DeclaredDomain, DeclaredSubscription, DeclaredSystemTopic, DeclaredTopic};
 pub use duration::{NEVER, print_hours};
-pub use edge::{EdgeConfig, MetricsReporter, TlsPolicy};
-pub use model::{Azure, Client, Config, EgressPolicy, LogFormat, Role, StoreKind};
+pub use edge::{EdgeConfig, MetricsReporter, TlsPolicy, batch_defaults, event_grid_hosts};
+pub use model::{Azure, Client, Config, LogFormat, Role, Store as StoreConfig, StoreKind};
 pub use print::{default_config_text, print_config};
 pub use secret::Secret;
 pub use storage::{AccountKind, StorageAccount};
@@ -39,10 +41,10 @@ pub struct ServeFlags {
     /// Where events, keys and certificates are kept [default: ./postrider-data]
     #[arg(long, value_name = "DIR")]
     pub data_dir: Option<PathBuf>,
-    /// Address of the HTTPS listener, or "off" [default: 127.0.0.1:4438]
+    /// Address or port of the HTTPS listener, or "off" [default: 127.0.0.1:4438]
     #[arg(long, value_name = "ADDR")]
     pub https: Option<String>,
-    /// Address of the HTTP listener, or "off" [default: 127.0.0.1:5888]
+    /// Address or port of the HTTP listener, or "off" [default: 127.0.0.1:5888]
     #[arg(long, value_name = "ADDR")]
     pub http: Option<String>,
     /// Which Event Grid to behave like [default: cloud-2021]

@@ -4,12 +4,14 @@ use super::custom::ProfileCustom;
 use super::declared::{self, DeclaredDomain, DeclaredSubscription, DeclaredSystemTopic, DeclaredTopic};
 use super::destination::RegisteredDestination;
 use super::duration;
+use super::egress::ProxyUrl;
 use super::jetstream::JetStream;
 use super::nearest;
 use super::secret::Secret;
 use super::storage::StorageAccount;
 use super::traces::Traces;
 use ipnet::IpNet;
+use postrider_core::subscription::BatchDefaults;
 use serde::de::{Deserializer, Error};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -45,16 +47,21 @@ pub struct Config {
     pub listen: Listen,
     pub azure: Azure,
     pub retry: Retry,
+    pub batches: Batches,
     pub probation: Probation,
     pub dead_letter: DeadLetter,
     pub validation: Validation,
     pub egress: Egress,
     pub edge: Edge,
     pub store: Store,
+    pub secrets: Secrets,
     pub recorder: Recorder,
+    pub audit: Audit,
     pub metrics: Metrics,
     pub traces: Traces,
     pub limits: Limits,
+    pub throttle: Throttle,
+    pub quotas: Quotas,
     pub shutdown: Shutdown,
     pub log: Log,
     pub transport: Transport,
@@ -99,6 +106,32 @@ impl Config {
         )
     }
 
+    /// The quotas in force.
+    pub fn quotas_in_force(&self) -> postrider_api::quotas::Quotas {
+        use postrider_api::quotas::Quotas as InForce;
+        let default = match self.profile.starts_with("cloud-") {
+            true => InForce::AZURE,
+            false => InForce::GENEROUS,
+        };
+        let given = &self.quotas;
+        InForce {
+            topics: given.topics.unwrap_or(default.topics),
+            domains: given.domains.unwrap_or(default.domains),
+            system_topics: given.system_topics.unwrap_or(default.system_topics),
+            subscriptions_per_topic: given
+                .subscriptions_per_topic
+                .unwrap_or(default.subscriptions_per_topic),
+            subscriptions_per_domain: given
+                .subscriptions_per_domain
+                .unwrap_or(default.subscriptions_per_domain),
+            domain_topics: given.domain_topics.unwrap_or(default.domain_topics),
+            edge_topics: given.edge_topics.unwrap_or(default.edge_topics),
+            edge_subscriptions_per_topic: given
+                .edge_subscriptions_per_topic
+                .unwrap_or(default.edge_subscriptions_per_topic),
+        }
+    }
+
     /// The resource that a system topic tells of, by its full id.
     pub fn source_of(&self, topic: &DeclaredSystemTopic) -> String {
         if topic.source.starts_with('/') {
@@ -121,16 +154,21 @@ impl Default for Config {
             listen: Listen::default(),
             azure: Azure::default(),
             retry: Retry::default(),
+            batches: Batches::default(),
             probation: Probation::default(),
             dead_letter: DeadLetter::default(),
             validation: Validation::default(),
             egress: Egress::default(),
             edge: Edge::default(),
             store: Store::default(),
+            secrets: Secrets::default(),
             recorder: Recorder::default(),
+            audit: Audit::default(),
             metrics: Metrics::default(),
             traces: Traces::default(),
             limits: Limits::default(),
+            throttle: Throttle::default(),
+            quotas: Quotas::default(),
             shutdown: Shutdown::default(),
             log: Log::default(),
             transport: Transport::default(),
@@ -162,6 +200,8 @@ pub struct Listen {
     pub public_url: Option<String>,
     /// Further DNS names and addresses for the server certificate.
     pub names: Vec<String>,
+    /// Permits `http` on an address that others can reach: it is not warned of.
+    pub allow_plain_http: bool,
     /// The operator's own certificate chain (PEM), instead of one from the local CA.
     pub cert_file: Option<PathBuf>,
     pub key_file: Option<PathBuf>,
@@ -174,6 +214,7 @@ impl Default for Listen {
             http: Some(SocketAddr::from(([127, 0, 0, 1], 5888))),
             public_url: None,
             names: Vec::new(),
+            allow_plain_http: false,
             cert_file: None,
             key_file: None,
         }
@@ -258,6 +299,17 @@ pub struct Retry {
     /// The same seed gives the same waits. `None`: a new one at every start.
     #[serde(serialize_with = "seed")]
     pub jitter_seed: Option<u64>,
+    /// Answers to a batch after which it is sent again in halves, in every profile. `None`: each profile's own.
+    pub split_batches_on: Option<Vec<u16>>,
+}
+
+/// Limits of a batch for subscriptions that set only the other one.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Batches {
+    pub default_events: u32,
+    /// `None`: 64, and the edge module's 1033 for subscriptions made through the edge API.
+    pub default_kilobytes: Option<u32>,
 }
 
 /// Delayed delivery, in every profile that knows it.
@@ -269,6 +321,16 @@ pub struct Probation {
     /// Each failed probe doubles the time, up to this.
     #[serde(with = "duration")]
     pub max: Duration,
+}
+
+impl Default for Batches {
+    fn default() -> Batches {
+        let documented = BatchDefaults::default();
+        Batches {
+            default_events: documented.cloud.events_max,
+            default_kilobytes: None,
+        }
+    }
 }
 
 impl Default for Probation {
@@ -284,8 +346,9 @@ impl Default for Probation {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct DeadLetter {
-    #[serde(with = "duration")]
-    pub delay: Duration,
+    /// From the last attempt to the writing. `None`: as the subscription's profile says.
+    #[serde(with = "duration::optional")]
+    pub delay: Option<Duration>,
     /// `Duration::MAX`: never.
     #[serde(with = "duration")]
     pub give_up_after: Duration,
@@ -296,7 +359,7 @@ pub struct DeadLetter {
 impl Default for DeadLetter {
     fn default() -> DeadLetter {
         DeadLetter {
-            delay: Duration::from_secs(5 * 60),
+            delay: None,
             give_up_after: Duration::from_secs(4 * 60 * 60),
             default: None,
         }
@@ -330,6 +393,11 @@ pub struct Egress {
     pub allow: Vec<IpNet>,
     #[serde(with = "networks")]
     pub deny: Vec<IpNet>,
+    /// `None`: everything is dialled directly.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub proxy: Option<ProxyUrl>,
+    /// Targets that are reached without the proxy.
+    pub no_proxy: Vec<String>,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -353,13 +421,31 @@ pub struct Edge {
     pub allow_open: bool,
     /// On the edge profile only 200 is success; 201 to 204 are then failures.
     pub strict_success: bool,
+    /// Hosts that destinations of type EventGrid may have besides Azure's.
+    pub event_grid_hosts: Vec<String>,
 }
 
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Store {
     pub kind: StoreKind,
+    /// How often everything that the embedded store holds is read and verified. `Duration::MAX`: never.
+    #[serde(with = "duration")]
+    pub scrub_every: Duration,
+    /// How fast that is read.
+    pub scrub_bytes_per_second: u64,
     pub jetstream: JetStream,
+}
+
+impl Default for Store {
+    fn default() -> Store {
+        Store {
+            kind: StoreKind::default(),
+            scrub_every: Duration::MAX,
+            scrub_bytes_per_second: 16 << 20,
+            jetstream: JetStream::default(),
+        }
+    }
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -381,8 +467,24 @@ pub struct Limits {
     pub in_flight_bytes_max: usize,
     /// How many publishes may wait for the log before the next is turned away.
     pub publish_queue_max: usize,
+    /// Memory that the bodies of all publishes under way may take together.
+    pub publish_body_bytes_max: usize,
+    /// Of all listeners together.
+    pub connections_max: usize,
+    pub connections_per_address_max: usize,
+    /// A client that sends next to nothing of a body for this long is answered 408.
+    #[serde(with = "duration")]
+    pub body_stall_max: Duration,
+    /// A client that reads next to nothing of a response for this long is cut.
+    #[serde(with = "duration")]
+    pub response_stall_max: Duration,
+    /// Live streams read at once.
+    pub streams_max: usize,
+    pub streams_per_client_max: usize,
     /// Bytes that the filters of a topic's subscriptions may look at for one event.
     pub filter_bytes_per_event_max: u64,
+    /// An event that more deliveries than this have led to is in a loop.
+    pub hops_max: u32,
     // Of a subscription that this file declares.
     pub declared_filters_max: usize,
     pub declared_filter_values_max: usize,
@@ -398,12 +500,63 @@ impl Default for Limits {
             in_flight_per_endpoint_max: 64,
             in_flight_bytes_max: 256 << 20,
             publish_queue_max: 4_096,
+            publish_body_bytes_max: 128 << 20,
+            connections_max: 8_192,
+            connections_per_address_max: 2_048,
+            body_stall_max: Duration::from_secs(10),
+            response_stall_max: Duration::from_secs(30),
+            streams_max: 64,
+            streams_per_client_max: 16,
             filter_bytes_per_event_max: 512 << 20,
+            hops_max: postrider_engine::dispatch::HOPS_MAX,
             declared_filters_max: 25,
             declared_filter_values_max: 25,
             declared_filter_value_chars_max: 512,
         }
     }
+}
+
+/// How wrong secrets, keys and tokens are answered, by the address of the client.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Throttle {
+    /// Wrong ones before the first wait; zero: never a wait.
+    pub free_attempts: u32,
+    #[serde(with = "duration")]
+    pub wait_max: Duration,
+}
+
+impl Default for Throttle {
+    fn default() -> Throttle {
+        let rules = postrider_api::throttle::ThrottleRules::default();
+        Throttle {
+            free_attempts: rules.free_attempts,
+            wait_max: rules.wait_max,
+        }
+    }
+}
+
+/// The key under which stored secrets are sealed. Neither: one of the server's own, in the data directory.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Secrets {
+    pub key: Option<Secret>,
+    pub key_file: Option<PathBuf>,
+}
+
+/// How many resources may be made. `None`: Azure's documented limit if the profile is one of the cloud's, a generous
+/// one otherwise.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Quotas {
+    pub topics: Option<usize>,
+    pub domains: Option<usize>,
+    pub system_topics: Option<usize>,
+    pub subscriptions_per_topic: Option<usize>,
+    pub subscriptions_per_domain: Option<usize>,
+    pub domain_topics: Option<usize>,
+    pub edge_topics: Option<usize>,
+    pub edge_subscriptions_per_topic: Option<usize>,
 }
 
 /// What became of events, kept to be looked up.
@@ -424,6 +577,28 @@ impl Default for Recorder {
             enabled: true,
             keep: Duration::from_secs(3 * 24 * 3600),
             bytes_max: 1 << 30,
+        }
+    }
+}
+
+/// The audit log: who changed what.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Audit {
+    pub enabled: bool,
+    /// `Duration::MAX`: for as long as there is room.
+    #[serde(with = "duration")]
+    pub keep: Duration,
+    /// The oldest lines are dropped when all of them take more.
+    pub bytes_max: u64,
+}
+
+impl Default for Audit {
+    fn default() -> Audit {
+        Audit {
+            enabled: true,
+            keep: Duration::from_secs(90 * 24 * 3600),
+            bytes_max: 256 << 20,
         }
     }
 }
@@ -488,10 +663,13 @@ pub struct Transport {
     pub user_agent: Option<String>,
 }
 
-/// `"127.0.0.1:4438"` or `"off"`.
+/// `"127.0.0.1:4438"`, a port on this machine (`4438`, `"localhost:4438"`) or `"off"`.
 mod address {
     use super::*;
     use serde::Serializer;
+    use serde::de::{Unexpected, Visitor};
+    use std::fmt;
+    use std::net::Ipv4Addr;
 
     pub fn serialize<S: Serializer>(address: &Option<SocketAddr>, to: S) -> Result<S::Ok, S::Error> {
         match address {
@@ -501,15 +679,49 @@ mod address {
     }
 
     pub fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Option<SocketAddr>, D::Error> {
-        let text = String::deserialize(from)?;
-        if text.eq_ignore_ascii_case("off") {
-            return Ok(None);
+        from.deserialize_any(Address)
+    }
+
+    struct Address;
+
+    impl Visitor<'_> for Address {
+        type Value = Option<SocketAddr>;
+
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("an address or a port")
         }
-        text.parse().map(Some).map_err(|_| {
-            D::Error::custom(format!(
-                "\"{text}\" is not an address such as \"127.0.0.1:4438\", nor \"off\""
-            ))
-        })
+
+        fn visit_str<E: serde::de::Error>(self, text: &str) -> Result<Self::Value, E> {
+            if text.eq_ignore_ascii_case("off") {
+                return Ok(None);
+            }
+            read(text).map(Some).ok_or_else(|| {
+                E::custom(format!(
+                    "\"{text}\" is not an address such as \"127.0.0.1:4438\", a port such as \"4438\", nor \"off\""
+                ))
+            })
+        }
+
+        fn visit_u64<E: serde::de::Error>(self, number: u64) -> Result<Self::Value, E> {
+            self.visit_str(&number.to_string())
+        }
+
+        fn visit_i64<E: serde::de::Error>(self, number: i64) -> Result<Self::Value, E> {
+            self.visit_str(&number.to_string())
+        }
+
+        fn visit_bool<E: serde::de::Error>(self, truth: bool) -> Result<Self::Value, E> {
+            Err(E::invalid_type(Unexpected::Bool(truth), &self))
+        }
+    }
+
+    fn read(text: &str) -> Option<SocketAddr> {
+        let here = |port: &str| Some((Ipv4Addr::LOCALHOST, port.parse().ok()?).into());
+        match text.rsplit_once(':') {
+            None if text.bytes().all(|byte| byte.is_ascii_digit()) => here(text),
+            Some((host, port)) if host.eq_ignore_ascii_case("localhost") => here(port),
+            _ => text.parse().ok(),
+        }
     }
 }
 

@@ -1,4 +1,5 @@
 use super::*;
+use postrider_wire::resources::PlainHttp;
 use serde_json::json;
 use std::path::Path;
 
@@ -92,6 +93,37 @@ fn every_flag_sets_its_key() {
 }
 
 #[test]
+fn a_listener_may_be_a_port_on_this_machine() {
+    let check = |file: &str, env: &[(&str, &str)], flag: Option<&str>, expected: &str| {
+        let flags = ServeFlags {
+            http: flag.map(str::to_owned),
+            ..ServeFlags::default()
+        };
+        let config = load_with(file, env, flags).unwrap().config;
+        assert_eq!(config.listen.http, address(expected), "{file} {env:?} {flag:?}");
+    };
+    check("", &[], Some("7000"), "127.0.0.1:7000");
+    check("", &[], Some("localhost:7000"), "127.0.0.1:7000");
+    check("", &[], Some("[::1]:7000"), "[::1]:7000");
+    check("", &[("POSTRIDER_LISTEN__HTTP", "7000")], None, "127.0.0.1:7000");
+    check("listen.http = 7000", &[], None, "127.0.0.1:7000");
+    check("listen.http = \"LocalHost:0\"", &[], None, "127.0.0.1:0");
+    for refused in [
+        "listen.http = -1",
+        "listen.http = \"localhost:\"",
+        "listen.http = \":7000\"",
+    ] {
+        let told = file(refused).unwrap_err();
+        assert!(told.contains("a port such as \"4438\""), "{refused}: {told}");
+    }
+    let told = file("listen.http = true").unwrap_err();
+    assert!(
+        told.starts_with("listen.http: must be an address or a port, not "),
+        "{told}"
+    );
+}
+
+#[test]
 fn the_command_line_is_understood() {
     use clap::{Args, FromArgMatches};
     let command = ServeFlags::augment_args(clap::Command::new("serve"));
@@ -133,7 +165,7 @@ fn variables_have_no_types_but_keys_do() {
     assert_eq!(config.threads, Some(3));
     assert_eq!(config.azure.resource_group, "007");
     assert_eq!(config.edge.require_auth, Some(true));
-    assert_eq!(config.dead_letter.delay, std::time::Duration::ZERO);
+    assert_eq!(config.dead_letter.delay, Some(std::time::Duration::ZERO));
     assert_eq!(config.dead_letter.give_up_after, std::time::Duration::MAX);
     assert_eq!(config.listen.names, ["a.example", "10.0.0.1"]);
     assert_eq!(config.clients[0].role, Role::DataSender);
@@ -176,6 +208,20 @@ fn what_the_file_gets_wrong_is_named() {
     );
     check("unheard_of = 1", "unheard_of: unknown key (in postrider.toml)");
     check(
+        "[[topic]]\nname = \"orders\"\ninput_shema = \"EventGridSchema\"",
+        "topic[0].input_shema: unknown key (in postrider.toml); did you mean \"input_schema\"?",
+    );
+    check(
+        "[[topic]]\nname = \"orders\"\n[[topic.subscription]]\nname = \"shop\"\n\
+         [topic.subscription.filter]\nsubject_starts_with = \"/\"",
+        "topic[0].subscription[0].filter.subject_starts_with: unknown key (in postrider.toml); did you mean \"subject_begins_with\"?",
+    );
+    check(
+        "[[subscription]]\ntopic = \"orders\"\nname = \"shop\"\n[subscription.properties.retryPolicy]\n\
+         maxDeliveryAttempt = 3",
+        "subscription[0].retry_policy.max_delivery_attempt: unknown key (in postrider.toml); did you mean \"max_delivery_attempts\"?",
+    );
+    check(
         "[[client]]\nid = \"a\"\nsecret = \"b\"\nrol = \"x\"",
         "client[0].rol: unknown key (in postrider.toml); did you mean \"role\"?",
     );
@@ -197,7 +243,7 @@ fn what_the_file_gets_wrong_is_named() {
     );
     check(
         "[listen]\nhttps = \"localhost\"",
-        "listen.https: \"localhost\" is not an address such as \"127.0.0.1:4438\", nor \"off\" (in postrider.toml)",
+        "listen.https: \"localhost\" is not an address such as \"127.0.0.1:4438\", a port such as \"4438\", nor \"off\" (in postrider.toml)",
     );
     check(
         "[listen]\nhttps = \"off\"\nhttp = \"off\"",
@@ -208,8 +254,8 @@ fn what_the_file_gets_wrong_is_named() {
         "listen.http: is the same address as listen.https (in postrider.toml)",
     );
     check(
-        "[listen]\nhttps = 4438",
-        "listen.https: must be text, not 4438 (in postrider.toml)",
+        "[listen]\nhttps = true",
+        "listen.https: must be an address or a port, not true (in postrider.toml)",
     );
     check(
         "[listen]\ncert_file = \"a\"",
@@ -252,6 +298,28 @@ fn what_the_file_gets_wrong_is_named() {
         "egress.policy: \"custom\" needs egress.allow or egress.deny (in postrider.toml)",
     );
     check(
+        "[egress]\nproxy = \"https://me:hush@proxy\"",
+        "egress.proxy: must begin with http://: TLS to the proxy itself is not supported (in postrider.toml)",
+    );
+    check(
+        "[egress]\nno_proxy = [\"a\"]",
+        "egress.no_proxy: has an effect only with egress.proxy (in postrider.toml)",
+    );
+    check(
+        "[egress]\nproxy = \"http://proxy\"\nno_proxy = [\"a b\"]",
+        "egress.no_proxy: each entry must be a host name, an address, a network or \"*\" (in postrider.toml)",
+    );
+    check(
+        "[egress]\npolicy = \"internet\"\n[traces]\notlp_endpoint = \"http://127.0.0.1:4318\"",
+        "traces.otlp_endpoint: egress.policy forbids http: only https is allowed; it holds for every outgoing \
+         request (in postrider.toml)",
+    );
+    check(
+        "[[storage_account]]\nname = \"dead\"\nkey = \"AAAA\"\nblob_endpoint = \"http://169.254.169.254/dead\"",
+        "storage_account[0].blob_endpoint: egress.policy forbids 169.254.169.254 (cloud metadata); it holds for \
+         every outgoing request (in postrider.toml)",
+    );
+    check(
         "[store]\nkind = \"jetstream\"\n[store.jetstream]\nreplicas = 2",
         "store.jetstream.replicas: must be 1, 3 or 5 (in postrider.toml)",
     );
@@ -292,10 +360,26 @@ fn what_the_file_gets_wrong_is_named() {
         "[recorder]\nbytes_max = 1000",
         "recorder.bytes_max: must be at least 67108864, was 1000 (in postrider.toml)",
     );
+    check(
+        "[audit]\nkeep = \"5m\"",
+        "audit.keep: must be at least \"1h\"; audit.enabled = false keeps nothing (in postrider.toml)",
+    );
+    check(
+        "[audit]\nbytes_max = 1000",
+        "audit.bytes_max: must be at least 1048576, was 1000 (in postrider.toml)",
+    );
     check("threads = 0", "threads: must be at least 1 (in postrider.toml)");
     check(
         "threads = -1",
         "threads: -1 does not fit a whole number (in postrider.toml)",
+    );
+    check(
+        "[limits]\nbody_stall_max = \"0s\"",
+        "limits.body_stall_max: must be from 1s to 10m (in postrider.toml)",
+    );
+    check(
+        "[limits]\npublish_body_bytes_max = 1000000",
+        "limits.publish_body_bytes_max: must be at least 4 times limits.request_bytes_max: the largest request would find no room (in postrider.toml)",
     );
     check(
         "[limits]\nevent_bytes_max = \"big\"",
@@ -364,10 +448,11 @@ fn what_variables_and_flags_get_wrong_is_named() {
     check(
         &[],
         ServeFlags {
-            https: Some("4438".into()),
+            https: Some("44380".into()),
+            http: Some("70000".into()),
             ..none()
         },
-        "listen.https: \"4438\" is not an address such as \"127.0.0.1:4438\", nor \"off\" (in the flag --https)",
+        "listen.http: \"70000\" is not an address such as \"127.0.0.1:4438\", a port such as \"4438\", nor \"off\" (in the flag --http)",
     );
     check(
         &[("POSTRIDER_LOG__FORMAT", "json")],
@@ -419,13 +504,50 @@ fn all_mistakes_are_told_where_one_does_not_hide_another() {
 }
 
 #[test]
+fn secrets_that_can_be_guessed_are_warned_of_by_name_and_not_shown() {
+    let config = r#"
+client = [{ id = "short", secret = "fifteen-letters" }, { id = "long", secret = "sixteen-letters!" }]
+topic = [{ name = "orders", key1 = "c2hvcnQ=", key2 = "AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=" }]
+"#;
+    let loaded = load_with(config, &[], ServeFlags::default()).unwrap();
+    let warned: Vec<&str> = loaded
+        .warnings
+        .iter()
+        .map(|warning| warning.split(" is shorter").next().unwrap())
+        .collect();
+    assert_eq!(warned, ["client \"short\": secret", "topic \"orders\": key1"]);
+    let told = loaded.warnings.join("\n");
+    assert!(
+        !told.contains("fifteen-letters") && !told.contains("c2hvcnQ="),
+        "{told}"
+    );
+    let edge = [
+        ("inbound__clientAuth__sasKeys__key1", "k"),
+        ("inbound__clientAuth__sasKeys__enabled", "true"),
+    ];
+    assert_eq!(env(&edge).unwrap().warnings.len(), 1);
+}
+
+#[test]
+fn the_longest_wait_after_wrong_secrets_has_bounds() {
+    let load = |text: &str| {
+        let config = format!("[throttle]\nwait_max = \"{text}\"");
+        load_with(&config, &[], ServeFlags::default())
+    };
+    assert!(load("1s").is_ok() && load("1d").is_ok());
+    for bad in ["500ms", "2d"] {
+        assert!(load(bad).unwrap_err().contains("throttle.wait_max"), "{bad}");
+    }
+}
+
+#[test]
 fn the_edge_modules_variables_are_read_in_both_spellings() {
     let check = |name: &str, text: &str, read: fn(&EdgeConfig) -> String, expected: &str| {
         let colons = name.replace("__", ":");
         for name in [name, &colons, &name.to_uppercase(), &colons.to_lowercase()] {
             let loaded = env(&[
                 (name, text),
-                ("inbound__clientAuth__sasKeys__key1", "k"),
+                ("inbound__clientAuth__sasKeys__key1", "a key of the module"),
                 ("POSTRIDER_PROFILE", "edge"),
             ])
             .unwrap();
@@ -496,8 +618,8 @@ fn the_edge_modules_variables_are_read_in_both_spellings() {
     check(
         "outbound__eventgrid__httpsOnly",
         "false",
-        |e| e.event_grid.https_only.to_string(),
-        "false",
+        |e| format!("{:?}", e.event_grid.https_only),
+        "Some(false)",
     );
     check(
         "outbound__eventgrid__allowInvalidHostnames",
@@ -508,25 +630,35 @@ fn the_edge_modules_variables_are_read_in_both_spellings() {
     check(
         "broker__defaultMaxDeliveryAttempts",
         "5",
-        |e| e.broker.default_max_delivery_attempts.to_string(),
+        |e| e.broker.attempts_max().to_string(),
         "5",
     );
     check(
         "broker__defaultEventTimeToLiveInSeconds",
         "60",
-        |e| e.broker.default_event_time_to_live_in_seconds.to_string(),
+        |e| e.broker.time_to_live_seconds().to_string(),
         "60",
     );
     check(
         "broker__defaultMaxBatchSizeInBytes",
         "1_058_577",
-        |e| e.broker.default_max_batch_size_in_bytes.to_string(),
+        |e| {
+            e.broker
+                .default_max_batch_size_in_bytes
+                .unwrap_or_default()
+                .to_string()
+        },
         "1058577",
     );
     check(
         "broker__defaultMaxEventsPerBatch",
         "1",
-        |e| e.broker.default_max_events_per_batch.to_string(),
+        |e| {
+            e.broker
+                .default_max_events_per_batch
+                .unwrap_or_default()
+                .to_string()
+        },
         "1",
     );
     check(
@@ -565,8 +697,8 @@ fn the_edge_modules_variables_are_read_in_both_spellings() {
 fn every_key_of_the_edge_module_prints_what_it_reads_back() {
     let printed = EdgeConfig::default().printed();
     let variables: Vec<_> = printed.iter().map(|(key, text)| (*key, text.as_str())).collect();
-    // All but tlsPolicy and the two keys have a default.
-    assert_eq!(variables.len(), 21);
+    // All but tlsPolicy, eventgrid__httpsOnly, the two keys and broker__default… have a default.
+    assert_eq!(variables.len(), 16);
     assert_eq!(env(&variables).unwrap().edge, EdgeConfig::default());
 }
 
@@ -613,18 +745,44 @@ fn what_is_wrong_with_the_edge_modules_variables_is_named() {
     warned(
         "broker:DefaultMaxDeliveryAttempts",
         &[
-            "broker:DefaultMaxDeliveryAttempts holds only for subscriptions on the edge profile, and profile is \"cloud-2021\"",
+            "broker:DefaultMaxDeliveryAttempts holds for subscriptions that were made through the edge API or are on the edge profile, not for others: profile is \"cloud-2021\"",
         ],
     );
     warned(
         "broker__defaultEventTimeToLiveInSeconds",
         &[
-            "broker__defaultEventTimeToLiveInSeconds holds only for subscriptions on the edge profile, and profile is \"cloud-2021\"",
+            "broker__defaultEventTimeToLiveInSeconds holds for subscriptions that were made through the edge API or are on the edge profile, not for others: profile is \"cloud-2021\"",
         ],
     );
     warned("broker__defaultMaxEventsPerBatch", &[]);
     warned("BROKER_URL", &[]);
     warned("other__x", &[]);
+}
+
+#[test]
+fn hosts_of_event_grid_destinations_are_checked_and_follow_the_egress_policy() {
+    let refused = file("[edge]\nevent_grid_hosts = [\"grid.example\", \"https://dc.example\"]").unwrap_err();
+    assert!(
+        refused.contains("edge.event_grid_hosts[1]: must be a host such as")
+            && refused.contains("was \"https://dc.example\""),
+        "{refused}"
+    );
+    let check = |text: &str, variables: &[(&str, &str)], private: bool, http: PlainHttp| {
+        let loaded = load_with(text, variables, ServeFlags::default()).unwrap();
+        let hosts = event_grid_hosts(&loaded.config, &loaded.edge).unwrap();
+        assert_eq!(
+            (hosts.private, hosts.http),
+            (private, http),
+            "{text} {variables:?}"
+        );
+    };
+    let custom = "egress = { policy = \"custom\", allow = [\"10.0.0.0/8\"] }";
+    let https_only = "outbound__eventgrid__httpsOnly";
+    check("", &[], true, PlainHttp::OwnHosts);
+    check("", &[(https_only, "true")], true, PlainHttp::Never);
+    check("", &[(https_only, "false")], true, PlainHttp::AnyHost);
+    check("egress.policy = \"internet\"", &[], false, PlainHttp::Never);
+    check(custom, &[], false, PlainHttp::OwnHosts);
 }
 
 #[test]
@@ -757,8 +915,8 @@ tags = { cost_center = "x" }
 name = "billing"
 [topic.subscription.properties]
 retry_policy = { max_delivery_attempts = 3 }
-[[topic.event_subscription_is_a_property]]
-anything = true
+[topic.event_type_info.inline_event_types.order_placed]
+description = "x"
 
 [[topic]]
 name = "plain"
@@ -794,7 +952,7 @@ fn declared_resources_keep_the_apis_names() {
     assert_eq!(
         orders.properties,
         json!({"inputSchema": "EventGridSchema", "tags": {"cost_center": "x"},
-               "eventSubscriptionIsAProperty": [{"anything": true}]})
+               "eventTypeInfo": {"inlineEventTypes": {"order_placed": {"description": "x"}}}})
     );
     assert_eq!(
         config.topics[1].properties,
@@ -1171,6 +1329,7 @@ const CUSTOM: &str = r#"
 [retry]
 jitter_percent = 0
 jitter_seed = 7
+split_batches_on = [413, 400]
 [probation]
 failures = 3
 max = "1h"
@@ -1178,6 +1337,7 @@ max = "1h"
 base = "edge"
 schedule = ["200ms", "1h30m"]
 response_timeout = "10s"
+batch_response_timeout = "20s"
 late_window = "off"
 success = [200]
 final = []
@@ -1185,6 +1345,7 @@ final_if_dead_lettered = [404]
 floors = { "503" = 0, 408 = "2m" }
 other_floor = 0
 jitter_percent = 50
+split_batches_on = [400]
 attempts_max = 1
 time_to_live = "never"
 time_to_live_check = "before-waiting"
@@ -1249,6 +1410,10 @@ fn what_is_wrong_with_retrying_is_named() {
     check(
         "profile = \"custom\"",
         "profile: \"custom\" needs a [profile_custom] section\n",
+    );
+    check(
+        "[retry]\nsplit_batches_on = [503]",
+        "retry.split_batches_on[0]: must be 400 or 413, was 503\n",
     );
     check(
         "[retry]\njitter_percent = 51",
@@ -1343,6 +1508,24 @@ fn what_is_wrong_with_a_custom_profile_is_named() {
         "response_timeout = 0",
         ".response_timeout: must be more than 0 and at most 1h, was 0s\n",
     );
+    check(
+        "split_batches_on = [413, 500]",
+        ".split_batches_on[1]: must be 400 or 413, was 500\n",
+    );
+    check(
+        "split_batches_on = [413, 413]",
+        ".split_batches_on[1]: 413 is given twice\n",
+    );
+    check(
+        "batch_response_timeout = \"2h\"",
+        ".batch_response_timeout: must be more than 0 and at most 1h, was 2h\n",
+    );
+    check(
+        "batch_response_timeout = \"2m\"\nlate_window = \"2m\"",
+        ".late_window: must be longer than batch_response_timeout, which is 2m\n",
+    );
+    // What was accepted before there was a wait for batches still is.
+    assert!(file("[profile_custom]\nlate_window = \"45s\"").is_ok());
     check(
         "late_window = \"30s\"",
         ".late_window: must be longer than response_timeout, which is 30s\n",
@@ -1504,11 +1687,15 @@ fn the_default_file_explains_every_key() {
             _ => {}
         }
     }
-    let config = file(&uncommented(true)).unwrap().config;
+    // Only one of the two is set: the key itself, or its file.
+    let secrets_key = "\nkey = \"secret\"\n";
+    let examples = uncommented(true);
+    assert!(examples.contains(secrets_key));
+    let config = file(&examples.replace(secrets_key, "\n")).unwrap().config;
     // Every optional key has an example, so none is null; every other has its default line.
     let mut unexplained = Vec::new();
     leaves(&serde_json::to_value(&config).unwrap(), "", &mut unexplained);
-    assert_eq!(unexplained, Vec::<String>::new());
+    assert_eq!(unexplained, [".secrets.key"]);
     for list in [
         config.clients.len(),
         config.topics.len(),
@@ -1533,5 +1720,92 @@ fn the_default_file_explains_every_key() {
         for inner in value.as_table().into_iter().flat_map(|table| table.keys()) {
             assert!(written[key].get(inner).is_some(), "{key}.{inner}");
         }
+    }
+}
+
+#[test]
+fn the_credentials_of_a_proxy_are_not_shown() {
+    let egress: super::model::Egress =
+        toml::from_str("proxy = \"http://me:hush@proxy:3128\"").expect("it is well-formed");
+    let shown = format!("{egress:?} {}", toml::to_string(&egress).expect("a table"));
+    assert!(!shown.contains("hush") && !shown.contains("me:"), "{shown}");
+    assert!(shown.contains("http://********@proxy:3128"), "{shown}");
+}
+
+#[test]
+fn quotas_are_azures_in_the_cloud_profiles_and_generous_elsewhere() {
+    let quotas = |text: &str| file(text).unwrap().config.quotas_in_force();
+    let cloud = quotas("");
+    assert_eq!(
+        [cloud.topics, cloud.domains, cloud.subscriptions_per_topic],
+        [100, 100, 500]
+    );
+    assert_eq!(
+        [cloud.subscriptions_per_domain, cloud.domain_topics],
+        [50, 100_000]
+    );
+    assert_eq!(cloud.edge_topics, 100_000);
+    assert_eq!(quotas("profile = \"edge\"").topics, 100_000);
+    assert_eq!(quotas("[quotas]\ntopics = 7").topics, 7);
+}
+
+#[test]
+fn what_is_declared_fits_the_quotas_or_they_are_raised() {
+    let topics = |count: usize, more: &str| -> String {
+        let topic = |n: usize| format!("[[topic]]\nname = \"t{n}\"\n{more}\n");
+        (0..count).map(topic).collect()
+    };
+    assert!(file(&topics(100, "")).is_ok());
+    let refused = file(&topics(101, "")).unwrap_err();
+    assert!(
+        refused.contains("quotas.topics: is 100, but 101 topics are declared"),
+        "{refused}"
+    );
+    assert!(file(&format!("[quotas]\ntopics = 101\n{}", topics(101, ""))).is_ok());
+    // Topics of the edge API count by themselves.
+    assert!(file(&topics(101, "edge = true")).is_ok());
+    let refused = file(&format!(
+        "[quotas]\nedge_topics = 1\n{}",
+        topics(2, "edge = true")
+    ))
+    .unwrap_err();
+    assert!(refused.contains("quotas.edge_topics: is 1, but 2"), "{refused}");
+    let hook = "{ endpoint_type = \"WebHook\", properties = { endpoint_url = \"http://127.0.0.1:9/\" } }";
+    let subscription = |n: usize| format!("[[topic.subscription]]\nname = \"s{n}\"\ndestination = {hook}\n");
+    let subscriptions: String = (0..2).map(subscription).collect();
+    let refused = file(&format!(
+        "[quotas]\nsubscriptions_per_topic = 1\n{}{subscriptions}",
+        topics(1, "")
+    ))
+    .unwrap_err();
+    assert!(
+        refused.contains("quotas.subscriptions_per_topic: is 1, but 2 subscriptions of topic \"t0\""),
+        "{refused}"
+    );
+}
+
+#[test]
+fn plain_http_that_others_can_reach_is_warned_of_unless_it_is_allowed_by_name() {
+    let base = "edge.require_auth = true\nedge.allow_open = true\n";
+    let warnings = |text: &str| {
+        let keys = [
+            ("inbound__clientAuth__sasKeys__enabled", "true"),
+            ("inbound__clientAuth__sasKeys__key1", "a-key-that-nobody-guesses"),
+        ];
+        let loaded = load_with(&format!("{base}{text}"), &keys, ServeFlags::default()).unwrap();
+        loaded.warnings
+    };
+    let warned = warnings("listen.http = \"0.0.0.0:5888\"");
+    assert!(
+        warned[0].contains("listen.http is 0.0.0.0:5888") && warned[0].contains("listen.allow_plain_http"),
+        "{warned:?}"
+    );
+    for safe in [
+        "listen.http = \"127.0.0.1:5888\"",
+        "listen.http = \"[::1]:5888\"",
+        "listen.http = \"0.0.0.0:5888\"\nlisten.allow_plain_http = true",
+        "listen.http = \"off\"\nlisten.https = \"0.0.0.0:4438\"",
+    ] {
+        assert_eq!(warnings(safe), Vec::<String>::new(), "{safe}");
     }
 }

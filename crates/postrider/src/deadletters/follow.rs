@@ -1,8 +1,8 @@
 //! A replay watched until it ends, or until Ctrl-C cancels it.
 
-use super::{ROOT, read};
+use super::{Pending, ROOT, read};
 use crate::client::Client;
-use crate::terminal::print;
+use crate::terminal::{harmless, print};
 use anyhow::{Context, Result};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressState, ProgressStyle};
 use serde::{Deserialize, Serialize};
@@ -14,6 +14,8 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::time::{Instant, MissedTickBehavior, interval};
 
 const LOOK_EVERY: Duration = Duration::from_millis(250);
+/// How long a replay that has ended is watched for what becomes of its events.
+const OUTCOME_PATIENCE: Duration = Duration::from_secs(2);
 /// Without a terminal a line is written no more often than this.
 const LINE_EVERY: Duration = Duration::from_secs(2);
 /// What shells expect of a program that Ctrl-C has ended.
@@ -28,7 +30,43 @@ pub struct Job {
     pub replayed: u64,
     pub failed: u64,
     pub total: u64,
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub unreadable: u64,
+    #[serde(default, rename = "unreadableBlobs", skip_serializing_if = "Vec::is_empty")]
+    pub unreadable_blobs: Vec<UnreadableBlob>,
     pub request: serde_json::Value,
+    #[serde(flatten)]
+    pub pending: Pending,
+    /// What has become of the replayed events, as far as the server knows.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub outcome: Option<ReplayOutcome>,
+}
+
+/// Replayed events by what has become of them.
+#[derive(Clone, Copy, Debug, Deserialize, Serialize)]
+pub struct ReplayOutcome {
+    pub delivered: u64,
+    /// Dead-lettered or dropped again.
+    pub failed: u64,
+    pub waiting: u64,
+    /// Replayed before the server started, or delivered by a node other than the one that was asked.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub unknown: u64,
+}
+
+/// A blob of which letters could not be replayed.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+pub struct UnreadableBlob {
+    pub account: String,
+    pub container: String,
+    pub path: String,
+    pub letters: u64,
+    pub state: String,
+    pub reason: String,
+}
+
+pub fn is_zero(number: &u64) -> bool {
+    *number == 0
 }
 
 impl Job {
@@ -48,11 +86,59 @@ impl Job {
             total,
             ..
         } = self;
-        format!("replayed {replayed} of {total} dead letters, {failed} failed")
+        let replayed = format!("replayed {replayed} of {total} dead letters, {failed} failed");
+        match self.outcome {
+            None if self.replayed == 0 => replayed,
+            None => format!("{replayed}; what became of these events is not known"),
+            Some(ReplayOutcome {
+                delivered,
+                failed,
+                waiting,
+                unknown,
+            }) => {
+                let rest = match unknown {
+                    0 => String::new(),
+                    _ => format!(", of {unknown} it is not known"),
+                };
+                format!(
+                    "{replayed}; of these events {delivered} were delivered, {failed} failed again, {waiting} still wait{rest}"
+                )
+            }
+        }
+    }
+
+    /// Whether something is left of which it is not known yet whether it is delivered.
+    fn is_waiting(&self) -> bool {
+        self.outcome.is_some_and(|outcome| outcome.waiting > 0)
+    }
+
+    /// Whether every letter that was meant is on its way, none is known to have failed again, and at least one has
+    /// arrived if it is known which.
+    pub(super) fn went_well(&self) -> bool {
+        let nothing_arrived =
+            |outcome: ReplayOutcome| outcome.delivered + outcome.unknown == 0 && outcome.waiting > 0;
+        let badly = |outcome: ReplayOutcome| outcome.failed > 0 || nothing_arrived(outcome);
+        self.state == "done" && self.failed == 0 && !self.outcome.is_some_and(badly)
     }
 
     fn how_to_resume(&self) -> String {
         format!("postrider deadletters replay --resume {}", self.id)
+    }
+}
+
+impl UnreadableBlob {
+    fn line(&self) -> String {
+        let UnreadableBlob {
+            account,
+            container,
+            path,
+            letters,
+            state,
+            reason,
+        } = self;
+        format!(
+            "not replayed: {letters} dead letters of blob {account}/{container}/{path} ({state}): {reason}"
+        )
     }
 }
 
@@ -73,8 +159,17 @@ pub fn report(job: &Job, json: bool) -> Result<()> {
     if json {
         return print(serde_json::to_string(job)?);
     }
+    for blob in &job.unreadable_blobs {
+        eprintln!("{}", harmless(&blob.line()));
+    }
     match job.state.as_str() {
+        "done" if job.total == 0 => print("nothing to replay: no dead letter in a blob matches"),
         "done" => print(job.status()),
+        "incomplete" => print(format!(
+            "incomplete: {}, {} of them unreadable; restore their blobs and replay them again, or purge them",
+            job.status(),
+            job.unreadable
+        )),
         state => print(format!(
             "{state}: {}; go on with: {}",
             job.status(),
@@ -115,8 +210,14 @@ pub async fn follow(client: &Client, mut job: Job, json: bool) -> Result<ExitCod
         progress.show(&job);
     }
     progress.end();
+    // Receivers mostly answer at once: what they say is worth a moment.
+    let until = Instant::now() + OUTCOME_PATIENCE;
+    while job.is_waiting() && Instant::now() < until {
+        looks.tick().await;
+        job = get(client, job.id).await?;
+    }
     report(&job, json)?;
-    Ok(match job.state == "done" && job.failed == 0 {
+    Ok(match job.went_well() {
         true => ExitCode::SUCCESS,
         false => ExitCode::FAILURE,
     })

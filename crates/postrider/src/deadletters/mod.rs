@@ -6,7 +6,8 @@ mod text;
 mod tests;
 
 use crate::client::{Client, ClientFlags, encoded};
-use crate::terminal::{can_ask, confirmed, print};
+use crate::output::OutputFlags;
+use crate::terminal::{can_ask, confirmed, harmless, print, time};
 use anyhow::{Context, Result, bail};
 use clap::ArgGroup;
 use follow::Job;
@@ -27,9 +28,8 @@ pub struct DeadLettersArgs {
     command: Command,
     #[command(flatten)]
     client: ClientFlags,
-    /// Print JSON
-    #[arg(long, global = true)]
-    json: bool,
+    #[command(flatten)]
+    output: OutputFlags,
 }
 
 #[derive(Clone, Debug, clap::Subcommand)]
@@ -45,6 +45,8 @@ enum Command {
     Summary,
     /// Deliver dead letters again; Ctrl-C cancels, --resume goes on
     Replay(ReplayArgs),
+    /// Write dead letters to their blobs now that wait for the delay of their profile
+    WriteNow(WriteArgs),
     /// List the replays
     Replays,
     /// Hide dead letters for good; blobs of which nothing is left are deleted
@@ -154,6 +156,21 @@ struct PurgeArgs {
     yes: bool,
 }
 
+/// Without a filter all that wait are meant.
+#[derive(Clone, Debug, clap::Args)]
+struct WriteArgs {
+    #[command(flatten)]
+    one: One,
+    #[command(flatten)]
+    filter: Filter,
+    /// All there are, as without a filter
+    #[arg(long)]
+    all: bool,
+    /// Print how many there are and do nothing
+    #[arg(long)]
+    dry_run: bool,
+}
+
 fn read_rate(text: &str) -> Result<u32, String> {
     let number = text.strip_suffix("/s").unwrap_or(text);
     let rate = number.parse().ok().filter(|rate| *rate > 0);
@@ -167,31 +184,33 @@ pub fn run(args: &DeadLettersArgs) -> Result<ExitCode> {
 }
 
 async fn answer(client: &Client, args: &DeadLettersArgs) -> Result<ExitCode> {
+    let json = args.output.is_json();
     match &args.command {
-        Command::List(list_args) => list(client, list_args, args.json).await?,
+        Command::List(list_args) => list(client, list_args, json).await?,
         Command::Show { id } => {
             let body = client.get(&format!("{ROOT}/{}", encoded(id))).await?;
-            match args.json {
+            match json {
                 true => print_raw(&body)?,
                 false => print(text::show(&read(&body)?))?,
             }
         }
         Command::Summary => {
             let body = client.get(&format!("{ROOT}/summary")).await?;
-            match args.json {
-                true => print_raw(&body)?,
+            match json {
+                true => print_items(&body)?,
                 false => print(text::summary(&read::<Listed<_>>(&body)?.value))?,
             }
         }
         Command::Replays => {
             let body = client.get(&format!("{ROOT}/replays")).await?;
-            match args.json {
-                true => print_raw(&body)?,
+            match json {
+                true => print_items(&body)?,
                 false => print(text::replays(&read::<Listed<_>>(&body)?.value))?,
             }
         }
-        Command::Replay(replay_args) => return replay(client, replay_args, args.json).await,
-        Command::Purge(purge_args) => purge(client, purge_args, args.json).await?,
+        Command::Replay(replay_args) => return replay(client, replay_args, json).await,
+        Command::WriteNow(write_args) => write_now(client, write_args, json).await?,
+        Command::Purge(purge_args) => purge(client, purge_args, json).await?,
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -209,11 +228,16 @@ fn print_raw(body: &[u8]) -> Result<()> {
     print(std::str::from_utf8(body)?)
 }
 
+/// The items of a list, as the server wrote them.
+fn print_items(body: &[u8]) -> Result<()> {
+    let list: Listed<Box<RawValue>> = read(body)?;
+    print(serde_json::to_string(&list.value)?)
+}
+
 /// Entries as the server wrote them.
-#[derive(Deserialize, Serialize)]
+#[derive(Deserialize)]
 struct Page {
     value: Vec<Box<RawValue>>,
-    #[serde(skip_serializing_if = "Option::is_none")]
     continuation: Option<String>,
 }
 
@@ -232,18 +256,11 @@ async fn list(client: &Client, args: &ListArgs, json: bool) -> Result<()> {
             break;
         }
     }
-    if json {
-        return print(serde_json::to_string(&all)?);
-    }
-    let entries: Vec<Entry> = all
-        .value
-        .iter()
-        .map(|raw| read(raw.get().as_bytes()))
-        .collect::<Result<_>>()?;
-    if entries.is_empty() {
-        eprintln!("no dead letters");
-    } else {
-        print(text::list(&entries))?;
+    let entries = all.value.iter().map(|raw| read(raw.get().as_bytes()));
+    match json {
+        true => print(serde_json::to_string(&all.value)?)?,
+        false if all.value.is_empty() => eprintln!("no dead letters"),
+        false => print(text::list(&entries.collect::<Result<Vec<Entry>>>()?))?,
     }
     if let Some(continuation) = all.continuation {
         eprintln!("there are more: raise --limit, or go on with --continuation {continuation}");
@@ -290,26 +307,74 @@ impl ReplayArgs {
 #[derive(Deserialize)]
 struct Counted {
     count: u64,
+    #[serde(flatten)]
+    pending: Pending,
 }
 
-async fn count(client: &Client, road: &str, mut body: Map<String, Value>) -> Result<u64> {
+/// Dead letters that match and wait to be written.
+#[derive(Clone, Debug, Default, Deserialize, Serialize)]
+struct Pending {
+    #[serde(default, rename = "pending", skip_serializing_if = "follow::is_zero")]
+    count: u64,
+    /// When the first of them is written.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    due: Option<String>,
+}
+
+impl Pending {
+    /// How many they are, and how they are written sooner; none where there are none.
+    fn note(&self, filter: &str) -> Option<String> {
+        let Pending { count, due } = self;
+        let due = due.as_deref().map(time);
+        let due = due.map_or(String::new(), |due| format!(", from {due} on"));
+        (*count > 0).then(|| {
+            format!(
+                "{count} more wait to be written to a blob{due}, and are not replayed before that; \
+                 write them now with: postrider deadletters write-now{filter}"
+            )
+        })
+    }
+}
+
+impl Filter {
+    /// As it is given on a command line.
+    fn flags(&self) -> String {
+        let flag = |(name, value): (&str, &String)| {
+            let plain = |c: char| c.is_ascii_alphanumeric() || "-_./:+".contains(c);
+            match value.chars().all(plain) {
+                true => format!(" --{name} {value}"),
+                false => format!(" --{name} '{}'", value.replace('\'', r"'\''")),
+            }
+        };
+        self.given().map(flag).collect()
+    }
+}
+
+async fn count(client: &Client, path: &str, mut body: Map<String, Value>) -> Result<Counted> {
     body.insert("dryRun".to_owned(), json!(true));
     let answer = client
-        .post(&format!("{ROOT}/{road}"), &Value::Object(body))
+        .post(&format!("{ROOT}/{path}"), &Value::Object(body))
         .await?;
-    Ok(read::<Counted>(&answer)?.count)
+    read(&answer)
 }
 
-fn print_count(count: u64, json: bool) -> Result<()> {
+fn print_count(counted: &Counted, json: bool) -> Result<()> {
+    let Counted { count, pending } = counted;
     match json {
-        true => print(json!({"count": count})),
         false => print(count),
+        true => {
+            let mut shown = json!(pending);
+            shown["count"] = json!(count);
+            print(shown)
+        }
     }
 }
 
 async fn replay(client: &Client, args: &ReplayArgs, json: bool) -> Result<ExitCode> {
     if args.dry_run {
-        print_count(count(client, "replay", args.body()).await?, json)?;
+        let counted = count(client, "replay", args.body()).await?;
+        print_count(&counted, json)?;
+        note_pending(&counted.pending, &args.filter);
         return Ok(ExitCode::SUCCESS);
     }
     if let Some(id) = args.cancel {
@@ -330,6 +395,7 @@ async fn replay(client: &Client, args: &ReplayArgs, json: bool) -> Result<ExitCo
         }
     };
     let job: Job = read(&started)?;
+    note_pending(&job.pending, &args.filter);
     if args.detach {
         match json {
             true => print_raw(&started)?,
@@ -343,6 +409,35 @@ async fn replay(client: &Client, args: &ReplayArgs, json: bool) -> Result<ExitCo
     follow::follow(client, job, json).await
 }
 
+fn note_pending(pending: &Pending, filter: &Filter) {
+    if let Some(note) = pending.note(&filter.flags()) {
+        eprintln!("{}", harmless(&note));
+    }
+}
+
+#[derive(Deserialize)]
+struct BlobsWritten {
+    written: u64,
+}
+
+async fn write_now(client: &Client, args: &WriteArgs, json: bool) -> Result<()> {
+    let body = body(args.one.id(), &args.filter, args.all);
+    if args.dry_run {
+        return print_count(&count(client, "write", body).await?, json);
+    }
+    let answer = client
+        .post(&format!("{ROOT}/write"), &Value::Object(body))
+        .await?;
+    match json {
+        true => print_raw(&answer),
+        false => print(match read::<BlobsWritten>(&answer)?.written {
+            0 => "no dead letters wait to be written".to_owned(),
+            1 => "wrote 1 dead letter".to_owned(),
+            written => format!("wrote {written} dead letters"),
+        }),
+    }
+}
+
 #[derive(Deserialize)]
 struct Purged {
     purged: u64,
@@ -351,13 +446,13 @@ struct Purged {
 async fn purge(client: &Client, args: &PurgeArgs, json: bool) -> Result<()> {
     let body = body(args.one.id(), &args.filter, args.all);
     if args.dry_run {
-        return print_count(count(client, "purge", body).await?, json);
+        return print_count(&count(client, "purge", body).await?, json);
     }
     if !args.yes {
         if !can_ask() {
             bail!("there is no terminal to ask at: give --yes to purge, or --dry-run to count");
         }
-        let found = count(client, "purge", body.clone()).await?;
+        let found = count(client, "purge", body.clone()).await?.count;
         if found == 0 || !confirmed(&format!("Purge {found} dead letters for good?"))? {
             eprintln!("nothing purged");
             return Ok(());

@@ -2,7 +2,7 @@
 
 use super::follow::Job;
 use crate::receiver::{indented, printable};
-use crate::terminal::{harmless, table};
+use crate::terminal::{harmless, table, time, time_or_text};
 use comfy_table::Table;
 use serde::Deserialize;
 use serde_json::value::RawValue;
@@ -29,8 +29,6 @@ pub struct Entry {
     subject: Option<String>,
     blob: Option<BlobPlace>,
     replays: Option<u64>,
-    #[serde(default)]
-    missing: bool,
     event: Option<Box<RawValue>>,
 }
 
@@ -39,6 +37,14 @@ struct BlobPlace {
     account: String,
     container: String,
     path: String,
+    /// How many letters were written to it, if it cannot be read.
+    letters: Option<u64>,
+}
+
+impl BlobPlace {
+    fn full_path(&self) -> String {
+        format!("{}/{}/{}", self.account, self.container, self.path)
+    }
 }
 
 #[derive(Debug, Deserialize)]
@@ -50,6 +56,12 @@ pub struct Tally {
     #[serde(default)]
     deleted: bool,
     written: u64,
+    #[serde(default)]
+    missing: u64,
+    #[serde(default)]
+    damaged: u64,
+    #[serde(default)]
+    unchecked: u64,
     reasons: BTreeMap<String, u64>,
     pending: u64,
     trouble: Option<String>,
@@ -71,10 +83,16 @@ pub fn list(entries: &[Entry]) -> Table {
     for entry in entries {
         let or_dash = |text: &Option<String>| text.as_deref().map_or("-".into(), harmless);
         let number = |number: Option<u64>| number.map_or("-".into(), |number| number.to_string());
-        let when = match (&entry.due, entry.missing) {
-            (Some(due), _) => format!("to be written {}", to_the_second(due)),
-            (None, true) => format!("{} (blob is gone)", to_the_second(&entry.dead_lettered_time)),
-            (None, false) => to_the_second(&entry.dead_lettered_time),
+        let when = time(&entry.dead_lettered_time);
+        let when = match (&entry.due, entry.state.as_str(), &entry.blob) {
+            (Some(due), ..) => format!("to be written {}", time(due)),
+            (None, state @ ("missing" | "damaged"), Some(blob)) => {
+                let letters = blob
+                    .letters
+                    .map_or(String::new(), |letters| format!(", {letters} letters"));
+                format!("{when} ({state}: blob {}{letters})", harmless(&blob.full_path()))
+            }
+            _ => when,
         };
         table.add_row([
             harmless(&entry.id),
@@ -91,23 +109,13 @@ pub fn list(entries: &[Entry]) -> Table {
     table
 }
 
-/// `2030-01-01T00:00:00Z` is enough for a table.
-fn to_the_second(time: &str) -> String {
-    match time.split_once('.') {
-        Some((seconds, fraction)) if fraction.ends_with('Z') => harmless(&format!("{seconds}Z")),
-        _ => harmless(time),
-    }
-}
-
 pub fn show(entry: &Entry) -> String {
     let subscription = format!("{}/{}", entry.topic, entry.subscription);
-    let blob = entry
-        .blob
-        .as_ref()
-        .map(|blob| format!("{}/{}/{}", blob.account, blob.container, blob.path));
+    let blob = entry.blob.as_ref().map(BlobPlace::full_path);
     let attempts = entry.delivery_attempts.map(|attempts| attempts.to_string());
     let replays = entry.replays.map(|replays| replays.to_string());
-    let missing = entry.missing.then_some("the blob, or this event in it");
+    let [published, attempted, due] = [&entry.publish_time, &entry.last_delivery_attempt_time, &entry.due]
+        .map(|time| time.as_deref().map(time_or_text));
     let lines = [
         ("id", Some(entry.id.as_str())),
         ("state", Some(&entry.state)),
@@ -115,13 +123,12 @@ pub fn show(entry: &Entry) -> String {
         ("reason", Some(&entry.reason)),
         ("attempts", attempts.as_deref()),
         ("last outcome", entry.last_delivery_outcome.as_deref()),
-        ("published", entry.publish_time.as_deref()),
-        ("last attempt", entry.last_delivery_attempt_time.as_deref()),
-        ("dead-lettered", Some(&entry.dead_lettered_time)),
-        ("to be written", entry.due.as_deref()),
+        ("published", published.as_deref()),
+        ("last attempt", attempted.as_deref()),
+        ("dead-lettered", Some(&time_or_text(&entry.dead_lettered_time))),
+        ("to be written", due.as_deref()),
         ("trouble", entry.trouble.as_deref()),
         ("blob", blob.as_deref()),
-        ("missing", missing),
         ("replays", replays.as_deref()),
         ("event", entry.event_id.as_deref()),
         ("type", entry.event_type.as_deref()),
@@ -148,24 +155,32 @@ pub fn summary(tallies: &[Tally]) -> Table {
         "number",
         "reason",
         "written",
+        "missing",
+        "damaged",
         "pending",
         "trouble",
     ];
-    let mut table = table(&columns, &[1, 3, 4]);
+    let mut table = table(&columns, &[1, 3, 4, 5, 6]);
     for tally in tallies {
         let deleted = if tally.deleted { " (deleted)" } else { "" };
         let name = format!("{}/{}{deleted}", tally.topic, tally.subscription);
-        let trouble = tally.trouble.as_deref().unwrap_or("");
+        let unchecked = match tally.unchecked {
+            0 => None,
+            letters => Some(format!("{letters} letters not checked")),
+        };
+        let trouble: Vec<String> = unchecked.into_iter().chain(tally.trouble.clone()).collect();
         table.add_row([
             harmless(&name),
             tally.subscription_id.to_string(),
             "all".to_owned(),
             tally.written.to_string(),
+            tally.missing.to_string(),
+            tally.damaged.to_string(),
             tally.pending.to_string(),
-            harmless(trouble),
+            harmless(&trouble.join("; ")),
         ]);
         for (reason, count) in &tally.reasons {
-            let row = ["", "", &harmless(reason), &count.to_string(), "", ""].map(str::to_owned);
+            let row = ["", "", &harmless(reason), &count.to_string(), "", "", "", ""].map(str::to_owned);
             table.add_row(row);
         }
     }
@@ -179,7 +194,7 @@ pub fn replays(jobs: &[Job]) -> Table {
         table.add_row([
             job.id.to_string(),
             harmless(&job.state),
-            to_the_second(&job.created),
+            time(&job.created),
             job.replayed.to_string(),
             job.failed.to_string(),
             job.total.to_string(),
@@ -211,6 +226,19 @@ fn what(job: &Job) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_letter_that_cannot_be_read_names_its_blob() {
+        let entry: Entry = serde_json::from_str(
+            r#"{"id":"1-0","state":"damaged","topic":"t","subscription":"s","reason":"r",
+                "deadLetteredTime":"2023-11-10T19:13:20.0000000Z","trouble":"the blob is not JSON",
+                "blob":{"account":"local","container":"dead","path":"p.json","letters":7}}"#,
+        )
+        .unwrap();
+        let shown = list(&[entry]).to_string();
+        let expected = "2023-11-10T19:13:20Z (damaged: blob local/dead/p.json, 7 letters)";
+        assert!(shown.contains(expected), "{shown}");
+    }
 
     #[test]
     fn a_publisher_does_not_reach_the_terminal() {

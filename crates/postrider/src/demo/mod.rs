@@ -10,6 +10,7 @@ mod story;
 mod screen;
 
 use crate::config::{self, ServeFlags};
+use crate::private_files;
 use crate::serve::{self, Running, Time};
 use anyhow::{Context, Result, ensure};
 use clock::FastClock;
@@ -163,7 +164,7 @@ async fn play<W: Write>(
 /// Everything in one directory, on a port of its own, untouched by the environment.
 fn configure(directory: &Path, text: &str) -> Result<config::Loaded> {
     let file = directory.join("postrider.toml");
-    std::fs::write(&file, text).with_context(|| format!("writing {}", file.display()))?;
+    private_files::write(&file, text).with_context(|| format!("writing {}", file.display()))?;
     let flags = ServeFlags {
         config: Some(file),
         data_dir: Some(directory.join("data")),

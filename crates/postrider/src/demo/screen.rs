@@ -382,6 +382,7 @@ fn cause(outcome: Outcome) -> &'static str {
         Outcome::Busy => "busy",
         Outcome::TimedOut => "late",
         Outcome::SocketError => "no link",
+        Outcome::ProxyError => "no proxy",
         _ => "errors",
     }
 }

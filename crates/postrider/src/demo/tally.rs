@@ -6,7 +6,7 @@ use anyhow::{Context, Result};
 use postrider_core::probation::Delay;
 use postrider_core::retry::Reason;
 use postrider_engine::Engine;
-use postrider_engine::counters::reasons;
+use postrider_engine::counters::{Counters, reasons};
 use postrider_engine::dispatch::Outlet;
 use postrider_store::log::Backlog;
 use std::sync::Arc;
@@ -88,7 +88,7 @@ impl Gauges {
                 attempts: counters.attempts.load(Relaxed),
                 failed: counters.attempts_failed.load(Relaxed),
                 delivered: counters.delivered.load(Relaxed),
-                dead_lettered: reasons(&counters.dead_lettered),
+                dead_lettered: still_given_up(counters),
                 dropped: reasons(&counters.dropped),
                 delay: outlet
                     .plan()
@@ -102,6 +102,17 @@ impl Gauges {
             rows: rows.collect(),
         }
     }
+}
+
+/// Events that were given up, whether or not they are in a blob yet, but for those that arrived late.
+fn still_given_up(counters: &Counters) -> Vec<(Reason, u64)> {
+    let withdrawn = reasons(&counters.letters_withdrawn);
+    let less = |(reason, count): (Reason, u64)| {
+        let back = withdrawn.iter().find(|(other, _)| *other == reason);
+        (reason, count.saturating_sub(back.map_or(0, |(_, count)| *count)))
+    };
+    let left = reasons(&counters.given_up).into_iter().map(less);
+    left.filter(|(_, count)| *count > 0).collect()
 }
 
 impl Row {

@@ -1,15 +1,24 @@
 //! The data directory: whether it can be written, whether what is flushed stays, and what is in it.
 
 use super::finding::{Finding, quoted};
+use crate::config::Config;
+use crate::secrets;
+use crate::serve::AUDIT_DIRECTORY;
 use postrider_core::ids::Position;
 use postrider_core::time::Timestamp;
-use postrider_embedded::disk::{Directory, open_database};
-use postrider_embedded::segment::{Segment, base_of, log_name};
-use postrider_embedded::{EmbeddedArchive, EmbeddedCatalog};
-use postrider_store::{Catalog, Loaded};
+use postrider_embedded::database::damaged_blocks;
+use postrider_embedded::disk::{Directory, Disk, open_database};
+use postrider_embedded::generations::{FileKind, Generations};
+use postrider_embedded::record::{Kind, decode_batch};
+use postrider_embedded::segment::{Segment, base_of, index_base_of, index_name, log_name};
+use postrider_embedded::{EmbeddedArchive, EmbeddedCatalog, chain};
+use postrider_engine::letter_blob::letters_of;
+use postrider_store::seal::Keyring;
+use postrider_store::{Archive, BlobFilter, Catalog, Error, Loaded};
 use std::fs::{self, File, TryLockError};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::{Duration, UNIX_EPOCH};
 use tokio::time::Instant;
 
@@ -27,6 +36,10 @@ const LOG_BYTES_MAX: u64 = 1 << 30;
 const LOG_TIME: Duration = Duration::from_secs(10);
 /// Larger databases are not copied to be looked at.
 const DATABASE_BYTES_MAX: u64 = 512 << 20;
+/// Records of blobs that are read at once.
+const BLOBS_AT_ONCE: usize = 100;
+/// The account whose blobs are in the data directory.
+const LOCAL_ACCOUNT: &str = "local";
 /// Damaged places that are named.
 const DAMAGE_NAMED_MAX: usize = 5;
 
@@ -199,20 +212,179 @@ pub fn last_written(data_dir: &Path) -> Option<Timestamp> {
 }
 
 /// The log, read from its files. Nobody may be writing it.
-pub fn log(data_dir: &Path) -> Vec<Finding> {
+pub fn log(data_dir: &Path, deep: bool) -> Vec<Finding> {
     let about = "log";
     let path = data_dir.join("log");
     if !path.exists() {
         return vec![Finding::ok(about, "empty")];
     }
-    match scan(&path) {
-        Ok(scanned) => scanned.judge(),
+    match scan(&path, deep) {
+        Ok(scanned) => {
+            let mut found = scanned.judge();
+            found.extend(orphans(&path));
+            if deep {
+                found.extend(indexes(&path));
+                found.extend(audit(&data_dir.join(AUDIT_DIRECTORY)));
+                found.extend(recorder(&data_dir.join("recorder")));
+            }
+            found
+        }
         Err(e) => {
             let what = format!("{} cannot be read: {e}", path.display());
             let todo = "run the doctor as the user that runs the server";
             vec![Finding::problem(about, what, todo).command(as_owner(data_dir))]
         }
     }
+}
+
+/// Whether every index says what its segment holds.
+fn indexes(log: &Path) -> Vec<Finding> {
+    let disk = Directory::look_at(log.to_owned());
+    let todo = "nothing is lost: delete the index with the server stopped, and the next start makes it anew";
+    let mut found = Vec::new();
+    let mut whole = 0;
+    for name in disk.names().unwrap_or_default() {
+        let Some(base) = index_base_of(&name).filter(|base| name == index_name(*base)) else {
+            continue;
+        };
+        match fits(&disk, base) {
+            Ok(true) => whole += 1,
+            Ok(false) => {
+                let what = format!("{name} is damaged, or is not the index of its segment");
+                found.push(Finding::warning("log", what, todo));
+            }
+            Err(e) => found.push(Finding::warning(
+                "log",
+                format!("{name} cannot be read: {e}"),
+                todo,
+            )),
+        }
+    }
+    if found.is_empty() {
+        found.push(Finding::ok("log", format!("{whole} indexes fit their segments")));
+    }
+    found
+}
+
+fn fits(disk: &dyn Disk, base: Position) -> io::Result<bool> {
+    let Some(index) = Segment::open_index(disk, base)? else {
+        return Ok(false);
+    };
+    let scanned = Segment::open_scanned(disk, base, index.end(), |segment, offset, header, payload| {
+        if header.kind == Kind::Batch
+            && let Some(batch) = decode_batch(payload)
+        {
+            segment.index_batch(offset, header.first, &batch);
+        }
+    });
+    let segment = match scanned {
+        // The segment is missing, which is reported as such.
+        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(true),
+        scanned => scanned?.0,
+    };
+    let held = |segment: &Segment| {
+        let mut held = segment.subscriptions();
+        held.sort_by_key(|(of, _, _)| *of);
+        held
+    };
+    Ok(segment.end() == index.end() && held(&segment) == held(&index))
+}
+
+fn audit(directory: &Path) -> Option<Finding> {
+    if !directory.exists() {
+        return None;
+    }
+    Some(match postrider_audit::verify(directory) {
+        Err(e) => Finding::warning("audit", format!("cannot be read: {e}"), "look at the disk"),
+        Ok(verified) => match verified.broken {
+            None => Finding::ok("audit", format!("{} lines, in an unbroken chain", verified.lines)),
+            Some(broken) => Finding::problem(
+                "audit",
+                format!("{} line {}: {}", broken.file, broken.line, broken.reason),
+                "compare it with a copy that was kept elsewhere",
+            ),
+        },
+    })
+}
+
+fn recorder(directory: &Path) -> Option<Finding> {
+    if !directory.exists() {
+        return None;
+    }
+    Some(match postrider_recorder::damaged_files(directory) {
+        Err(e) => Finding::warning("recorder", format!("cannot be read: {e}"), "look at the disk"),
+        Ok(damaged) if damaged.is_empty() => Finding::ok("recorder", "all of it readable"),
+        Ok(damaged) => Finding::warning(
+            "recorder",
+            format!("damaged: {}", damaged.join(", ")),
+            "look at the disk; the traces of some events are not complete, nothing else is concerned",
+        ),
+    })
+}
+
+/// Whether the blobs of the account `local` hold what the archive says.
+async fn blobs(data_dir: &Path, archive: &EmbeddedArchive) -> Vec<Finding> {
+    let mut found = Vec::new();
+    let (mut read, mut after) = (0_u64, None);
+    let damaged = |what: String| {
+        let todo = "put the file back from a backup; these dead letters cannot be replayed without it";
+        Finding::problem("dead letters", what, todo)
+    };
+    loop {
+        let page = match archive.list(&BlobFilter::default(), after, BLOBS_AT_ONCE).await {
+            Ok(page) => page,
+            Err(e) => {
+                found.push(damaged(format!("the archive cannot be read: {e}")));
+                break;
+            }
+        };
+        let Some(last) = page.last() else { break };
+        after = Some(last.id);
+        for blob in page.iter().filter(|blob| blob.account == LOCAL_ACCOUNT) {
+            read += 1;
+            let path = data_dir
+                .join("deadletters")
+                .join(&blob.container)
+                .join(&blob.path);
+            let fault = match fs::read(&path) {
+                Err(e) => Some(e.to_string()),
+                Ok(body) => letters_of(blob, &body).err().map(|fault| fault.reason),
+            };
+            if let Some(why) = fault
+                && found.len() < DAMAGE_NAMED_MAX
+            {
+                found.push(damaged(format!("{}: {why}", path.display())));
+            }
+        }
+    }
+    if found.is_empty() {
+        found.push(Finding::ok(
+            "dead letters",
+            format!("{read} blobs are as they were written"),
+        ));
+    }
+    found
+}
+
+/// Leftovers of missing or unreadable segments that earlier starts have set aside.
+fn orphans(log: &Path) -> Vec<Finding> {
+    let names = fs::read_dir(log).into_iter().flatten();
+    let mut names: Vec<String> = names
+        .filter_map(|entry| entry.ok()?.file_name().into_string().ok())
+        .filter(|name| name.ends_with(".orphan"))
+        .collect();
+    names.sort();
+    if names.is_empty() {
+        return Vec::new();
+    }
+    let (count, first) = (names.len(), &names[0]);
+    vec![Finding::warning(
+        "log",
+        format!(
+            "{count} files are left of segments that were missing, cut short or unreadable: {first} and so on"
+        ),
+        "keep them while you look for the cause; they may be deleted",
+    )]
 }
 
 #[derive(Debug, Default)]
@@ -224,7 +396,7 @@ struct Scanned {
     torn: Vec<String>,
 }
 
-fn scan(path: &Path) -> io::Result<Scanned> {
+fn scan(path: &Path, deep: bool) -> io::Result<Scanned> {
     let mut bases: Vec<Position> = fs::read_dir(path)?
         .filter_map(|entry| base_of(entry.ok()?.file_name().to_str()?))
         .collect();
@@ -237,7 +409,7 @@ fn scan(path: &Path) -> io::Result<Scanned> {
     };
     let mut limit = Position(u64::MAX);
     for &base in bases.iter().rev() {
-        if scanned.bytes > LOG_BYTES_MAX || begun.elapsed() > LOG_TIME {
+        if !deep && (scanned.bytes > LOG_BYTES_MAX || begun.elapsed() > LOG_TIME) {
             break;
         }
         let (_, found) = Segment::open_scanned(&disk, base, limit, |_, _, _, _| {})?;
@@ -308,10 +480,40 @@ impl Scanned {
 }
 
 /// The databases, looked at in copies: opening one may mend it. Also what the catalogue holds.
-pub async fn databases(data_dir: &Path) -> (Vec<Finding>, Option<Loaded>) {
+pub async fn databases(config: &Config, deep: bool) -> (Vec<Finding>, Option<Loaded>) {
+    let data_dir = &config.data_dir;
     let mut found = Vec::new();
-    let catalogue = look(data_dir, "catalog.redb", "catalogue", &mut found, |copy| {
-        EmbeddedCatalog::open(copy).map_err(|e| e.to_string())
+    for kind in FileKind::ALL {
+        let path = data_dir.join(kind.file());
+        match damaged_blocks(&path) {
+            Ok(0) | Err(_) => {}
+            Ok(count) => found.push(Finding::problem(
+                "log",
+                format!("{}: {count} damaged blocks of 4096 bytes", path.display()),
+                "look at the disk; what they hit is said below, unless it is free space",
+            )),
+        }
+    }
+    if let Err(e) = check_copies(data_dir, deep) {
+        let todo = "put back all files of one backup, or accept these";
+        let place = quoted(&data_dir.to_string_lossy());
+        let command = format!("postrider restore --data-dir {place} --accept-mixed-files");
+        found.push(Finding::problem("log", e, todo).command(command));
+    }
+    let keys = match secrets::keyring_to_read(config) {
+        Ok(keys) => Some(keys),
+        // The look below says what is damaged, before a key is needed.
+        Err(e) if matches!(e.downcast_ref(), Some(Error::Corrupt(_))) => Some(Keyring::ephemeral()),
+        Err(e) => {
+            let todo = "set secrets.key or secrets.key_file, or put the key back; the server does not start without it";
+            found.push(Finding::problem("secrets", format!("{e:#}"), todo));
+            None
+        }
+    };
+    let catalogue = keys.and_then(|keys| {
+        look(data_dir, "catalog.redb", "catalogue", deep, &mut found, |copy| {
+            EmbeddedCatalog::open(copy, Arc::new(keys)).map_err(|e| e.to_string())
+        })
     });
     let mut loaded = None;
     if let Some((_kept, catalogue)) = catalogue {
@@ -330,18 +532,70 @@ pub async fn databases(data_dir: &Path) -> (Vec<Finding>, Option<Loaded>) {
         }
     }
     let readable = |name: &str, what: &str| Finding::ok("log", format!("{name} is readable ({what})"));
-    if look(data_dir, "state.redb", "log", &mut found, |copy| {
-        open_database(copy, 1 << 20).map(drop)
-    })
-    .is_some()
-    {
-        found.push(readable("state.redb", "retries and dead letters on their way"));
+    let lost = look(data_dir, "state.redb", "log", deep, &mut found, |copy| {
+        open_database(copy, 1 << 20).map(drop)?;
+        if !data_dir.join("log").exists() && fs::metadata(copy).is_ok_and(|file| file.len() == 0) {
+            return Ok(Vec::new());
+        }
+        let log = Directory::look_at(data_dir.join("log"));
+        chain::examine(copy, &log).map_err(|e| e.to_string())
+    });
+    let known = look(data_dir, "state.redb", "log", deep, &mut Vec::new(), |copy| {
+        chain::known_losses(copy).map_err(|e| e.to_string())
+    });
+    for what in known.iter().flat_map(|(_kept, known)| known) {
+        let place = quoted(&data_dir.to_string_lossy());
+        found.push(
+            Finding::warning(
+                "log",
+                format!("found by an earlier start: {what}"),
+                "look at the disk; once you have taken note of it, end the report with the server stopped",
+            )
+            .command(format!("postrider restore --data-dir {place} --forget-losses")),
+        );
     }
-    let archive = |copy: &Path| EmbeddedArchive::open(copy).map(drop).map_err(|e| e.to_string());
-    if look(data_dir, "archive.redb", "log", &mut found, archive).is_some() {
+    if let Some((_kept, lost)) = lost {
+        found.push(readable("state.redb", "retries and dead letters on their way"));
+        found.extend(lost.iter().map(|one| {
+            Finding::problem(
+                "log",
+                chain::describe(one),
+                "put the missing files back before the next start; a start goes on without these events, and \
+                 counts their deliveries as dropped",
+            )
+        }));
+    }
+    let archive = |copy: &Path| EmbeddedArchive::open(copy).map_err(|e| e.to_string());
+    if let Some((_kept, archive)) = look(data_dir, "archive.redb", "log", deep, &mut found, archive) {
         found.push(readable("archive.redb", "dead letters in blobs"));
+        if deep {
+            found.extend(blobs(data_dir, &archive).await);
+        }
     }
     (found, loaded)
+}
+
+/// Whether the databases are of the same time, found out with copies of them.
+fn check_copies(data_dir: &Path, deep: bool) -> Result<(), String> {
+    let directory = tempfile::tempdir().map_err(|e| e.to_string())?;
+    for kind in FileKind::ALL {
+        let path = data_dir.join(kind.file());
+        let Ok(file) = fs::metadata(&path) else { continue };
+        let copied = (deep || file.len() <= DATABASE_BYTES_MAX)
+            && damaged_blocks(&path).is_ok_and(|count| count == 0)
+            && fs::copy(&path, directory.path().join(kind.file())).is_ok();
+        if !copied {
+            // Too large, or said to be damaged already.
+            return Ok(());
+        }
+    }
+    match Generations::check(directory.path()) {
+        Err(Error::Corrupt(e)) if e.contains("not of the same time") => Err(e.replace(
+            &directory.path().display().to_string(),
+            &data_dir.display().to_string(),
+        )),
+        _ => Ok(()),
+    }
 }
 
 /// Opens a copy of a file, which lives as long as the directory that is returned.
@@ -349,6 +603,7 @@ fn look<T>(
     data_dir: &Path,
     name: &str,
     about: &'static str,
+    deep: bool,
     found: &mut Vec<Finding>,
     open: impl FnOnce(&Path) -> Result<T, String>,
 ) -> Option<(tempfile::TempDir, T)> {
@@ -357,9 +612,13 @@ fn look<T>(
     if length == 0 {
         return None;
     }
-    if length > DATABASE_BYTES_MAX {
-        let what = format!("{name} has {} MiB and is not looked into", length >> 20);
-        found.push(Finding::ok(about, what));
+    if length > DATABASE_BYTES_MAX && !deep {
+        let what = format!(
+            "{name} has {} MiB and is not looked into: neither missing events nor copies of another time are found",
+            length >> 20
+        );
+        let todo = "read it as well, with room for a copy in the temporary directory";
+        found.push(Finding::warning(about, what, todo).command("postrider doctor --deep"));
         return None;
     }
     let copied = copy(&path, name);
@@ -377,7 +636,10 @@ fn look<T>(
         Ok(opened) => Some((directory, opened)),
         Err(e) => {
             let place = copy.display().to_string();
-            found.push(damaged(about, &path, &e.replace(&place, name)));
+            let e = e.replace(&place, name);
+            let copied_to = directory.path().display().to_string();
+            let why = e.replace(&copied_to, &data_dir.display().to_string());
+            found.push(damaged(about, &path, &why));
             None
         }
     }
@@ -451,7 +713,11 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("catalog.redb");
         fs::write(&path, "no database at all").unwrap();
-        let (found, loaded) = databases(directory.path()).await;
+        let config = Config {
+            data_dir: directory.path().to_owned(),
+            ..Config::default()
+        };
+        let (found, loaded) = databases(&config, false).await;
         assert!(loaded.is_none());
         assert_eq!(found[0].level, Level::Problem, "{found:?}");
         assert!(found[0].what.contains("catalog.redb"), "{found:?}");

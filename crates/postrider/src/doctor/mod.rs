@@ -5,9 +5,11 @@ mod finding;
 mod jetstream;
 mod machine;
 mod network;
+mod subscriptions;
 mod tls;
 
 use crate::config::{self, Loaded, ServeFlags, StoreKind};
+use crate::output::{Output, OutputFlags};
 use crate::serve::runtime;
 use crate::{terminal, test_clock};
 use anyhow::Result;
@@ -25,21 +27,16 @@ use tokio::time::timeout;
 /// The machine's own programs are not waited for any longer.
 const PATIENCE: Duration = Duration::from_secs(3);
 
-/// Check configuration, disk, certificate, clock, endpoints and the running server, and say what to do
+/// Check configuration, disk, certificate, clock, endpoints, subscriptions and the running server, and say what to do
 #[derive(Clone, Debug, clap::Args)]
 pub struct DoctorArgs {
     #[command(flatten)]
     flags: ServeFlags,
-    /// How to tell: text or json
-    #[arg(long, short = 'o', value_enum, default_value_t)]
-    output: Output,
-}
-
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
-enum Output {
-    #[default]
-    Text,
-    Json,
+    /// Read everything that is stored, not only its newest part; may take long
+    #[arg(long)]
+    deep: bool,
+    #[command(flatten)]
+    output: OutputFlags,
 }
 
 /// 0 when everything works, warnings or not; 1 when something does not.
@@ -51,7 +48,7 @@ pub fn run(args: &DoctorArgs) -> Result<ExitCode> {
     // A program that hangs must not keep us.
     runtime.shutdown_timeout(Duration::ZERO);
     let colors = std::io::stdout().is_terminal();
-    match args.output {
+    match args.output.form() {
         Output::Text => terminal::print(finding::as_text(&findings, colors))?,
         Output::Json => terminal::print(format!("{:#}", finding::as_json(&findings)))?,
     }
@@ -132,6 +129,7 @@ async fn installation(args: &DoctorArgs, loaded: &Loaded, now: Timestamp, times:
                     Ok(all) => endpoints = all,
                     Err(finding) => found.push(finding),
                 }
+                found.extend(subscriptions::examine(config, url).await);
             }
             server = running.url;
         }
@@ -141,8 +139,9 @@ async fn installation(args: &DoctorArgs, loaded: &Loaded, now: Timestamp, times:
             if let (Use::Free { .. }, false) = (&used, clustered) {
                 found.extend(untouched_by_tests(args, &data_dir, now));
                 let path = data_dir.clone();
-                found.extend(blocking(move || disk::log(&path)).await);
-                let (told, read) = disk::databases(&data_dir).await;
+                let deep = args.deep;
+                found.extend(blocking(move || disk::log(&path, deep)).await);
+                let (told, read) = disk::databases(config, args.deep).await;
                 found.extend(told);
                 catalogue = read;
             }
@@ -166,6 +165,7 @@ async fn installation(args: &DoctorArgs, loaded: &Loaded, now: Timestamp, times:
         })
         .await,
     );
+    found.extend(network::proxy(config).await);
     let unknown = running && server.is_none();
     if !unknown {
         found.extend(network::reach(loaded, endpoints).await);

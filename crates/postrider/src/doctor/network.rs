@@ -4,15 +4,18 @@ use super::finding::{Finding, quoted};
 use crate::client::{Client, ClientFlags};
 use crate::config::{Config, Loaded, Role, Secret};
 use crate::fetch::Fetcher;
+use crate::outgoing::{self, StoreConnector};
 use crate::serve;
 use bytes::Bytes;
 use http::{Method, Uri};
 use postrider_blobs::ObjectStores;
+use postrider_core::outcome::Outcome;
 use postrider_core::time::Timestamp;
 use postrider_engine::blobs::{BlobError, Blobs};
 use postrider_engine::clock::SystemClock;
 use postrider_engine::deliver::FailureKind;
 use postrider_engine::endpoint;
+use postrider_engine::subscription_health::words_of;
 use postrider_store::Loaded as Catalogue;
 use postrider_transport::HttpTransport;
 use serde_json::Value;
@@ -218,6 +221,7 @@ fn judge_health(health: &Value) -> Vec<Finding> {
         let todo = match code.as_str() {
             "deadLetters" => "make the storage account reachable and let its container exist",
             "certificate" => "see what is said of tls",
+            "proxy" => "look at the proxy, and at egress.proxy and egress.no_proxy",
             "recorder" => "look at data_dir/recorder; only the stories of events suffer",
             "nodeMissing" => "start the node again; it is forgotten after an hour if it owns nothing",
             "partitionsUnserved" => {
@@ -274,6 +278,79 @@ pub struct Endpoint {
     waiting: u64,
     /// What makes the server ask it at once.
     probe: Option<String>,
+    last: LastKnown,
+}
+
+/// The end of the latest request to an endpoint, as far as it is known.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum LastKnown {
+    Ended(LastRequest),
+    /// Nothing has been sent there since the server's start.
+    NothingSent,
+    /// No server runs that could say.
+    NoServer,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct LastRequest {
+    at: String,
+    outcome: Option<Outcome>,
+    status: Option<u16>,
+}
+
+impl LastRequest {
+    fn read(last: &Value) -> Option<LastRequest> {
+        let name = last["outcome"].as_str()?;
+        Some(LastRequest {
+            at: last["at"].as_str()?.to_owned(),
+            outcome: Outcome::ALL.into_iter().find(|outcome| outcome.name() == name),
+            status: last["status"]
+                .as_u64()
+                .and_then(|status| u16::try_from(status).ok()),
+        })
+    }
+
+    fn is_success(&self) -> bool {
+        self.outcome == Some(Outcome::Success)
+    }
+
+    /// `its last answer, at …, was HTTP 500 Internal Server Error`
+    fn in_words(&self) -> String {
+        let words = words_of(self.outcome, self.status);
+        match self.status {
+            Some(_) => format!("its last answer, at {}, was {words}", self.at),
+            None => format!("the last request to it, at {}, failed: {words}", self.at),
+        }
+    }
+
+    /// The meaning of a failure and what can be done.
+    fn todo(&self) -> &'static str {
+        match (self.status, self.outcome) {
+            (Some(401 | 403), _) | (None, Some(Outcome::Unauthorized | Outcome::Forbidden)) => {
+                "it does not accept the credentials: look at the code, key or header that the subscription sends"
+            }
+            (Some(404 | 410), _) | (None, Some(Outcome::NotFound)) => {
+                "there is nothing at that path: correct the subscription's endpoint URL, or deploy what belongs there"
+            }
+            (Some(400 | 413 | 415 | 422), _) => {
+                "it refuses what it is sent: see \"postrider event search\" and \"event trace\" for the events, and the \
+                 subscription's schema"
+            }
+            (Some(408 | 429 | 503), _) | (None, Some(Outcome::Busy)) => {
+                "it is overloaded or starting: events are tried again by themselves, up to their time to live"
+            }
+            (Some(300..400), _) => "it redirects, which is not followed: subscribe the address it leads to",
+            (Some(500..), _) => {
+                "the program there fails: look at its log; events are tried again up to their time to live"
+            }
+            (_, Some(Outcome::TimedOut)) => {
+                "it takes too long to answer: let it accept events first and work on them afterwards"
+            }
+            _ => {
+                "look at the program there and at the way to it; events are tried again up to their time to live"
+            }
+        }
+    }
 }
 
 /// The endpoints that the running server knows.
@@ -318,12 +395,29 @@ pub async fn endpoints_of(config: &Config, url: &str) -> Result<Vec<Endpoint>, F
     Ok(endpoints)
 }
 
+/// One answer of the running server's own API; `Err` says why there is none.
+pub async fn ask(config: &Config, url: &str, path: &str) -> Result<Value, String> {
+    let reader = config
+        .clients
+        .iter()
+        .find(|client| client.role != Role::DataSender);
+    let secret = reader.map(|client| client.secret.clone());
+    let asking = async {
+        let bytes = client(config, url, secret)?.get(path).await?;
+        anyhow::Ok(serde_json::from_slice(&bytes)?)
+    };
+    match timeout(ANSWER_TIME, asking).await {
+        Ok(answer) => answer.map_err(|e| format!("{e:#}")),
+        Err(_) => Err("no answer in time".into()),
+    }
+}
+
 /// As the API tells of an endpoint.
 fn told(one: &Value) -> Option<Endpoint> {
     let text = |name: &str| one[name].as_str();
     Some(Endpoint {
         name: text("endpoint")?.to_owned(),
-        delay: text("cause").map(|cause| {
+        delay: text("causeText").or(text("cause")).map(|cause| {
             format!(
                 "left alone until {} ({cause}, since {})",
                 text("until").unwrap_or("?"),
@@ -332,6 +426,7 @@ fn told(one: &Value) -> Option<Endpoint> {
         }),
         waiting: one["waiting"].as_u64().unwrap_or(0),
         probe: None,
+        last: LastRequest::read(&one["last"]).map_or(LastKnown::NothingSent, LastKnown::Ended),
     })
 }
 
@@ -359,6 +454,7 @@ pub fn endpoints_in(config: &Config, catalogue: Option<&Catalogue>) -> (Vec<Find
             delay: None,
             waiting: 0,
             probe: None,
+            last: LastKnown::NoServer,
         });
         endpoint.delay = endpoint.delay.take().or(delay);
     };
@@ -386,9 +482,15 @@ pub fn endpoints_in(config: &Config, catalogue: Option<&Catalogue>) -> (Vec<Find
         let delay = one.delay;
         let text = format!(
             "left alone until {} ({}, since {})",
-            delay.until, delay.cause, delay.since
+            delay.until,
+            words_of(Some(delay.cause), None),
+            delay.since
         );
-        add(one.endpoint.clone(), Some(text));
+        // A delay may be that of one subscription only.
+        add(
+            endpoint::DelayScope::parse(&one.endpoint).0.to_owned(),
+            Some(text),
+        );
     }
     (found, endpoints.into_values().collect())
 }
@@ -412,6 +514,65 @@ fn declared(config: &Config) -> Vec<String> {
         .collect()
 }
 
+/// Warns of an endpoint that is this server.
+fn leads_back(config: &Config, endpoint: &str) -> Option<Finding> {
+    let place = |url: &str| {
+        let url: Uri = url.parse().ok()?;
+        let host = url.host()?.trim_matches(['[', ']']).to_ascii_lowercase();
+        let usual = if url.scheme_str() == Some("https") {
+            443
+        } else {
+            80
+        };
+        Some((host, url.port_u16().unwrap_or(usual)))
+    };
+    let (host, port) = place(endpoint)?;
+    let address: Option<IpAddr> = host.parse().ok();
+    let here = |at: SocketAddr| {
+        let own = address.is_some_and(|ip| ip.to_canonical().is_loopback() || ip == at.ip());
+        let named = config
+            .listen
+            .names
+            .iter()
+            .any(|name| name.eq_ignore_ascii_case(&host));
+        at.port() == port && (own || named || host == "localhost")
+    };
+    let public = config.listen.public_url.as_deref().and_then(place);
+    let ours = listeners(config).into_iter().any(|(_, at)| here(at)) || public == Some((host, port));
+    ours.then(|| {
+        let what = format!("{endpoint} is this server: events that are delivered there come back");
+        let todo =
+            "make sure that no topic leads back into itself; loops end after limits.hops_max deliveries";
+        Finding::warning("endpoints", what, todo)
+    })
+}
+
+/// Whether the proxy can be reached.
+pub async fn proxy(config: &Config) -> Option<Finding> {
+    let about = "proxy";
+    let todo = "look at the proxy and at egress.proxy; nothing is delivered through it meanwhile";
+    let rules = match outgoing::rules(config) {
+        Ok(rules) => rules,
+        Err(e) => return Some(Finding::problem(about, format!("{e:#}"), todo)),
+    };
+    let address = rules.proxy.as_ref()?.health().address.clone();
+    let connector = postrider_transport::Connector::new(
+        postrider_transport::Config {
+            connect_timeout: REACH_TIME,
+            ..rules
+        },
+        Arc::new(SystemClock),
+    );
+    let reached = match connector {
+        Ok(connector) => connector.reach_proxy().await,
+        Err(e) => Err(e.to_string()),
+    };
+    Some(match reached {
+        Ok(()) => Finding::ok(about, format!("{address} can be reached")),
+        Err(reason) => Finding::problem(about, format!("{address} {reason}"), todo),
+    })
+}
+
 /// Tries to connect to endpoints, as a delivery would.
 pub async fn reach(loaded: &Loaded, mut endpoints: Vec<Endpoint>) -> Vec<Finding> {
     let about = "endpoints";
@@ -427,10 +588,15 @@ pub async fn reach(loaded: &Loaded, mut endpoints: Vec<Endpoint>) -> Vec<Finding
     if endpoints.is_empty() {
         return vec![Finding::ok(about, "none: there are no subscriptions")];
     }
-    let transport = serve::transport(loaded).and_then(|config| {
+    found.extend(
+        endpoints
+            .iter()
+            .filter_map(|one| leads_back(&loaded.config, &one.name)),
+    );
+    let transport = outgoing::rules(&loaded.config).and_then(|rules| {
         let config = postrider_transport::Config {
             connect_timeout: REACH_TIME,
-            ..config
+            ..serve::transport(loaded, rules)
         };
         Ok(HttpTransport::new(config, Arc::new(SystemClock))?)
     });
@@ -471,22 +637,47 @@ pub async fn reach(loaded: &Loaded, mut endpoints: Vec<Endpoint>) -> Vec<Finding
     for (endpoint, reached) in tried {
         match judge(&endpoint, reached) {
             Some(finding) => found.push(finding),
-            None => well.push(endpoint.name),
+            None => well.push(endpoint),
         }
     }
     if well.len() <= WELL_NAMED_MAX {
-        found.extend(
-            well.iter()
-                .map(|name| Finding::ok(about, format!("{name} takes connections"))),
-        );
+        found.extend(well.iter().map(|one| Finding::ok(about, well_in_words(one))));
     } else {
-        found.push(Finding::ok(about, format!("{} take connections", well.len())));
+        let answered = well.iter().filter(|one| matches!(one.last, LastKnown::Ended(_)));
+        let (all, answered) = (well.len(), answered.count());
+        let what = match well.iter().any(|one| one.last == LastKnown::NoServer) {
+            true => format!("{all} can be connected to; what they answer is known once a server runs"),
+            false => format!(
+                "{answered} accepted their last delivery; {} more can be connected to, and were sent nothing since \
+                 the server's start",
+                all - answered
+            ),
+        };
+        found.push(Finding::ok(about, what));
     }
     if left_out > 0 {
         let what = format!("{left_out} more were not tried");
         found.push(Finding::ok(about, what));
     }
     found
+}
+
+/// The finding for an endpoint that can be connected to and has not failed.
+fn well_in_words(endpoint: &Endpoint) -> String {
+    let name = &endpoint.name;
+    match &endpoint.last {
+        LastKnown::Ended(last) => format!(
+            "{name} accepted its last delivery, at {} ({})",
+            last.at,
+            words_of(last.outcome, last.status)
+        ),
+        LastKnown::NothingSent => {
+            format!("{name} can be connected to; nothing was sent to it since the server's start")
+        }
+        LastKnown::NoServer => {
+            format!("{name} can be connected to; what it answers is known once a server runs")
+        }
+    }
 }
 
 /// What is to be said of an endpoint; nothing if it is well.
@@ -501,10 +692,18 @@ fn judge(endpoint: &Endpoint, reached: Result<(), (FailureKind, String)>) -> Opt
         .delay
         .as_ref()
         .map_or(String::new(), |delay| format!(", {delay}"));
+    let failed = match &endpoint.last {
+        LastKnown::Ended(last) if !last.is_success() => Some(last),
+        _ => None,
+    };
     match (reached, &endpoint.delay) {
-        (Ok(()), None) => None,
+        (Ok(()), None) => failed.map(|last| {
+            let what = format!("{name} can be connected to, but {}{waiting}", last.in_words());
+            Finding::warning(about, what, last.todo())
+        }),
         (Ok(()), Some(delay)) => {
-            let what = format!("{name} takes connections again but is {delay}{waiting}");
+            let answered = failed.map_or(String::new(), |last| format!("; {}", last.in_words()));
+            let what = format!("{name} can be connected to, but is {delay}{answered}{waiting}");
             let finding = Finding::warning(about, what, "it is asked again by itself; to go on at once");
             Some(match &endpoint.probe {
                 None => Finding {
@@ -522,6 +721,7 @@ fn judge(endpoint: &Endpoint, reached: Result<(), (FailureKind, String)>) -> Opt
         (Err((kind, detail)), _) => {
             let todo = match kind {
                 FailureKind::Resolution => "look at the name and at this machine's DNS",
+                FailureKind::Proxy => "look at the proxy, and at egress.proxy and egress.no_proxy",
                 _ if detail.contains("tls") => {
                     "have it show a certificate that this machine trusts, or name its CA in transport.extra_ca_files"
                 }
@@ -565,9 +765,11 @@ pub async fn storage(config: &Config, catalogue: Option<&Catalogue>) -> Vec<Find
         }
     }
     let accounts = config.all_storage_accounts().into_iter().map(serve::account);
-    let stores = accounts
-        .collect::<anyhow::Result<Vec<_>>>()
-        .and_then(|accounts| Ok(ObjectStores::new(accounts, Arc::new(SystemClock))?));
+    let stores = accounts.collect::<anyhow::Result<Vec<_>>>().and_then(|accounts| {
+        let clock = Arc::new(SystemClock);
+        let connector = StoreConnector::new(outgoing::rules(config)?, clock.clone())?;
+        Ok(ObjectStores::new(accounts, clock, connector)?)
+    });
     let stores = match stores {
         Ok(stores) => Arc::new(stores),
         Err(e) => {
@@ -635,7 +837,7 @@ pub async fn issuer(config: &Config) -> Option<Finding> {
             oidc.issuer.trim_end_matches('/')
         ),
     };
-    let fetcher = serve::extra_roots(config).and_then(Fetcher::new);
+    let fetcher = outgoing::rules(config).and_then(Fetcher::new);
     let fetched = match fetcher {
         Ok(fetcher) => fetcher.fetch(&url).await,
         Err(e) => Err(e),
@@ -698,11 +900,78 @@ mod tests {
             delay: delay.map(str::to_owned),
             waiting: 3,
             probe: delay.map(|_| "postrider subscription probe x".to_owned()),
+            last: LastKnown::NothingSent,
         };
         let well = endpoint(None);
         assert_eq!(judge(&well, Ok(())), None);
+        assert!(well_in_words(&well).ends_with("nothing was sent to it since the server's start"));
+        let answered = |outcome: &str, status: Option<u16>| {
+            let last = json!({"at": "T", "outcome": outcome, "status": status});
+            Endpoint {
+                last: LastRequest::read(&last).map_or(LastKnown::NothingSent, LastKnown::Ended),
+                ..endpoint(None)
+            }
+        };
+        let fine = answered("Success", Some(202));
+        assert_eq!(judge(&fine, Ok(())), None);
+        assert_eq!(
+            well_in_words(&fine),
+            "https://example.com/hook accepted its last delivery, at T (HTTP 202 Accepted)"
+        );
+        let warned = |outcome: &str, status: Option<u16>, what: &str, todo: &str| {
+            let finding = judge(&answered(outcome, status), Ok(())).unwrap();
+            assert_eq!(finding.level, Level::Warning);
+            assert!(finding.what.contains(what), "{finding:?}");
+            assert!(
+                finding.todo.as_deref().unwrap_or_default().contains(todo),
+                "{finding:?}"
+            );
+        };
+        let was = "its last answer, at T, was HTTP";
+        warned(
+            "GenericError",
+            Some(500),
+            &format!("{was} 500 Internal Server Error"),
+            "look at its log",
+        );
+        warned(
+            "Unauthorized",
+            Some(401),
+            &format!("{was} 401 Unauthorized"),
+            "credentials",
+        );
+        warned(
+            "NotFound",
+            Some(404),
+            &format!("{was} 404 Not Found"),
+            "at that path",
+        );
+        warned(
+            "BadRequest",
+            Some(400),
+            &format!("{was} 400 Bad Request"),
+            "refuses what it is sent",
+        );
+        warned(
+            "Busy",
+            Some(503),
+            &format!("{was} 503 Service Unavailable"),
+            "overloaded",
+        );
+        warned(
+            "TimedOut",
+            None,
+            "at T, failed: no answer in time",
+            "takes too long",
+        );
+        warned(
+            "SomethingNew",
+            None,
+            "failed: unknown cause",
+            "look at the program",
+        );
         let failed = |kind: FailureKind, detail: &str| Err((kind, detail.to_owned()));
-        let forbidden = failed(FailureKind::Forbidden, "the egress policy forbids it");
+        let forbidden = failed(FailureKind::Forbidden, "egress.policy forbids it");
         let forbidden = judge(&well, forbidden).unwrap();
         assert_eq!(forbidden.level, Level::Problem);
         let lost = judge(&well, failed(FailureKind::Resolution, "no such name")).unwrap();
@@ -714,6 +983,25 @@ mod tests {
         let back = judge(&endpoint(Some("left alone until T")), Ok(())).unwrap();
         assert!(back.what.contains("left alone until T"), "{back:?}");
         assert_eq!(back.commands, ["postrider subscription probe x"]);
+    }
+
+    #[test]
+    fn an_endpoint_that_is_this_server_is_warned_of() {
+        let mut config = Config::default();
+        config.listen.http = Some("127.0.0.1:5888".parse().unwrap());
+        config.listen.https = None;
+        config.listen.names = vec!["grid.example".into()];
+        config.listen.public_url = Some("https://events.example".into());
+        let check = |url: &str, expected: bool| {
+            assert_eq!(leads_back(&config, url).is_some(), expected, "{url}");
+        };
+        check("http://127.0.0.1:5888/topics/a/api/events", true);
+        check("http://localhost:5888/", true);
+        check("http://[::1]:5888/", true);
+        check("http://grid.example:5888/", true);
+        check("https://events.example/topics/a/api/events", true);
+        check("http://127.0.0.1:5889/", false);
+        check("https://other.example/", false);
     }
 
     #[test]

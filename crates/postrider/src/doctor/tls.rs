@@ -192,6 +192,7 @@ mod tests {
     use super::super::finding::Level;
     use super::*;
     use crate::material::prepare;
+    use postrider_store::seal::Keyring;
     use std::fs;
 
     const NOW: Timestamp = Timestamp::from_secs(1_900_000_000);
@@ -202,7 +203,7 @@ mod tests {
             data_dir: directory.path().join("data"),
             ..Config::default()
         };
-        prepare(&config, NOW).unwrap();
+        prepare(&config, &Keyring::ephemeral(), NOW).unwrap();
         (directory, config)
     }
 

@@ -3,6 +3,7 @@
 use super::arm::Arm;
 use super::file::{Format, Grid, On, Subscription, with_whole_ids};
 use super::ids::{Kind, PROVIDER, group_of, name_of};
+use super::normal::ServerBatchDefaults;
 use super::plan::{Plan, Step, Wanted};
 use super::subscriptions::get_in_clear;
 use super::words::read_text;
@@ -47,7 +48,7 @@ pub async fn apply(args: &ApplyArgs) -> Result<()> {
         let name = if path == "-" { "the standard input" } else { path };
         grid.add(&read_text(path)?, Format::of(path), name)?;
     }
-    make_so(grid, &args.how, &args.flags.server, args.flags.output).await
+    make_so(grid, &args.how, &args.flags.server, args.flags.output.form()).await
 }
 
 pub async fn make_so(grid: Grid, how: &ApplyFlags, server: &ServerFlags, output: Output) -> Result<()> {
@@ -60,7 +61,7 @@ pub async fn make_so(grid: Grid, how: &ApplyFlags, server: &ServerFlags, output:
     if ask && !can_ask() {
         return Err(Usage::new("there is no terminal to ask at: give --yes to do it, or --dry-run").into());
     }
-    if output == Output::Table {
+    if output == Output::Text {
         print(plan.text())?;
     }
     let goes_on = plan.is_work() && !how.dry_run;
@@ -153,6 +154,13 @@ async fn plan(arm: &Arm, grid: Grid, prune: bool) -> Result<Plan> {
                 None => json!(arm.location_of(&group).await?),
             };
         }
+        if let Some(present) = &present
+            && present.body["properties"]["postrider"]["edge"] == json!(true)
+            && body["properties"]["postrider"]["edge"].is_null()
+        {
+            // The server keeps what a request is silent about; a file that is silent means a topic of management.
+            body["properties"]["postrider"]["edge"] = json!(false);
+        }
         let schema = delivery_schema(&body, present.as_ref().map(|read| &read.body));
         owners.push(Owner {
             kind: resource.kind,
@@ -185,8 +193,19 @@ async fn plan(arm: &Arm, grid: Grid, prune: bool) -> Result<Plan> {
         }
     }
     let server_profile = arm.profile().await?;
+    let batch_defaults = arm.batch_defaults().await?;
     for one in grid.subscriptions {
-        steps.push(subscription(arm, one, &owners, &mut wanted_ids, &server_profile).await?);
+        steps.push(
+            subscription(
+                arm,
+                one,
+                &owners,
+                &mut wanted_ids,
+                &server_profile,
+                batch_defaults,
+            )
+            .await?,
+        );
     }
     if prune {
         steps.extend(unwanted(arm, &groups, &owners, &wanted_ids).await?);
@@ -200,6 +219,7 @@ async fn subscription(
     owners: &[Owner],
     wanted_ids: &mut BTreeSet<String>,
     server_profile: &str,
+    batch_defaults: ServerBatchDefaults,
 ) -> Result<Step> {
     let what = format!("subscription {}/{}", wanted.on.text(), wanted.name);
     let (all, owner) = match &wanted.on {
@@ -237,6 +257,7 @@ async fn subscription(
     let typed_source = owner.as_ref().is_none_or(|owner| owner.kind == Kind::SystemTopic);
     let wanted = Wanted::Subscription {
         properties,
+        batch_defaults,
         typed_source,
         schema: owner.map_or("EventGridSchema".into(), |owner| owner.schema),
         cloud_retries: !matches!(profile.to_lowercase().as_str(), "edge" | "custom"),

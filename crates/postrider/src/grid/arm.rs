@@ -1,6 +1,7 @@
 //! The management API as these commands speak it: resources, lists, operations that take a while.
 
 use super::ids::{Ids, Kind};
+use super::normal::ServerBatchDefaults;
 use crate::client::{Answer, Client, encoded};
 use anyhow::{Context, Result, bail};
 use bytes::Bytes;
@@ -245,6 +246,20 @@ impl Arm {
             .await?;
         let health: Value = serde_json::from_slice(&answer.body).unwrap_or_default();
         Ok(health["profile"].as_str().unwrap_or_default().to_owned())
+    }
+
+    /// The limits of batches that the server has where a subscription sets none; the usual ones if it does not tell.
+    pub async fn batch_defaults(&self) -> Result<ServerBatchDefaults> {
+        let usual = ServerBatchDefaults::USUAL;
+        let Ok(answer) = self.send(Method::GET, "/postrider/v1/server", None).await else {
+            return Ok(usual);
+        };
+        let server: Value = json_of(&answer)?;
+        let limit = |name: &str| server["batchDefaults"][name].as_u64();
+        Ok(ServerBatchDefaults {
+            events: limit("maxEventsPerBatch").unwrap_or(usual.events),
+            kilobytes: limit("preferredBatchSizeInKilobytes").unwrap_or(usual.kilobytes),
+        })
     }
 
     /// The group of a resource that is made: as said, or as it is, or as is usual.

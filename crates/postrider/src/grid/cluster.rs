@@ -58,9 +58,9 @@ pub async fn cluster(args: &ClusterArgs) -> Result<()> {
     match &args.command {
         Command::Status => {
             let cluster = status(&client).await?;
-            match flags.output {
+            match flags.output.form() {
                 Output::Json => print(serde_json::to_string_pretty(&cluster)?),
-                Output::Table => print(shown(&cluster)),
+                Output::Text => print(shown(&cluster)),
             }
         }
         Command::Drain {
@@ -169,9 +169,9 @@ fn left_of(cluster: &Value, id: &str) -> Option<usize> {
 }
 
 fn said(flags: &GridFlags, told: &Value, how: &str) -> Result<()> {
-    match flags.output {
+    match flags.output.form() {
         Output::Json => print(serde_json::to_string_pretty(told)?),
-        Output::Table => {
+        Output::Text => {
             let name = told["node"]["name"].as_str().unwrap_or_default();
             print(format!("{} {how}", harmless(name)))
         }

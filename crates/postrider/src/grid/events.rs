@@ -7,7 +7,7 @@ use super::words::{Pair, Schema, read_text};
 use super::{GridFlags, Output, Usage, story};
 use crate::client::{Answer, encoded};
 use crate::config::Secret;
-use crate::terminal::print;
+use crate::terminal::{harmless, print};
 use anyhow::{Context, Result};
 use bytes::Bytes;
 use clap::Args;
@@ -24,6 +24,8 @@ const EVENTS_PER_REQUEST: u64 = 100;
 const RECORDED: &str = "/postrider/v1/events";
 /// The server lists no more at once.
 const FOUND_AT_ONCE_MAX: usize = 1000;
+/// Ids of sent events that are printed; all of them are in the JSON.
+const IDS_SHOWN_MAX: usize = 20;
 const NOT_UNDERSTOOD: &str = "the server's answer is not understood: is it of another version?";
 
 #[derive(Clone, Debug, Args)]
@@ -145,9 +147,9 @@ async fn trace(id: &str, flags: &GridFlags) -> Result<()> {
     let answer = arm
         .send(Method::GET, &format!("{RECORDED}/{}", encoded(id)), None)
         .await?;
-    match flags.output {
+    match flags.output.form() {
         Output::Json => print(std::str::from_utf8(&answer.body)?),
-        Output::Table => {
+        Output::Text => {
             let found = serde_json::from_slice(&answer.body).context(NOT_UNDERSTOOD)?;
             print(story::timeline(&found).trim_end())
         }
@@ -196,16 +198,10 @@ async fn search(args: &SearchArgs, flags: &GridFlags) -> Result<()> {
             break;
         }
     }
-    match flags.output {
-        Output::Json => {
-            let mut all = json!({ "value": found });
-            if let Some(cursor) = cursor {
-                all["cursor"] = json!(cursor);
-            }
-            return print(serde_json::to_string_pretty(&all)?);
-        }
-        Output::Table if found.is_empty() => eprintln!("nothing found"),
-        Output::Table => print(story::events(&found))?,
+    match flags.output.form() {
+        Output::Json => print(serde_json::to_string_pretty(&found)?)?,
+        Output::Text if found.is_empty() => eprintln!("nothing found"),
+        Output::Text => print(story::events(&found))?,
     }
     if let Some(cursor) = cursor {
         eprintln!("there may be more: raise --limit, or go on with --cursor {cursor}");
@@ -222,6 +218,7 @@ async fn send(send: &SendArgs, flags: &GridFlags) -> Result<()> {
     }
     let arm = flags.connect().await?;
     let publisher = Publisher::find(&arm, send).await?;
+    let mut ids = Vec::new();
     let sent = match &send.body {
         Some(path) => {
             let body = read_text(path)?;
@@ -229,6 +226,10 @@ async fn send(send: &SendArgs, flags: &GridFlags) -> Result<()> {
                 serde_json::from_str(&body).map_err(|e| Usage::new(format!("{path} is not JSON: {e}")))?;
             let several = events.is_array();
             publisher.publish(&arm, several, body.into()).await?;
+            match &events {
+                Value::Array(all) => ids.extend(all.iter().filter_map(id_of)),
+                one => ids.extend(id_of(one)),
+            }
             events.as_array().map_or(1, |events| events.len() as u64)
         }
         None => {
@@ -245,20 +246,38 @@ async fn send(send: &SendArgs, flags: &GridFlags) -> Result<()> {
                 publisher
                     .publish(&arm, true, json!(events).to_string().into())
                     .await?;
+                ids.extend(events.iter().filter_map(id_of));
                 left -= now;
             }
             send.count
         }
     };
     let (kind, name) = send.to.named();
-    match flags.output {
-        Output::Json => print(json!({ "sent": sent })),
-        Output::Table => print(format!(
-            "sent {sent} event{} to the {} {name}",
-            if sent == 1 { "" } else { "s" },
-            kind.noun()
-        )),
+    match flags.output.form() {
+        Output::Json => print(json!({ "sent": sent, "ids": ids })),
+        Output::Text => print(sent_text(sent, &ids, &format!("{} {name}", kind.noun()))),
     }
+}
+
+/// The id of an event as it was sent; custom events have theirs elsewhere.
+fn id_of(event: &Value) -> Option<String> {
+    event["id"].as_str().map(str::to_owned)
+}
+
+/// How many were sent where, and the ids with which they are found again.
+fn sent_text(sent: u64, ids: &[String], to: &str) -> String {
+    let mut text = match (sent, ids) {
+        (1, [id]) => return format!("sent event {} to the {to}", harmless(id)),
+        (1, _) => return format!("sent 1 event to the {to}"),
+        _ => format!("sent {sent} events to the {to}"),
+    };
+    for id in ids.iter().take(IDS_SHOWN_MAX) {
+        text.push_str(&format!("\n  {}", harmless(id)));
+    }
+    if ids.len() > IDS_SHOWN_MAX {
+        text.push_str(&format!("\n  … and {} more", ids.len() - IDS_SHOWN_MAX));
+    }
+    text
 }
 
 impl OneEvent {
@@ -413,6 +432,16 @@ mod tests {
         );
         let event = body(&given, Schema::CloudEvents);
         assert_eq!([&event["source"], &event["subject"]], ["tenant", "s"]);
+    }
+
+    #[test]
+    fn the_ids_of_sent_events_are_told() {
+        let ids: Vec<String> = (0..30).map(|n| format!("i{n}")).collect();
+        let told = |sent, ids| sent_text(sent, ids, "topic t");
+        assert_eq!(told(1, &ids[..1]), "sent event i0 to the topic t");
+        assert_eq!(told(1, &[]), "sent 1 event to the topic t");
+        assert_eq!(told(2, &ids[..2]), "sent 2 events to the topic t\n  i0\n  i1");
+        assert!(told(30, &ids).ends_with("\n  i19\n  … and 10 more"));
     }
 
     #[test]

@@ -6,6 +6,7 @@ use super::ids::{Ids, Kind};
 use super::normal::destination_mut;
 use crate::config::{DeclaredDomain, DeclaredSubscription, DeclaredSystemTopic, DeclaredTopic, nearest};
 use anyhow::Result;
+use postrider_wire::resources::{DECLARED_TOPIC, SUBSCRIPTION_PROPERTIES, Shape, unknown_members};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 use std::collections::BTreeSet;
@@ -101,7 +102,8 @@ struct WrittenSystemTopic(Resource, Vec<Subscription>);
 struct WrittenSubscription(Subscription);
 
 const BESIDE: [&str; 6] = ["location", "tags", "sku", "identity", "kind", "extendedLocation"];
-const OF_TOPICS: [&str; 9] = [
+const OF_TOPICS: [&str; 10] = [
+    "edge",
     "inputSchema",
     "inputSchemaMapping",
     "publicNetworkAccess",
@@ -229,7 +231,17 @@ fn resource(kind: Kind, name: &str, declared: Value, known: &[&[&str]]) -> Resul
         unreachable!("declared properties are an object");
     };
     let group = take_group(&mut given)?;
+    check_members(&given, &DECLARED_TOPIC)?;
     let mut body = json!({"properties": {}});
+    if kind == Kind::Topic
+        && let Some(edge) = given.remove("edge")
+    {
+        if !edge.is_boolean() {
+            return Err("edge must be true or false".into());
+        }
+        let ours = given.entry("postrider").or_insert_with(|| json!({}));
+        ours["edge"] = edge;
+    }
     for (member, value) in given {
         if BESIDE.contains(&member.as_str()) {
             body[member] = value;
@@ -261,6 +273,7 @@ fn subscriptions(
             unreachable!("declared properties are an object");
         };
         let own = take_group(&mut properties).map_err(about)?;
+        check_members(&properties, &SUBSCRIPTION_PROPERTIES).map_err(about)?;
         for member in properties.keys() {
             check_known(member, OF_SUBSCRIPTIONS).map_err(about)?;
         }
@@ -282,16 +295,29 @@ fn take_group(given: &mut Map<String, Value>) -> Result<Option<String>, String> 
     }
 }
 
+/// Refuses members, at any depth, that no API knows.
+fn check_members(given: &Map<String, Value>, shape: &Shape) -> Result<(), String> {
+    let unknown = unknown_members(&Value::Object(given.clone()), shape);
+    match unknown.first() {
+        Some(unknown) => Err(unknown_property(&unknown.path, &unknown.name, &unknown.known)),
+        None => Ok(()),
+    }
+}
+
+fn unknown_property(path: &str, name: &str, known: &[&str]) -> String {
+    let hint = nearest(name, known.iter().copied())
+        .map(|near| format!("; did you mean {near}?"))
+        .unwrap_or_default();
+    format!("unknown property {path}{hint}")
+}
+
 /// What nobody knows was surely meant to do something.
 fn check_known<'a>(member: &str, known: impl IntoIterator<Item = &'a str>) -> Result<(), String> {
     let known: Vec<&str> = known.into_iter().collect();
     if known.contains(&member) {
         return Ok(());
     }
-    let hint = nearest(member, known)
-        .map(|near| format!("; did you mean {near}?"))
-        .unwrap_or_default();
-    Err(format!("unknown property {member}{hint}"))
+    Err(unknown_property(member, member, &known))
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -589,6 +615,14 @@ subscriptions:
         yaml(
             "topics:\n  - name: abc\n    subscriptions:\n      - name: s\n        destinaton: {}\n",
             &["line ", "subscription \"s\"", "did you mean destination?"],
+        );
+        yaml(
+            "topics:\n  - name: abc\n    subscriptions:\n      - name: s\n        filter: {subjectStartsWith: /}\n",
+            &[
+                "subscription \"s\"",
+                "filter.subjectStartsWith",
+                "did you mean subjectBeginsWith?",
+            ],
         );
         yaml("topcs: []\n", &["line 1", "topcs"]);
         yaml("topics: [\n", &["line "]);

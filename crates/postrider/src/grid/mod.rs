@@ -10,6 +10,7 @@ mod text;
 mod topics;
 mod settings;
 mod subscriptions;
+mod status;
 mod keys;
 mod story;
 mod events;
@@ -19,8 +20,11 @@ mod plan;
 mod apply;
 mod import;
 mod cluster;
+mod audit;
+mod sessions;
 
 use crate::client::{Client, ClientFlags};
+use crate::output::{Output, OutputFlags};
 use crate::terminal::{can_ask, confirmed, print};
 use anyhow::Result;
 use arm::Arm;
@@ -54,6 +58,10 @@ pub enum Command {
     Import(import::ImportArgs),
     /// Show the nodes of a cluster and what each owns; drain one
     Cluster(cluster::ClusterArgs),
+    /// List who changed what, and verify that nobody tampered with the list
+    Audit(audit::AuditArgs),
+    /// List and revoke portal sessions and tokens; replace the key behind both
+    Session(sessions::SessionArgs),
 }
 
 /// Which server, and where in it.
@@ -78,22 +86,8 @@ pub struct ServerFlags {
 pub struct GridFlags {
     #[command(flatten)]
     server: ServerFlags,
-    /// How to print
-    #[arg(
-        long,
-        short = 'o',
-        value_enum,
-        value_name = "FORM",
-        default_value = "table",
-        global = true
-    )]
-    output: Output,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-pub enum Output {
-    Table,
-    Json,
+    #[command(flatten)]
+    output: OutputFlags,
 }
 
 /// Whether to wait until a change is in force.
@@ -145,6 +139,8 @@ pub fn run(command: Command) -> ExitCode {
                 Command::Apply(args) => apply::apply(&args).await,
                 Command::Import(args) => import::import(&args).await,
                 Command::Cluster(args) => cluster::cluster(&args).await,
+                Command::Audit(args) => audit::audit(&args).await,
+                Command::Session(args) => sessions::session(&args).await,
             }
         })
     });
@@ -173,21 +169,28 @@ impl GridFlags {
 
     /// Prints what a command brought, as a table unless JSON is wanted.
     fn show(&self, value: &Value, table: impl FnOnce(&Value) -> comfy_table::Table) -> Result<()> {
-        match self.output {
+        match self.output.form() {
             Output::Json => print(serde_json::to_string_pretty(value)?),
-            Output::Table => print(table(value)),
+            Output::Text => print(table(value)),
         }
     }
 
     fn show_list(&self, list: Vec<Value>, table: impl FnOnce(&[Value]) -> comfy_table::Table) -> Result<()> {
-        match self.output {
+        match self.output.form() {
             Output::Json => print(serde_json::to_string_pretty(&Value::Array(list))?),
-            Output::Table if list.is_empty() => {
+            Output::Text if list.is_empty() => {
                 eprintln!("there are none");
                 Ok(())
             }
-            Output::Table => print(table(&list)),
+            Output::Text => print(table(&list)),
         }
+    }
+}
+
+/// Says that a create command has replaced something: whoever expected a new thing may have mistyped its name.
+fn tell_replaced(was_there: bool, what: &str) {
+    if was_there {
+        eprintln!("{what} was there already and was replaced");
     }
 }
 

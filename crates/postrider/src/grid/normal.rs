@@ -88,6 +88,49 @@ pub fn destination_mut(properties: &mut Map<String, Value>) -> Option<&mut Value
     }
 }
 
+/// Limits of a batch that a server has for subscriptions which set only the other one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ServerBatchDefaults {
+    pub events: u64,
+    pub kilobytes: u64,
+}
+
+impl ServerBatchDefaults {
+    /// Defaults that a server has unless it is configured otherwise.
+    pub const USUAL: ServerBatchDefaults = ServerBatchDefaults {
+        events: 10,
+        kilobytes: 64,
+    };
+
+    /// Adds the limits that a subscription leaves to the server, as reads show them.
+    pub fn fill_in(self, properties: &Value) -> Value {
+        let mut filled = properties.clone();
+        let Value::Object(members) = &mut filled else {
+            return filled;
+        };
+        let Some(destination) = destination_mut(members) else {
+            return filled;
+        };
+        let kind = destination["endpointType"].as_str().unwrap_or_default();
+        if !["WebHook", "AzureFunction"]
+            .iter()
+            .any(|batched| batched.eq_ignore_ascii_case(kind))
+        {
+            return filled;
+        }
+        let given = &mut destination["properties"];
+        let (events, size) = ("maxEventsPerBatch", "preferredBatchSizeInKilobytes");
+        if given[events].is_null() {
+            let is_batched = !given[size].is_null();
+            given[events] = json!(if is_batched { self.events } else { 1 });
+        }
+        if given[size].is_null() {
+            given[size] = json!(self.kilobytes);
+        }
+        filled
+    }
+}
+
 /// A state, as paths and what is there.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Normal(BTreeMap<String, Value>);
@@ -214,7 +257,7 @@ fn default_of(path: &str) -> Option<Value> {
     Some(match path {
         "properties.inputSchema" => json!("EventGridSchema"),
         "properties.publicNetworkAccess" => json!("Enabled"),
-        "properties.disableLocalAuth" => json!(false),
+        "properties.disableLocalAuth" | "properties.postrider.edge" => json!(false),
         "properties.autoCreateTopicWithFirstSubscription"
         | "properties.autoDeleteTopicWithLastSubscription" => {
             json!(true)

@@ -1,6 +1,6 @@
 //! What it takes to make a server be as files say.
 
-use super::normal::{Difference, Normal};
+use super::normal::{Difference, Normal, ServerBatchDefaults};
 use crate::terminal::harmless;
 use serde_json::{Value, json};
 
@@ -16,6 +16,7 @@ pub enum Wanted {
         schema: String,
         /// Whether it is tried as often as in the cloud unless it says so; otherwise nobody here knows how often.
         cloud_retries: bool,
+        batch_defaults: ServerBatchDefaults,
         /// Whether the source has event types of its own, which the server names where the subscription does not.
         typed_source: bool,
     },
@@ -27,7 +28,16 @@ impl Wanted {
         match self {
             Wanted::Topic(body) => Some(body.clone()),
             Wanted::DomainTopic => None,
-            Wanted::Subscription { properties, .. } => Some(json!({ "properties": properties })),
+            Wanted::Subscription {
+                properties, schema, ..
+            } => {
+                let mut properties = properties.clone();
+                // A PUT that leaves it out keeps what there is; a file that does means the default.
+                if properties["eventDeliverySchema"].is_null() {
+                    properties["eventDeliverySchema"] = json!(schema);
+                }
+                Some(json!({ "properties": properties }))
+            }
         }
     }
 
@@ -42,6 +52,7 @@ impl Wanted {
                 properties,
                 schema,
                 cloud_retries,
+                batch_defaults,
                 typed_source,
             } => {
                 let mut present = Normal::of_subscription(&present["properties"], schema);
@@ -53,7 +64,8 @@ impl Wanted {
                 if *typed_source && properties["filter"]["includedEventTypes"].is_null() {
                     present.forget("filter.includedEventTypes");
                 }
-                present.differences(&Normal::of_subscription(properties, schema))
+                let wanted = batch_defaults.fill_in(properties);
+                present.differences(&Normal::of_subscription(&wanted, schema))
             }
         };
         match differences.is_empty() {
@@ -228,10 +240,17 @@ mod tests {
             properties: json!({"labels": ["a"]}),
             schema: "CloudEventSchemaV1_0".into(),
             cloud_retries: true,
+            batch_defaults: ServerBatchDefaults::USUAL,
             typed_source: false,
         };
         let there = json!({"properties": {"labels": ["a"], "eventDeliverySchema": "CloudEventSchemaV1_0"}});
         assert_eq!(step(&wanted, Some(there)).action, Action::Keep);
+        // The server keeps the schema of a PUT that does not name one.
+        let there = json!({"properties": {"labels": ["a"], "eventDeliverySchema": "EventGridSchema"}});
+        let changing = step(&wanted, Some(there));
+        assert!(changing.is_work());
+        let sent = json!({"properties": {"labels": ["a"], "eventDeliverySchema": "CloudEventSchemaV1_0"}});
+        assert_eq!(changing.body, Some(sent));
     }
 
     #[test]
@@ -240,6 +259,7 @@ mod tests {
             properties,
             schema: "EventGridSchema".into(),
             cloud_retries,
+            batch_defaults: ServerBatchDefaults::USUAL,
             typed_source: true,
         };
         let there = || {
@@ -253,6 +273,49 @@ mod tests {
             json!({"retryPolicy": {"eventTimeToLiveInMinutes": 1440}}),
             false
         )));
+    }
+
+    #[test]
+    fn limits_of_batches_that_a_file_leaves_out_are_the_servers() {
+        let hook = |batches: Value| {
+            let mut properties = json!({"endpointUrl": "https://a/x"});
+            properties
+                .as_object_mut()
+                .unwrap()
+                .extend(batches.as_object().unwrap().clone());
+            json!({"destination": {"endpointType": "webhook", "properties": properties}})
+        };
+        let limits = |events: u32, size: u32| json!({"maxEventsPerBatch": events, "preferredBatchSizeInKilobytes": size});
+        let is_work = |written: Value, shown: Value| {
+            let wanted = Wanted::Subscription {
+                properties: hook(written),
+                schema: "EventGridSchema".into(),
+                cloud_retries: true,
+                batch_defaults: ServerBatchDefaults {
+                    events: 20,
+                    kilobytes: 128,
+                },
+                typed_source: false,
+            };
+            step(&wanted, Some(json!({"properties": hook(shown)}))).is_work()
+        };
+        let size = || json!({"preferredBatchSizeInKilobytes": 64});
+        let events = || json!({"maxEventsPerBatch": 50});
+        for (written, shown) in [
+            (json!({}), limits(1, 128)),
+            (size(), limits(20, 64)),
+            (events(), limits(50, 128)),
+        ] {
+            assert!(!is_work(written.clone(), shown), "{written}");
+        }
+        for (written, shown) in [
+            (json!({}), limits(20, 128)),
+            (size(), limits(1, 64)),
+            (size(), limits(50, 64)),
+            (events(), limits(50, 64)),
+        ] {
+            assert!(is_work(written.clone(), shown), "{written}");
+        }
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! What became of events, for people: one story as a timeline, many as a table.
 
-use crate::terminal::{harmless, table};
+use crate::terminal::{harmless, table, time_or_text};
 use comfy_table::Table;
 use serde_json::Value;
 use std::fmt::Write as _;
@@ -22,7 +22,7 @@ fn list(value: &Value) -> &[Value] {
 fn text(value: &Value) -> String {
     match value {
         Value::Null => "-".to_owned(),
-        Value::String(text) => harmless(text),
+        Value::String(text) => harmless(&time_or_text(text)),
         other => harmless(&other.to_string()),
     }
 }
@@ -138,6 +138,14 @@ fn subscription(out: &mut String, one: &Value) {
             let _ = write!(line, ", in {}", blob(&ended["blob"]));
         }
         put(out, 2, &line);
+        let pending = &ended["pending"];
+        if !pending.is_null() {
+            put(
+                out,
+                2,
+                &format!("{}  due: {}", text(&pending["due"]), text(&pending["text"])),
+            );
+        }
     }
 }
 

@@ -4,8 +4,9 @@ use super::arm::Arm;
 use super::file::with_whole_ids;
 use super::ids::{Kind, PROVIDER, group_of};
 use super::settings::{Clear, Meaning, SubscriptionSettings, clear};
+use super::status::{self, Asked};
 use super::words::{object, read_json};
-use super::{GridFlags, Output, Usage, WaitFlags, delete, normal, text};
+use super::{GridFlags, Output, Usage, WaitFlags, delete, normal, tell_replaced, text};
 use crate::terminal::print;
 use anyhow::Result;
 use clap::Args;
@@ -151,6 +152,14 @@ impl On {
         Ok(format!("{}/{name}", self.subscriptions(arm).await?))
     }
 
+    /// The id of the topic, domain or system topic, where that is what was named.
+    async fn topic_id(&self, arm: &Arm) -> Result<Option<String>> {
+        match self.is_given() && self.scope.is_none() {
+            true => Ok(Some(self.place(arm).await?.0)),
+            false => Ok(None),
+        }
+    }
+
     fn is_given(&self) -> bool {
         self.topic.is_some() || self.domain.is_some() || self.system_topic.is_some() || self.scope.is_some()
     }
@@ -205,14 +214,24 @@ pub async fn subscription(args: &SubscriptionArgs) -> Result<()> {
                     body
                 }
             };
+            let was_there = arm.find(&id).await?.is_some();
             let made = arm.put(&id, Some(&body), None, wait.waits()).await?;
+            tell_replaced(was_there, &format!("the subscription {name}"));
             flags.show(&made, text::show)
         }
         Command::List { on } => {
-            let list = match on.is_given() {
+            let mut list = match on.is_given() {
                 true => arm.list(&on.subscriptions(&arm).await?).await?,
                 false => all(&arm).await?,
             };
+            if !list.is_empty() {
+                let place = on.topic_id(&arm).await?;
+                let asked = Asked {
+                    topic: place.as_deref(),
+                    name: None,
+                };
+                status::add(&arm, &mut list, asked).await?;
+            }
             flags.show_list(list, text::subscriptions)
         }
         Command::Show { name, on, secrets } => {
@@ -221,7 +240,13 @@ pub async fn subscription(args: &SubscriptionArgs) -> Result<()> {
                 true => found(get_in_clear(&arm, &id).await?, name)?.body,
                 false => arm.get(&id).await?.body,
             };
-            flags.show(&body, text::show)
+            let mut one = [body];
+            let asked = Asked {
+                topic: None,
+                name: Some(name),
+            };
+            status::add(&arm, &mut one, asked).await?;
+            flags.show(&one[0], text::show)
         }
         Command::Update {
             name,
@@ -263,9 +288,9 @@ async fn control(flags: &GridFlags, arm: &Arm, verb: &str, name: &str, on: &On) 
     let path = format!("/postrider/v1/subscriptions/{verb}");
     let answer = arm.send(Method::POST, &path, Some(&json!({ "id": id }))).await?;
     let now: Value = serde_json::from_slice(&answer.body)?;
-    match flags.output {
+    match flags.output.form() {
         Output::Json => print(serde_json::to_string_pretty(&now)?),
-        Output::Table => print(text::how_it_is(&now)),
+        Output::Text => print(text::how_it_is(&now)),
     }
 }
 

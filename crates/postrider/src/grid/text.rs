@@ -1,7 +1,8 @@
 //! Resources for people. Whatever others wrote is shown, never obeyed by the terminal.
 
 use super::ids::{group_of, name_of};
-use crate::terminal::{harmless, table};
+use super::status;
+use crate::terminal::{harmless, table, time_or_text};
 use comfy_table::Table;
 use serde_json::Value;
 
@@ -9,7 +10,7 @@ fn text(value: &Value) -> String {
     match value {
         Value::Null => "-".to_owned(),
         Value::String(text) if text.is_empty() => "-".to_owned(),
-        Value::String(text) => harmless(text),
+        Value::String(text) => harmless(&time_or_text(text)),
         other => harmless(&other.to_string()),
     }
 }
@@ -63,9 +64,10 @@ pub fn how_it_is(now: &Value) -> String {
     let state = match now["state"].as_str() {
         Some("paused") => format!("is paused since {}", text(&now["since"])),
         Some("delayed") => format!(
-            "is delayed until {}: its endpoint fails with {}",
+            "is delayed until {}: its endpoint keeps failing ({})",
             text(&now["until"]),
-            text(&now["cause"])
+            // A server of an earlier version has only a name.
+            text(now.get("causeText").unwrap_or(&now["cause"]))
         ),
         Some("probing") => "is delayed, and its endpoint is being asked".to_owned(),
         _ => "is not held back".to_owned(),
@@ -82,10 +84,20 @@ pub fn domain_topics(resources: &[Value]) -> Table {
 }
 
 pub fn subscriptions(resources: &[Value]) -> Table {
-    let columns = ["name", "on", "destination", "endpoint", "schema", "state"];
-    let mut table = table(&columns, &[]);
+    let columns = [
+        "name",
+        "on",
+        "health",
+        "waiting",
+        "oldest",
+        "failed",
+        "destination",
+        "endpoint",
+        "state",
+    ];
+    let mut table = table(&columns, &[3, 4, 5]);
     for one in resources {
-        let properties = &one["properties"];
+        let (properties, now) = (&one["properties"], &one[status::MEMBER]);
         let destination = match &properties["destination"] {
             Value::Null => &properties["deliveryWithResourceIdentity"]["destination"],
             plain => plain,
@@ -99,9 +111,12 @@ pub fn subscriptions(resources: &[Value]) -> Table {
         table.add_row([
             text(&one["name"]),
             harmless(properties["topic"].as_str().map_or("-", name_of)),
+            harmless(&status::health(now)),
+            status::waiting(now),
+            status::oldest(now),
+            status::failed_share(now),
             text(&destination["endpointType"]),
             endpoint,
-            text(&properties["eventDeliverySchema"]),
             text(&properties["provisioningState"]),
         ]);
     }

@@ -3,7 +3,7 @@
 use super::arm::Arm;
 use super::ids::Kind;
 use super::words::{Pair, Schema, object, pairs, read_json};
-use super::{GridFlags, Usage, WaitFlags, delete, normal, text};
+use super::{GridFlags, Usage, WaitFlags, delete, normal, tell_replaced, text};
 use anyhow::Result;
 use clap::Args;
 use serde_json::{Map, Value, json};
@@ -173,6 +173,9 @@ struct TopicSettings {
     /// Which Event Grid to behave like: "postrider profiles" lists them
     #[arg(long, value_name = "NAME")]
     profile: Option<String>,
+    /// Let the edge API reach this topic, which may be open to anyone on this machine; custom topics only
+    #[arg(long, value_name = "true|false", num_args = 0..=1, default_missing_value = "true")]
+    edge: Option<bool>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
@@ -221,10 +224,15 @@ impl TopicSettings {
             "disableLocalAuth",
             self.disable_local_auth.map(|disabled| json!(disabled)),
         );
-        put(
-            "postrider",
-            self.profile.as_ref().map(|profile| json!({ "profile": profile })),
-        );
+        let ours = [
+            ("profile", self.profile.as_ref().map(|profile| json!(profile))),
+            ("edge", self.edge.map(|edge| json!(edge))),
+        ];
+        for (name, value) in ours {
+            if let Some(value) = value {
+                body["properties"]["postrider"][name] = value;
+            }
+        }
         Ok(())
     }
 
@@ -413,7 +421,9 @@ impl Resource<'_> {
             body["location"] = json!(self.arm.location_of(&group).await?);
         }
         let id = self.arm.ids.resource(&group, self.kind, &args.name);
+        let was_there = self.arm.find(&id).await?.is_some();
         let made = self.arm.put(&id, Some(&body), None, args.wait.waits()).await?;
+        tell_replaced(was_there, &format!("the {} {}", self.kind.noun(), args.name));
         self.flags.show(&made, text::show)
     }
 
@@ -462,7 +472,11 @@ impl Resource<'_> {
         match command {
             DomainTopicCommand::Create { name, wait } => {
                 let id = format!("{all}/{name}");
+                let was_there = self.arm.find(&id).await?.is_some();
                 let made = self.arm.put(&id, None, None, wait.waits()).await?;
+                if was_there {
+                    eprintln!("the topic {name} of the domain {domain} was there already");
+                }
                 self.flags.show(&made, text::show)
             }
             DomainTopicCommand::List => self
@@ -486,7 +500,11 @@ fn clear(body: &mut Value, what: &[Clear]) {
         match one {
             Clear::Tags => body["tags"] = json!({}),
             Clear::InboundIps => drop(object(body, "properties").remove("inboundIpRules")),
-            Clear::Profile => drop(object(body, "properties").remove("postrider")),
+            Clear::Profile => {
+                if let Some(Value::Object(ours)) = object(body, "properties").get_mut("postrider") {
+                    ours.remove("profile");
+                }
+            }
         }
     }
 }

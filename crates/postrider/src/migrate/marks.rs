@@ -1,6 +1,7 @@
 //! What a data directory says of its migration: files beside the store that no server overlooks.
 
-use crate::material::{read_if_there, write_public};
+use crate::material::{read_if_there, write_private};
+use crate::private_files;
 use anyhow::{Context, Result, bail};
 use postrider_core::time::Timestamp;
 use serde::de::DeserializeOwned;
@@ -48,7 +49,7 @@ fn read<T: DeserializeOwned>(data_dir: &Path, name: &str) -> Result<Option<T>> {
 }
 
 fn write<T: Serialize>(data_dir: &Path, name: &str, mark: &T) -> Result<()> {
-    write_public(
+    write_private(
         &data_dir.join(name),
         &format!("{}\n", serde_json::to_string_pretty(mark)?),
     )
@@ -137,7 +138,7 @@ pub fn wipe(data_dir: &Path) -> Result<()> {
 /// Puts a store that was moved away out of the way, its mark last: interrupted, it is gone on with.
 pub fn set_aside(data_dir: &Path, now: Timestamp) -> Result<PathBuf> {
     let aside = data_dir.join(format!("moved-{}", now.nanos() / 1_000_000_000));
-    fs::create_dir_all(&aside).with_context(|| format!("creating {}", aside.display()))?;
+    private_files::make_directory(&aside)?;
     let files = store_files(data_dir).into_iter().chain([data_dir.join(MOVED_TO)]);
     for from in files.filter(|path| path.exists()) {
         let to = aside.join(from.file_name().context("a file has a name")?);

@@ -10,12 +10,14 @@ mod progress;
 mod tally;
 
 use crate::config::{self, Config, Loaded, ServeFlags};
+use crate::output::{Output, OutputFlags};
 use crate::serve::{self, runtime};
-use crate::{cluster, material, terminal, test_clock};
+use crate::{cluster, material, offline_audit, private_files, secrets, terminal, test_clock};
 use anyhow::{Context, Result, bail, ensure};
 use copy::{Copied, Stores};
 use marks::{MovedTo, MovingIn, hex};
 use postrider_core::time::{Clock, Timestamp};
+use postrider_embedded::generations::Generations;
 use postrider_embedded::{EmbeddedArchive, EmbeddedCatalog, EmbeddedLog};
 use postrider_engine::clock::SystemClock;
 use postrider_jetstream::bucket::Bucket;
@@ -23,6 +25,7 @@ use postrider_jetstream::connect::without_secrets;
 use postrider_jetstream::facts::Facts;
 use postrider_jetstream::migration::{self, Migration, State};
 use postrider_jetstream::{Cluster, Connection, Node, NodeId, Settings};
+use postrider_store::seal::Keyring;
 use postrider_store::{Archive, Catalog, EventLog};
 use progress::say;
 use serde_json::{Value, json};
@@ -52,22 +55,14 @@ pub struct MigrateArgs {
     /// Take a migration back: empty a destination that is not all there, and let the source be used again
     #[arg(long)]
     undo: bool,
-    /// How to tell what was moved: text or json
-    #[arg(long, short = 'o', value_enum, default_value_t)]
-    output: Output,
+    #[command(flatten)]
+    output: OutputFlags,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 enum To {
     Jetstream,
     Embedded,
-}
-
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
-enum Output {
-    #[default]
-    Text,
-    Json,
 }
 
 pub fn run(args: &MigrateArgs) -> Result<ExitCode> {
@@ -79,15 +74,29 @@ pub fn run(args: &MigrateArgs) -> Result<ExitCode> {
         .with_writer(std::io::stderr)
         .try_init();
     let loaded = load(args)?;
+    private_files::restrict_new_files();
     runtime(None)?.block_on(async {
-        let ends = Ends::new(&loaded.config);
+        let ends = Ends::new(&loaded.config)?;
         let told = match (args.to, args.undo) {
-            (To::Jetstream, false) => ends.to_jetstream().await?,
-            (To::Embedded, false) => ends.to_embedded().await?,
-            (To::Jetstream, true) => ends.undo_to_jetstream().await?,
-            (To::Embedded, true) => ends.undo_to_embedded().await?,
+            (To::Jetstream, false) => ends.to_jetstream().await,
+            (To::Embedded, false) => ends.to_embedded().await,
+            (To::Jetstream, true) => ends.undo_to_jetstream().await,
+            (To::Embedded, true) => ends.undo_to_embedded().await,
         };
-        match args.output {
+        // A server that runs in the directory writes its log itself: nothing was moved then.
+        let data_dir = ends.data_dir();
+        if data_dir.is_dir()
+            && let Ok(_lock) = serve::lock(data_dir)
+        {
+            let to = match args.to {
+                To::Jetstream => "jetstream",
+                To::Embedded => "embedded",
+            };
+            let details = json!({"to": to, "undo": args.undo});
+            offline_audit::record(data_dir, "store.migrate", details, &told);
+        }
+        let told = told?;
+        match args.output.form() {
             Output::Json => terminal::print(format!("{:#}", told.json)),
             Output::Text => terminal::print(told.text),
         }?;
@@ -131,12 +140,13 @@ struct Embedded {
 }
 
 impl Embedded {
-    async fn open(data_dir: &Path) -> Result<Embedded> {
+    async fn open(data_dir: &Path, keys: Arc<Keyring>) -> Result<Embedded> {
         let opening = |what: &str| format!("opening {}", data_dir.join(what).display());
-        let log = EmbeddedLog::open(data_dir, serve::random()).await;
+        let generations = Generations::check(data_dir)?;
+        let log = EmbeddedLog::open_with(data_dir, serve::random(), generations.clone()).await;
         let log = log.with_context(|| opening("log"))?;
-        let catalog = serve::open_catalog(data_dir, &log)?;
-        let archive = EmbeddedArchive::open(&data_dir.join("archive.redb"));
+        let catalog = serve::open_catalog(data_dir, &log, keys, generations.clone())?;
+        let archive = EmbeddedArchive::open_with(&data_dir.join("archive.redb"), generations);
         let archive = archive.with_context(|| opening("archive.redb"))?;
         Ok(Embedded::of(log, catalog, archive))
     }
@@ -256,10 +266,13 @@ fn now() -> Timestamp {
 }
 
 impl<'c> Ends<'c> {
-    fn new(config: &'c Config) -> Ends<'c> {
-        let settings = config.store.jetstream.settings();
+    fn new(config: &'c Config) -> Result<Ends<'c>> {
+        let settings = Settings {
+            keys: secrets::configured(config)?.map(Arc::new),
+            ..config.store.jetstream.settings()
+        };
         let shown: Vec<String> = settings.urls.iter().map(|url| without_secrets(url)).collect();
-        Ends {
+        Ok(Ends {
             config,
             place: format!(
                 "JetStream at {} (prefix \"{}\")",
@@ -267,7 +280,7 @@ impl<'c> Ends<'c> {
                 settings.prefix
             ),
             settings,
-        }
+        })
     }
 
     fn data_dir(&self) -> &Path {
@@ -286,6 +299,10 @@ impl<'c> Ends<'c> {
     }
 
     /// Refuses as long as nodes run.
+    fn keys(&self) -> Result<Arc<Keyring>> {
+        Ok(Arc::new(secrets::keyring(self.config)?))
+    }
+
     async fn nobody_runs(&self, connection: &Connection, bucket: &Bucket) -> Result<()> {
         let live = migration::live_nodes(connection, bucket, &self.settings).await?;
         if live.is_empty() {
@@ -311,7 +328,8 @@ impl<'c> Ends<'c> {
             marks::check(data_dir)?;
         }
         test_clock::check_unused(data_dir, now())?;
-        let source = Embedded::open(data_dir).await?;
+        let keys = self.keys()?;
+        let source = Embedded::open(data_dir, keys.clone()).await?;
         let connection = self.connect().await?;
         let mut bucket = Bucket::open(&connection).await?;
         let moved_to = MovedTo::read(data_dir)?;
@@ -349,8 +367,8 @@ impl<'c> Ends<'c> {
         say(format!("moving {} to {}", data_dir.display(), self.place));
         let destination = Owned::open(&self.settings).await?;
         let copied = copy::copy(&source.stores, &destination.stores).await?;
-        material::prepare(self.config, now())?;
-        cluster::share_secrets(&destination.cluster, self.config).await?;
+        material::prepare(self.config, &keys, now())?;
+        cluster::share_secrets(&destination.cluster, self.config, &keys).await?;
         destination.alone()?;
         destination.close().await;
         let destination = Owned::open(&self.settings).await?;
@@ -437,12 +455,14 @@ impl<'c> Ends<'c> {
         }
 
         say(format!("moving {} to {}", self.place, data_dir.display()));
-        let destination = Embedded::open(data_dir).await?;
+        // Read once: the databases cannot be looked into for their key while they are open.
+        let keys = self.keys()?;
+        let destination = Embedded::open(data_dir, keys.clone()).await?;
         let copied = copy::copy(&source.stores, &destination.stores).await?;
-        material::prepare(self.config, now())?;
-        cluster::share_secrets(&source.cluster, self.config).await?;
+        material::prepare(self.config, &keys, now())?;
+        cluster::share_secrets(&source.cluster, self.config, &keys).await?;
         destination.close().await?;
-        let destination = Embedded::open(data_dir).await?;
+        let destination = Embedded::open(data_dir, keys).await?;
         copy::verify(&copied, &source.stores, &destination.stores).await?;
         let here = destination.identity;
         destination.close().await?;
@@ -461,7 +481,7 @@ impl<'c> Ends<'c> {
         if !self.data_dir().join("state.redb").exists() {
             return Ok(false);
         }
-        let here = Embedded::open(self.data_dir()).await?;
+        let here = Embedded::open(self.data_dir(), self.keys()?).await?;
         let identity = here.identity;
         here.close().await?;
         Ok(moved.is_with(identity))
@@ -509,7 +529,7 @@ impl<'c> Ends<'c> {
         let _lock = serve::lock(data_dir)?;
         let mut done = Vec::new();
         if data_dir.join("state.redb").exists() {
-            let source = Embedded::open(data_dir).await?;
+            let source = Embedded::open(data_dir, self.keys()?).await?;
             let identity = source.identity;
             source.close().await?;
             // The cluster may be gone for good; the directory can be used all the same.

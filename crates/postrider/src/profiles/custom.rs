@@ -16,7 +16,9 @@ pub fn profile(written: &ProfileCustom, base: &Profile, documented: Probation) -
         Some(success) => success.clone().leak(),
         None => base.success,
     };
-    let other_floor = written.other_floor.unwrap_or(base.other_floor);
+    let other_floor = written
+        .other_floor
+        .unwrap_or_else(|| inherited_floor(written, base.other_floor));
     Profile {
         name: NAME,
         about: format!("from the configuration, based on {}", base.name).leak(),
@@ -25,6 +27,12 @@ pub fn profile(written: &ProfileCustom, base: &Profile, documented: Probation) -
             None => base.schedule,
         },
         response_timeout: written.response_timeout.unwrap_or(base.response_timeout),
+        // A wait that the operator wrote is meant for batches too.
+        batch_response_timeout: match (written.batch_response_timeout, written.response_timeout) {
+            (Some(batch), _) => batch,
+            (None, Some(single)) => single,
+            (None, None) => base.batch_response_timeout,
+        },
         late_window: match written.late_window {
             Some(OrOff::On(window)) => Some(window),
             Some(OrOff::Off) => None,
@@ -33,6 +41,10 @@ pub fn profile(written: &ProfileCustom, base: &Profile, documented: Probation) -
         success,
         statuses: statuses(written, base.statuses, success, other_floor).leak(),
         other_floor,
+        split_batches_on: match &written.split_batches_on {
+            Some(statuses) => statuses.clone().leak(),
+            None => base.split_batches_on,
+        },
         jitter_percent: written.jitter_percent.unwrap_or(base.jitter_percent),
         attempts_max: written.attempts_max.unwrap_or(base.attempts_max),
         time_to_live: written.time_to_live.unwrap_or(base.time_to_live),
@@ -51,6 +63,13 @@ pub fn profile(written: &ProfileCustom, base: &Profile, documented: Probation) -
     }
 }
 
+/// A least wait of the base as it holds in the custom profile. A schedule that the operator wrote holds as it is
+/// written: only floors written beside it may overrule it, so that those of the base give way to its shortest wait.
+fn inherited_floor(written: &ProfileCustom, floor: Duration) -> Duration {
+    let shortest = written.schedule.iter().flatten().min();
+    shortest.map_or(floor, |shortest| floor.min(*shortest))
+}
+
 /// The base's lines, less the finality that the operator took from them, under the operator's own.
 fn statuses(
     written: &ProfileCustom,
@@ -58,12 +77,15 @@ fn statuses(
     success: &[u16],
     other_floor: Duration,
 ) -> Vec<StatusLine> {
-    let kept = |rule: StatusRule| match rule {
-        StatusRule::Final if written.finals.is_some() => StatusRule::RetryAfter(other_floor),
-        StatusRule::FinalIfDeadLettered(floor) if written.final_if_dead_lettered.is_some() => {
-            StatusRule::RetryAfter(floor)
+    let kept = |rule: StatusRule| {
+        let rule = rule.with_floor(|floor| inherited_floor(written, floor));
+        match rule {
+            StatusRule::Final if written.finals.is_some() => StatusRule::RetryAfter(other_floor),
+            StatusRule::FinalIfDeadLettered(floor) if written.final_if_dead_lettered.is_some() => {
+                StatusRule::RetryAfter(floor)
+            }
+            rule => rule,
         }
-        rule => rule,
     };
     let mut lines: BTreeMap<u16, StatusLine> = BTreeMap::new();
     for line in base {
@@ -80,10 +102,8 @@ fn statuses(
         let rules = line
             .into_iter()
             .flat_map(|line| [line.web_hook, line.azure_resource]);
-        let floors = rules.filter_map(|rule| match rule {
-            StatusRule::RetryAfter(floor) | StatusRule::FinalIfDeadLettered(floor) => Some(floor),
-            StatusRule::Final => None,
-        });
+        let floors = rules.filter_map(StatusRule::floor);
+        let floors = floors.map(|floor| inherited_floor(written, floor));
         floors.max().unwrap_or(other_floor)
     };
     let finals = written.finals.iter().flatten();

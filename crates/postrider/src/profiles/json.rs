@@ -2,11 +2,11 @@
 //!
 //! Durations are numbers of seconds, with a fraction where there is one; `null` is never, or not there.
 //!
-//! `postrider profiles --json` prints a [`List`], `postrider profiles show NAME --json` a [`Shown`].
+//! `postrider profiles -o json` prints a list of [`Summary`], `postrider profiles show NAME -o json` a [`Shown`].
 
 use super::course::{ATTEMPTS_RANGE, Course, End, TIME_TO_LIVE_MINUTES_RANGE};
 use crate::config::NEVER;
-use postrider_core::profile::{Profile, Profiles, StatusRule, TimeToLiveRule};
+use postrider_core::profile::{EndpointKind, OverrulingFloor, Profile, Profiles, StatusRule, TimeToLiveRule};
 use serde::{Serialize, Serializer};
 use std::time::Duration;
 
@@ -19,10 +19,7 @@ pub fn list(profiles: &Profiles) -> String {
         time_to_live: Seconds(profile.time_to_live),
         attempts_fitting: Course::of(profile).attempts,
     };
-    print(&List {
-        default: profiles.fallback().name,
-        profiles: profiles.iter().map(summary).collect(),
-    })
+    print(&profiles.iter().map(summary).collect::<Vec<_>>())
 }
 
 pub fn show(profile: &Profile, profiles: &Profiles) -> String {
@@ -34,16 +31,10 @@ fn print(value: &impl Serialize) -> String {
 }
 
 #[derive(Serialize)]
-struct List<'a> {
-    /// The name of the profile that holds where none is named.
-    default: &'a str,
-    profiles: Vec<Summary<'a>>,
-}
-
-#[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
 struct Summary<'a> {
     name: &'a str,
+    /// The profile that holds where none is named.
     default: bool,
     about: &'a str,
     response_timeout: Seconds,
@@ -64,12 +55,18 @@ struct Shown<'a> {
     /// How much longer each wait may be by chance, in percent of itself.
     jitter_percent: u32,
     response_timeout: Seconds,
+    /// That of a subscription whose requests may hold several events.
+    batch_response_timeout: Seconds,
     /// How long after sending a late response counts; `null`: it does not.
     late_window: Option<Seconds>,
     success: &'a [u16],
+    /// Answers to a batch after which its events are sent again in halves, as the same attempt.
+    split_batches_on: &'a [u16],
     statuses: Vec<Status>,
     /// After any other failure, no answer included.
     other: Rule,
+    /// Floors that are longer than waits of the schedule, and hold instead.
+    overruling_floors: Vec<Overruling>,
     retry_policy: RetryPolicy,
     /// The first thousand, if each fails at once with a failure of no special kind, jitter left out.
     attempts: Vec<Attempt>,
@@ -98,6 +95,18 @@ enum Rule {
     Final,
     Retry { floor: Seconds },
     FinalIfDeadLettered { floor: Seconds },
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Overruling {
+    /// `null`: any status that is not listed, and no answer at all.
+    status: Option<u16>,
+    /// `webHook` and `azureResource`, or one of them.
+    kinds: Vec<&'static str>,
+    floor: Seconds,
+    /// The waits of the schedule that are shorter.
+    waits: Vec<Seconds>,
 }
 
 /// The limits of a subscription that names none, and the ranges that the management API accepts.
@@ -192,10 +201,13 @@ fn shown<'a>(profile: &'a Profile, profiles: &Profiles) -> Shown<'a> {
         schedule: profile.schedule.iter().copied().map(Seconds).collect(),
         jitter_percent: profile.jitter_percent,
         response_timeout: Seconds(profile.response_timeout),
+        batch_response_timeout: Seconds(profile.batch_response_timeout),
         late_window: profile.late_window.map(Seconds),
         success: profile.success,
+        split_batches_on: profile.split_batches_on,
         statuses: profile.statuses.iter().map(status).collect(),
         other: rule(StatusRule::RetryAfter(profile.other_floor)),
+        overruling_floors: profile.overruling_floors().into_iter().map(overruling).collect(),
         retry_policy: RetryPolicy {
             attempts_max: profile.attempts_max,
             attempts_range: ATTEMPTS_RANGE,
@@ -230,6 +242,19 @@ fn shown<'a>(profile: &'a Profile, profiles: &Profiles) -> Shown<'a> {
             give_up_after: Seconds(profile.dead_letter.give_up_after),
         },
         validation_window: Seconds(profile.validation_window),
+    }
+}
+
+fn overruling(floor: OverrulingFloor) -> Overruling {
+    let kind = |kind: &EndpointKind| match kind {
+        EndpointKind::WebHook => "webHook",
+        EndpointKind::AzureResource => "azureResource",
+    };
+    Overruling {
+        status: floor.status,
+        kinds: floor.kinds.iter().map(kind).collect(),
+        floor: Seconds(floor.floor),
+        waits: floor.waits.into_iter().map(Seconds).collect(),
     }
 }
 

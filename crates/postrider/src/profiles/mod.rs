@@ -6,9 +6,10 @@ mod text;
 mod json;
 
 use crate::config::{self, EDGE_SUCCESS_STRICT, Loaded, ServeFlags, nearest};
+use crate::output::OutputFlags;
 use anyhow::{Result, bail};
 use postrider_core::probation::Probation;
-use postrider_core::profile::{DeadLetterTiming, EDGE, Profile, Profiles};
+use postrider_core::profile::{DeadLetterTiming, EDGE, OverrulingFloor, Profile, Profiles};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -29,6 +30,11 @@ pub fn of(loaded: &Loaded) -> Profiles {
         if profile.jitter_percent > 0 {
             profile.jitter_percent = config.retry.jitter_percent.unwrap_or(profile.jitter_percent);
         }
+        if let Some(statuses) = &config.retry.split_batches_on
+            && *statuses != profile.split_batches_on
+        {
+            profile.split_batches_on = statuses.clone().leak();
+        }
         if profiles.named(profile.name) != Some(&profile) {
             profiles.put(profile);
         }
@@ -37,6 +43,20 @@ pub fn of(loaded: &Loaded) -> Profiles {
         profiles.set_default(&config.profile),
         "loading refuses a profile that is not there"
     );
+    let broker = &loaded.edge.broker;
+    if broker.sets_retry_policy() {
+        let default = *profiles.fallback();
+        let seconds = broker.default_event_time_to_live_in_seconds;
+        profiles.set_edge_default(Profile {
+            attempts_max: broker
+                .default_max_delivery_attempts
+                .unwrap_or(default.attempts_max),
+            time_to_live: seconds.map_or(default.time_to_live, |seconds| {
+                Duration::from_secs(u64::from(seconds))
+            }),
+            ..default
+        });
+    }
     profiles
 }
 
@@ -46,7 +66,7 @@ fn standard(profile: &Profile, loaded: &Loaded) -> Profile {
     let profile = Profile {
         probation: profile.probation.map(|rules| with_probation(rules, loaded)),
         dead_letter: DeadLetterTiming {
-            delay: config.dead_letter.delay,
+            delay: config.dead_letter.delay.unwrap_or(profile.dead_letter.delay),
             give_up_after: config.dead_letter.give_up_after,
         },
         validation_window: config.validation.window.unwrap_or(profile.validation_window),
@@ -57,8 +77,8 @@ fn standard(profile: &Profile, loaded: &Loaded) -> Profile {
     }
     let broker = &loaded.edge.broker;
     Profile {
-        attempts_max: broker.default_max_delivery_attempts,
-        time_to_live: Duration::from_secs(u64::from(broker.default_event_time_to_live_in_seconds)),
+        attempts_max: broker.attempts_max(),
+        time_to_live: Duration::from_secs(broker.time_to_live_seconds()),
         success: match config.edge.strict_success {
             true => EDGE_SUCCESS_STRICT,
             false => profile.success,
@@ -76,6 +96,26 @@ fn with_probation(rules: Probation, loaded: &Loaded) -> Probation {
     }
 }
 
+/// Lines for the log of a start: where a floor of the operator's own profile holds instead of the schedule that is written
+/// for it. The floors of the documents overrule the documents' schedules: nobody need be told.
+pub fn overruled_waits(loaded: &Loaded, profiles: &Profiles) -> Vec<String> {
+    let written = loaded.config.profile_custom.as_ref();
+    if written.is_none_or(|custom| custom.schedule.is_none()) {
+        return Vec::new();
+    }
+    let custom = profiles.named(custom::NAME);
+    let floors = custom.map(Profile::overruling_floors).unwrap_or_default();
+    let line = |floor: &OverrulingFloor| {
+        let [after, waits] = text::overruling(floor);
+        let after = match floor.status {
+            Some(_) => format!("status {after}"),
+            None => "a failure that is not listed, or no answer,".to_owned(),
+        };
+        format!("profile \"custom\": a retry after {after} waits for {waits}")
+    };
+    floors.iter().map(line).collect()
+}
+
 /// List the profiles, or show all of one, as the configuration leaves them
 #[derive(Clone, Debug, Default, clap::Args)]
 pub struct ProfilesArgs {
@@ -87,9 +127,8 @@ pub struct ProfilesArgs {
     /// The profile that holds where none is named [default: cloud-2021]
     #[arg(long, value_name = "NAME", global = true)]
     profile: Option<String>,
-    /// Print JSON
-    #[arg(long, global = true)]
-    json: bool,
+    #[command(flatten)]
+    output: OutputFlags,
 }
 
 #[derive(Clone, Debug, clap::Subcommand)]
@@ -114,7 +153,7 @@ fn answer(args: &ProfilesArgs, env: impl IntoIterator<Item = (String, String)>) 
         ..ServeFlags::default()
     };
     let profiles = of(&config::load(&flags, env)?);
-    Ok(match (&args.command, args.json) {
+    Ok(match (&args.command, args.output.is_json()) {
         (None, false) => text::list(&profiles),
         (None, true) => json::list(&profiles),
         (Some(Command::Show { name }), false) => text::show(named(&profiles, name)?, &profiles),

@@ -88,6 +88,33 @@ fn jitter_is_replaced_where_there_is_some() {
 }
 
 #[test]
+fn batches_are_halved_after_413_and_after_400_by_choice() {
+    let on = |file: &str, name: &str| of_file(file).named(name).unwrap().split_batches_on;
+    for profile in of_file("").iter() {
+        assert_eq!(profile.split_batches_on, [413], "{}", profile.name);
+    }
+    let both = "[retry]\nsplit_batches_on = [400, 413]\n[profile_custom]\nsplit_batches_on = [413]";
+    for name in ["cloud-2018", "cloud-2021", "edge", "custom"] {
+        assert_eq!(on(both, name), [400, 413], "{name}");
+    }
+    let own = "[profile_custom]\nsplit_batches_on = [400, 413]";
+    assert_eq!(
+        (on(own, "custom"), on(own, "cloud-2021")),
+        (&[400, 413][..], &[413][..])
+    );
+    let never = "[profile_custom]\nsplit_batches_on = []";
+    assert!(on(never, "custom").is_empty());
+    let shown = |file: &str| told("profiles show custom", file, &[]).unwrap();
+    assert_lines(
+        &shown(own),
+        &["batches sent again in halves after 400 or 413, as the same attempt, down to single events"],
+    );
+    assert_lines(&shown(never), &["batches never"]);
+    let json: Value = serde_json::from_str(&told("profiles show custom --json", own, &[]).unwrap()).unwrap();
+    assert_eq!(json["splitBatchesOn"], json!([400, 413]));
+}
+
+#[test]
 fn probation_and_dead_letters_are_the_operators_unless_custom_says_otherwise() {
     let settings = "[probation]\nfailures = 3\nmax = \"1h\"\n\
                     [dead_letter]\ndelay = \"1s\"\ngive_up_after = \"never\"\n[profile_custom]\n";
@@ -140,15 +167,22 @@ fn a_custom_profile_is_its_base_but_for_what_it_says() {
     let keys = "schedule = [\"1s\", \"2s\"]\nresponse_timeout = \"5s\"\nlate_window = \"6s\"\nsuccess = [200, 404]\n\
                 other_floor = \"3s\"\njitter_percent = 0\nattempts_max = 100\ntime_to_live = \"1h\"\n\
                 time_to_live_check = \"before-waiting\"\nprobation = \"off\"";
+    // The schedule holds: floors of the base give way to its shortest wait.
+    let second = |rule: StatusRule| rule.with_floor(|_| secs(1));
     let without_404: Vec<StatusLine> = named
         .statuses
         .iter()
-        .copied()
         .filter(|l| l.status != 404)
+        .map(|l| StatusLine {
+            web_hook: second(l.web_hook),
+            azure_resource: second(l.azure_resource),
+            ..*l
+        })
         .collect();
     let expected = Profile {
         schedule: const { &[secs(1), secs(2)] },
         response_timeout: secs(5),
+        batch_response_timeout: secs(5),
         late_window: Some(secs(6)),
         success: &[200, 404],
         statuses: without_404.leak(),
@@ -244,6 +278,120 @@ fn what_custom_says_of_a_status_takes_the_place_of_what_the_base_says() {
     );
 }
 
+/// The configuration that README.md shows, as it stands there.
+fn readme_example() -> &'static str {
+    const README: &str = include_str!("../../../../README.md");
+    let begins = README.find("[profile_custom]\nbase").expect("README has it");
+    let block = &README[begins..];
+    &block[..block.find("```").expect("the block ends")]
+}
+
+#[test]
+fn the_readmes_example_retries_when_it_says() {
+    use postrider_core::profile::EndpointKind;
+    use postrider_core::retry::{Attempt, Next, RetryPolicy};
+    use postrider_core::time::Timestamp;
+    let profiles = of_file(readme_example());
+    let profile = profiles.named("custom").unwrap();
+    let policy = RetryPolicy {
+        attempts_max: profile.attempts_max,
+        time_to_live: profile.time_to_live,
+        dead_letter: true,
+        safety_net: false,
+    };
+    let now = Timestamp::from_secs(1_000_000);
+    let wait = |number, outcome, status| {
+        let attempt = Attempt {
+            number,
+            outcome,
+            status,
+            retry_after: None,
+        };
+        match policy.next(profile, EndpointKind::WebHook, attempt, now, now, 0.0) {
+            Next::RetryAt(at) => at.since(now).as_secs(),
+            next => panic!("{next:?}"),
+        }
+    };
+    for (number, seconds) in [(1, 5), (2, 30), (3, 300), (9, 300)] {
+        assert_eq!(wait(number, Outcome::GenericError, Some(500)), seconds);
+        assert_eq!(wait(number, Outcome::TimedOut, None), seconds);
+        assert_eq!(wait(number, Outcome::TimedOut, Some(408)), seconds);
+        assert_eq!(wait(number, Outcome::Busy, Some(503)), seconds.max(60));
+    }
+    assert_eq!(
+        (profile.response_wait(1), profile.response_wait(10)),
+        (secs(15), secs(15))
+    );
+    // The one floor that it gives overrules waits, and that is said.
+    assert_eq!(
+        overruled_waits(&loaded(readme_example(), &[]), &profiles),
+        ["profile \"custom\": a retry after status 503 waits for 1m, not the schedule's 5s, 30s"]
+    );
+    let text = told("profiles show custom", readme_example(), &[]).unwrap();
+    assert_lines(
+        &text,
+        &[
+            "2 5s 5s",
+            "floors that are longer than waits of the schedule, and hold instead",
+            "503 1m, not the schedule's 5s, 30s",
+        ],
+    );
+    let shown = told("profiles show custom --json", readme_example(), &[]).unwrap();
+    let shown: Value = serde_json::from_str(&shown).unwrap();
+    assert_eq!(
+        shown["overrulingFloors"],
+        json!([{"status": 503, "kinds": ["webHook", "azureResource"], "floor": 60, "waits": [5, 30]}])
+    );
+}
+
+#[test]
+fn only_floors_that_are_written_beside_a_schedule_overrule_it() {
+    let check = |keys: &str, other: u64, status_408: u64, status_503: u64, lines: usize| {
+        let loaded = loaded(&format!("[profile_custom]\n{keys}"), &[]);
+        let profiles = of(&loaded);
+        let profile = profiles.named("custom").unwrap();
+        let floor = |status| {
+            let rule = profile.rule(status, postrider_core::profile::EndpointKind::WebHook);
+            rule.floor().unwrap().as_secs()
+        };
+        let floors = (floor(None), floor(Some(408)), floor(Some(503)));
+        assert_eq!(floors, (other, status_408, status_503), "{keys}");
+        assert_eq!(overruled_waits(&loaded, &profiles).len(), lines, "{keys}");
+    };
+    check("schedule = [\"5s\", \"1m\"]", 5, 5, 5, 0);
+    // No floor of the base is raised.
+    check("schedule = [\"1h\"]", 10, 120, 30, 0);
+    check("schedule = [\"1m\", \"5s\"]\nother_floor = \"20s\"", 20, 5, 5, 1);
+    check(
+        "schedule = [\"5s\"]\nfloors = { 408 = \"2m\", 503 = \"1s\" }",
+        5,
+        120,
+        1,
+        1,
+    );
+    // Without a schedule all is as in the base, documented floors included: nothing that is written is overruled.
+    check("response_timeout = \"1s\"", 10, 120, 30, 0);
+    check("floors = { 503 = \"2m\" }", 10, 120, 120, 0);
+    check("base = \"cloud-2018\"\nschedule = [\"5s\"]", 0, 0, 0, 0);
+    // A list of statuses says nothing of their floors.
+    let keys = "schedule = [\"5s\"]\nfinal = []\nfinal_if_dead_lettered = [408]";
+    check(keys, 5, 5, 5, 0);
+}
+
+#[test]
+fn the_wait_for_batches_is_the_bases_unless_the_operator_says_how_long_to_wait() {
+    let check = |keys: &str, single: u64, batch: u64| {
+        let profile = custom(keys);
+        let waits = (profile.response_wait(1), profile.response_wait(2));
+        assert_eq!(waits, (secs(single), secs(batch)), "{keys}");
+    };
+    check("", 30, 60);
+    check("response_timeout = \"5s\"", 5, 5);
+    check("batch_response_timeout = \"90s\"", 30, 90);
+    check("response_timeout = \"5s\"\nbatch_response_timeout = \"7s\"", 5, 7);
+    check("base = \"cloud-2020\"", 30, 30);
+}
+
 #[track_caller]
 fn assert_lines(text: &str, expected: &[&str]) {
     let squeezed: Vec<String> = text
@@ -279,9 +427,10 @@ fn the_list_names_every_profile_and_marks_the_default() {
     assert!(!text.contains("* cloud-2021"), "{text}");
 
     let list: Value = serde_json::from_str(&told("profiles --json", file, &[]).unwrap()).unwrap();
-    assert_eq!(list["default"], "cloud-2021");
+    let default = list.as_array().unwrap().iter().find(|one| one["default"] == true);
+    assert_eq!(default.unwrap()["name"], "cloud-2021");
     assert_eq!(
-        list["profiles"][6],
+        list[6],
         json!({"name": "custom", "default": false, "about": "from the configuration, based on edge",
                "responseTimeout": 60, "timeToLive": 7200, "attemptsFitting": 3})
     );
@@ -310,8 +459,14 @@ fn the_default_profile_in_full() {
         &[
             "cloud-2021 (the default): the cloud service as documented in July 2021",
             "schedule 10s, 30s, 1m, 5m, 10m, 30m, 1h, 3h, 6h, 12h; the last repeats",
-            &format!("jitter each wait up to {} % longer", CLOUD_2021.jitter_percent),
+            &format!(
+                "jitter each wait of the schedule up to {} % longer",
+                CLOUD_2021.jitter_percent
+            ),
             "response timeout 30s",
+            "for batches 1m, with more than one event per request allowed",
+            "408 2m, not the schedule's 10s, 30s, 1m",
+            "404 (Azure resources) 5m, not the schedule's 10s, 30s, 1m",
             "late responses count until 3m after sending",
             "success 200, 201, 202, 203, 204",
             "validation may be visited for 5m",
@@ -363,6 +518,10 @@ fn the_same_facts_as_json() {
     assert_eq!(shown["attemptsFitting"], 11);
     assert_eq!(shown["end"], json!({"by": "timeToLive", "offset": 125_200}));
     assert_eq!(
+        (&shown["responseTimeout"], &shown["batchResponseTimeout"]),
+        (&json!(30), &json!(60))
+    );
+    assert_eq!(
         shown["statuses"][1],
         json!({"status": 401, "webHook": {"rule": "final"}, "azureResource": {"rule": "retry", "floor": 300}})
     );
@@ -376,6 +535,11 @@ fn the_same_facts_as_json() {
         json!({"outcome": "Busy", "wait": 10})
     );
     assert_eq!(shown["deadLetter"], json!({"delay": 300, "giveUpAfter": 14_400}));
+
+    let of_2018 = |file| show("cloud-2018", file)["deadLetter"].clone();
+    assert_eq!(of_2018(""), json!({"delay": 0, "giveUpAfter": 14_400}));
+    let file = "[dead_letter]\ndelay = \"2m\"";
+    assert_eq!(of_2018(file), json!({"delay": 120, "giveUpAfter": 14_400}));
 
     let early = "[dead_letter]\ngive_up_after = \"never\"\n[profile_custom]\nbase = \"cloud-2018\"\n\
                  schedule = [\"1500ms\"]\ntime_to_live = \"4s\"\ntime_to_live_check = \"before-waiting\"";
@@ -410,6 +574,8 @@ fn the_edge_profile_shows_the_modules_variables() {
             "13 10m 1h51m",
             "the time to live of 2h ends it, looked at at 2h1m",
             "any other retry retry",
+            "for batches the same, with more than one event per request allowed",
+            "no floor is longer than a wait of the schedule: the schedule holds",
             "time to live 2h 1 to 1440 minutes",
             "delayed delivery: none",
         ],
@@ -439,11 +605,12 @@ fn a_custom_profile_in_full() {
             "schedule 1s; each time",
             "jitter none",
             // The floor is longer than the schedule's step.
-            "2 2s 2s",
-            "1000 2s 33m18s",
+            "2 2s (floor) 2s",
+            "1000 2s (floor) 33m18s",
+            "any other 2s, not the schedule's 1s",
             "… and 800 more",
             "the time to live of 1h ends it, looked at before waiting, at 59m58s",
-            "400 final with a dead-letter destination, else retry, at least 5m final with a dead-letter destination, else retry, at least 5m",
+            "400 final with a dead-letter destination, else retry, at least 1s final with a dead-letter destination, else retry, at least 1s",
             "410 final final",
             "dropped never, however long the place for them cannot be reached",
         ],
@@ -499,6 +666,7 @@ fn the_ranges_are_the_management_apis() {
             now: Timestamp::from_secs(1_900_000_000),
             previous: None,
             api_version: "2022-06-15",
+            shown: None,
         };
         parse_subscription(Raw::parse(&body).unwrap(), &context).is_ok()
     };

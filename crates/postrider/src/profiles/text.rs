@@ -2,7 +2,7 @@
 
 use super::course::{ATTEMPTS_RANGE, Course, End, TIME_TO_LIVE_MINUTES_RANGE};
 use crate::config::{NEVER, print_hours};
-use postrider_core::profile::{EndpointKind, Profile, Profiles, StatusRule, TimeToLiveRule};
+use postrider_core::profile::{EndpointKind, OverrulingFloor, Profile, Profiles, StatusRule, TimeToLiveRule};
 use std::time::Duration;
 
 /// One line for each profile.
@@ -41,6 +41,7 @@ pub fn show(profile: &Profile, profiles: &Profiles) -> String {
         columns("", &settings(profile)),
         attempts(profile),
         answers(profile),
+        overruled(profile),
         retry_policy(profile),
         probation(profile),
         dead_letters(profile),
@@ -60,14 +61,31 @@ fn settings(profile: &Profile) -> Vec<[String; 2]> {
     });
     let jitter = match profile.jitter_percent {
         0 => "none".into(),
-        percent => format!("each wait up to {percent} % longer"),
+        percent => format!("each wait of the schedule up to {percent} % longer"),
+    };
+    let batch = match profile.batch_response_timeout {
+        same if same == profile.response_timeout => "the same".into(),
+        other => print_hours(other),
+    };
+    let split: Vec<_> = profile.split_batches_on.iter().map(u16::to_string).collect();
+    let split = match &split[..] {
+        [] => "never".into(),
+        statuses => format!(
+            "sent again in halves after {}, as the same attempt, down to single events",
+            statuses.join(" or ")
+        ),
     };
     [
         ("schedule", format!("{}; {repeats}", waits.join(", "))),
         ("jitter", jitter),
         ("response timeout", print_hours(profile.response_timeout)),
+        (
+            "for batches",
+            format!("{batch}, with more than one event per request allowed"),
+        ),
         ("late responses", late),
         ("success", success.join(", ")),
+        ("batches", split),
         (
             "validation",
             format!("may be visited for {}", print_hours(profile.validation_window)),
@@ -81,7 +99,11 @@ fn attempts(profile: &Profile) -> String {
     let course = Course::of(profile);
     let mut rows = vec![["attempt", "wait", "offset"].map(String::from)];
     for (number, wait, offset) in course.steps() {
-        let wait = wait.map_or("-".into(), print_hours);
+        let overruled = number > 1 && profile.step(number as u32 - 1) < profile.other_floor;
+        let wait = wait.map_or("-".into(), |wait| match overruled {
+            true => format!("{} (floor)", print_hours(wait)),
+            false => print_hours(wait),
+        });
         rows.push([number.to_string(), wait, print_hours(offset)]);
     }
     let table = columns("  ", &rows);
@@ -139,6 +161,40 @@ fn rule(rule: StatusRule) -> String {
     }
 }
 
+/// Waits of the schedule that are shorter than a floor.
+fn overruled(profile: &Profile) -> String {
+    let floors = profile.overruling_floors();
+    if floors.is_empty() {
+        return "no floor is longer than a wait of the schedule: the schedule holds\n".into();
+    }
+    let rows: Vec<[String; 2]> = floors.iter().map(overruling).collect();
+    format!(
+        "floors that are longer than waits of the schedule, and hold instead\n{}",
+        columns("  ", &rows)
+    )
+}
+
+/// After what a floor holds, and instead of which waits.
+pub fn overruling(floor: &OverrulingFloor) -> [String; 2] {
+    let after = floor
+        .status
+        .map_or("any other".into(), |status| status.to_string());
+    let kind = match floor.kinds[..] {
+        [EndpointKind::WebHook] => " (webhooks)",
+        [EndpointKind::AzureResource] => " (Azure resources)",
+        _ => "",
+    };
+    let waits: Vec<_> = floor.waits.iter().copied().map(print_hours).collect();
+    [
+        format!("{after}{kind}"),
+        format!(
+            "{}, not the schedule's {}",
+            print_hours(floor.floor),
+            waits.join(", ")
+        ),
+    ]
+}
+
 fn retry_policy(profile: &Profile) -> String {
     let looked_at = match profile.time_to_live_rule {
         TimeToLiveRule::WhenDue => {
@@ -192,7 +248,10 @@ fn dead_letters(profile: &Profile) -> String {
     let rows = [
         [
             "written".into(),
-            format!("{} after the last attempt", print_hours(timing.delay)),
+            match timing.delay {
+                Duration::ZERO => "at once after the last attempt".into(),
+                delay => format!("{} after the last attempt", print_hours(delay)),
+            },
         ],
         [
             "dropped".into(),

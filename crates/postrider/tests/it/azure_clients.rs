@@ -137,6 +137,58 @@ fn the_javascript_sdk_manages() {
     manages(script, 20);
 }
 
+/// Tokens that az has cached of the server before would be refused, and were used all the same.
+#[test]
+fn az_logs_in_again_after_the_data_directory_was_made_anew() {
+    let Some(directory) = installed() else { return };
+    let home = tempfile::tempdir().expect("a temporary directory");
+    // With a generated client, az would find no token under its new id.
+    let config = "client = [{ id = \"11111111-1111-1111-1111-111111111111\", secret = \"client-secret\" }]\n";
+    let mut server = Setup::config(config).start();
+    let run = |server: &Server, program: &Path, arguments: &[&str]| {
+        let mut command = Command::new(program);
+        let path = format!("{}:/usr/bin:/bin", directory.join("az/bin").display());
+        command
+            .env_clear()
+            .args(arguments)
+            .env("PATH", path)
+            .env("HOME", home.path())
+            .env("AZURE_CONFIG_DIR", home.path())
+            .env("AZURE_CORE_COLLECT_TELEMETRY", "no")
+            .env("REQUESTS_CA_BUNDLE", server.ca());
+        let output = command.output().expect("it can be run");
+        let told = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.status.success(), "{arguments:?}: {told}");
+        String::from_utf8_lossy(&output.stdout).into_owned()
+    };
+    let logs_in = |server: &Server, topic: &str| {
+        server.put_topic(topic);
+        let data_dir = server.data_dir();
+        let config = data_dir.with_file_name("postrider.toml");
+        let [data_dir, config] = [&data_dir, &config].map(|path| path.to_str().expect("text"));
+        let https = server.https.to_string();
+        let mut setup = vec!["az-setup", "--run", "--https", &https];
+        setup.extend(["--data-dir", data_dir, "--config", config]);
+        run(server, Path::new(env!("CARGO_BIN_EXE_postrider")), &setup);
+        let list = [
+            "eventgrid",
+            "topic",
+            "list",
+            "--query",
+            "[].name",
+            "--output",
+            "tsv",
+        ];
+        let found = run(server, &directory.join("az/bin/az"), &list);
+        assert_eq!(found.trim(), topic);
+    };
+    logs_in(&server, "first");
+    server.stop();
+    std::fs::remove_dir_all(server.data_dir()).expect("it can be deleted");
+    server.start();
+    logs_in(&server, "second");
+}
+
 #[test]
 fn az_manages() {
     let Some(directory) = installed() else { return };

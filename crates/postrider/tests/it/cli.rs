@@ -1,6 +1,7 @@
 //! The commands that do what az does: against a running server, as a stranger types them.
 
-use crate::receiver::Receiver;
+use crate::client::Connection;
+use crate::receiver::{Receiver, Reply};
 use crate::server::{Server, Setup};
 use crate::wait;
 use serde_json::{Value, json};
@@ -52,7 +53,7 @@ impl Shell<'_> {
         Told::of(&command.output().expect("the program can be run"))
     }
 
-    fn run(&self, arguments: &[&str]) -> Told {
+    pub fn run(&self, arguments: &[&str]) -> Told {
         self.run_in(self.command(arguments))
     }
 
@@ -94,10 +95,10 @@ impl Shell<'_> {
     }
 }
 
-struct Told {
-    code: i32,
-    out: String,
-    err: String,
+pub struct Told {
+    pub code: i32,
+    pub out: String,
+    pub err: String,
 }
 
 impl Told {
@@ -116,6 +117,146 @@ fn names(list: &Value) -> Vec<&str> {
     all.iter()
         .map(|one| one["name"].as_str().expect("a name"))
         .collect()
+}
+
+#[test]
+fn a_list_says_how_subscriptions_are() {
+    let server = Setup::config(TRUSTING).start();
+    let shell = Shell::of(&server);
+    let receiver = Receiver::answering(|_| Reply::Status(500));
+    shell.ok(&["topic", "create", "orders"]);
+    let on = |name: &'static str, verb: &'static str| ["subscription", verb, name, "--topic", "orders"];
+    let create = |name: &'static str| {
+        let mut words = on(name, "create").to_vec();
+        let url = receiver.url("/");
+        words.extend(["--endpoint", &url]);
+        shell.run(&words)
+    };
+    assert!(!create("sick").err.contains("was there already"));
+    create("held");
+    // A mistyped name may have replaced something.
+    let again = create("held");
+    assert!(
+        again
+            .err
+            .contains("the subscription held was there already and was replaced"),
+        "{}",
+        again.err
+    );
+    let again = shell.aside(&["topic", "create", "orders"]);
+    assert!(
+        again.contains("the topic orders was there already and was replaced"),
+        "{again}"
+    );
+    shell.ok(&on("held", "pause"));
+
+    let sent = shell.json(&["event", "send", "--topic", "orders", "--count", "2"]);
+    assert_eq!(sent["sent"], 2);
+    let ids = sent["ids"].as_array().expect("a list");
+    let told = shell.ok(&["event", "trace", ids[1].as_str().expect("an id")]);
+    assert!(told.contains("orders"), "{told}");
+    let list = wait::until("the failure is counted", || {
+        let list = shell.json(&["subscription", "list", "--topic", "orders"]);
+        let sick = list.as_array()?.iter().find(|one| one["name"] == "sick")?;
+        (sick["status"]["recent"]["failed"].as_u64()? >= 2).then_some(list)
+    });
+    let held = list
+        .as_array()
+        .expect("a list")
+        .iter()
+        .find(|one| one["name"] == "held");
+    let held = held.expect("it is listed");
+    assert_eq!(
+        (&held["status"]["state"], &held["status"]["waiting"]),
+        (&json!("paused"), &json!(2))
+    );
+    let shown = shell.ok(&["subscription", "list"]);
+    let line = |name: &str| shown.lines().find(|line| line.contains(name)).expect("a row");
+    assert!(
+        !line("sick").contains("healthy") && line("sick").contains("100%"),
+        "{shown}"
+    );
+    assert!(line("held").contains("paused"), "{shown}");
+    let one = shell.ok(&on("held", "show"));
+    assert!(
+        one.contains("status.health") && one.contains("status.waiting"),
+        "{one}"
+    );
+}
+
+#[test]
+fn json_has_one_flag_and_lists_are_arrays() {
+    let server = Setup::config(TRUSTING).start();
+    let shell = Shell::of(&server);
+    for list in [
+        &["topic", "list"][..],
+        &["subscription", "list"],
+        &["event", "search"],
+        &["deadletters", "list"],
+        &["deadletters", "summary"],
+        &["deadletters", "replays"],
+        &["audit", "list"],
+        &["session", "list"],
+        &["context", "list"],
+    ] {
+        assert!(shell.json(list).is_array(), "{list:?}");
+    }
+    let plain = |arguments: &[&str]| {
+        let output = shell.command(arguments).output().expect("it runs");
+        serde_json::from_slice::<Value>(&output.stdout).expect("JSON")
+    };
+    assert!(plain(&["profiles", "--output", "json"]).is_array());
+    assert!(plain(&["profiles", "show", "edge", "-o", "json"]).is_object());
+    // Earlier names still work, though help does not tell of them.
+    let earlier = shell.ok(&["deadletters", "list", "--json"]);
+    assert_eq!(earlier.trim(), "[]");
+    let help = shell.ok(&["deadletters", "list", "--help"]);
+    assert!(!help.contains("--json") && help.contains("Examples:"), "{help}");
+    shell.ok(&["topic", "list", "--output", "table"]);
+    // Failures are told alike everywhere.
+    for arguments in [
+        &["deadletters", "list"][..],
+        &["topic", "list"],
+        &["profiles", "show", "x"],
+    ] {
+        let told = shell.command(arguments).output().expect("it runs");
+        let told = String::from_utf8_lossy(&told.stderr).into_owned();
+        assert!(told.starts_with("error: "), "{arguments:?}: {told}");
+    }
+}
+
+#[test]
+fn the_wrong_scheme_is_named_on_both_sides() {
+    let server = Server::start_plain();
+    let shell = Shell::of(&server);
+    let ask = |url: &str| shell.refused(1, &["topic", "list", "--server", url]);
+    let told = ask(&format!("https://{}", server.http));
+    let advice = format!("use http://{}", server.http);
+    assert!(
+        told.contains("does not speak https") && told.contains(&advice),
+        "{told}"
+    );
+    let told = ask(&format!("http://{}", server.https));
+    let reason = format!("port {} speaks https", server.https.port());
+    assert!(told.contains(&reason) && told.contains("use https://"), "{told}");
+    server.logged(&["client speaks another scheme", "listener=\"https\"", "https://"]);
+
+    // Other clients, too; one that has much to send gets to read the answer.
+    let mut plain = Connection::open(server.https).expect("a connection");
+    let body = vec![b'x'; 1 << 20];
+    let answer = plain.send("POST", "/topics/orders/api/events", &[], &body);
+    let answer = answer.expect("an answer").expect(400).json();
+    assert_eq!(answer["error"]["code"], "BadRequest");
+    let mut handshake = Connection::open(server.http).expect("a connection");
+    handshake.write(&[0x16, 3, 1, 0, 200]).expect("it is taken");
+    let answer = handshake.answer("GET").expect("an answer").expect(400).json();
+    let message = answer["error"]["message"].as_str().expect("a message");
+    assert!(message.contains("use http://"), "{message}");
+
+    // Without a scheme it is http, as the server's own address is written in most places.
+    let port = server.http.port().to_string();
+    shell.ok(&["topic", "list", "--server", &format!("localhost:{port}")]);
+    shell.ok(&["topic", "list", "--server", &port]);
 }
 
 #[test]
@@ -191,7 +332,7 @@ fn a_topic_a_subscription_an_event_and_nothing_else() {
         "--id",
         "i1",
     ]);
-    assert_eq!(sent.trim(), "sent 1 event to the topic orders");
+    assert_eq!(sent.trim(), "sent event i1 to the topic orders");
     let delivery = receiver.next();
     assert_eq!(delivery.path, "/hook?code=hunter2");
     assert_eq!(delivery.ids(), ["i1"]);
@@ -411,7 +552,7 @@ fn keys_are_listed_and_made_anew() {
                      "dataVersion": "1"});
     let file = shell.write("events.json", &json!([one, one]).to_string());
     let sent = shell.ok(&["event", "send", "--topic", "orders", "--body", &file]);
-    assert_eq!(sent.trim(), "sent 2 events to the topic orders");
+    assert_eq!(sent.trim(), "sent 2 events to the topic orders\n  f\n  f");
 }
 
 #[test]
@@ -774,7 +915,11 @@ fn an_imported_file_is_a_configuration_too_and_its_keys_count() {
     let grid = grid.to_str().expect("text");
     shell.ok(&["import", "pm7y", &file, "--output", grid]);
     let config = std::fs::read_to_string(grid).expect("it was written");
-    let configured = Setup::config(format!("{config}\n{TRUSTING}")).start();
+    let configured = Setup {
+        managed_topics: true,
+        ..Setup::config(format!("{config}\n{TRUSTING}"))
+    };
+    let configured = configured.start();
     let shell = Shell::of(&configured);
     assert_eq!(
         shell.json(&["key", "list", "--topic", "parcels"])["key1"],
@@ -857,7 +1002,7 @@ fn what_became_of_an_event_is_told() {
     );
 
     let found = shell.json(&["event", "search", "--topic", "orders", "--type", "Sent"]);
-    let ids: Vec<&str> = found["value"]
+    let ids: Vec<&str> = found
         .as_array()
         .expect("a list")
         .iter()
@@ -866,11 +1011,12 @@ fn what_became_of_an_event_is_told() {
     assert_eq!(ids, ["b"]);
     let shown = shell.ok(&["event", "search", "--subject", "/o", "--since", "1h"]);
     assert!(shown.contains("Made") && shown.contains("Sent"), "{shown}");
-    let one = shell.json(&["event", "search", "--limit", "1"]);
-    assert_eq!(one["value"].as_array().expect("a list").len(), 1);
-    let cursor = one["cursor"].as_str().expect("there is more");
+    let one = shell.well(&["event", "search", "--limit", "1", "--output", "json"]);
+    let cursor = one.err.trim().split(' ').next_back().expect("there is more");
+    let one: Value = serde_json::from_str(&one.out).expect("JSON");
+    assert_eq!(one.as_array().expect("a list").len(), 1);
     let other = shell.json(&["event", "search", "--limit", "1", "--cursor", cursor]);
-    assert_ne!(other["value"][0]["id"], one["value"][0]["id"]);
+    assert_ne!(other[0]["id"], one[0]["id"]);
     let none = shell.run(&["event", "search", "--type", "Lost"]);
     assert_eq!(
         (none.code, none.out.as_str(), none.err.as_str()),

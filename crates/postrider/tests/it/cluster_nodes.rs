@@ -246,7 +246,7 @@ fn a_node_that_is_asked_to_end_hands_over_without_a_duplicate() {
         return;
     };
     let stop = AtomicBool::new(false);
-    let taken: BTreeSet<String> = std::thread::scope(|scope| {
+    let published: Vec<Published> = std::thread::scope(|scope| {
         let publishers: Vec<_> = (0..2)
             .map(|n| {
                 let (address, stop) = (crew.nodes[n].http, &stop);
@@ -269,19 +269,45 @@ fn a_node_that_is_asked_to_end_hands_over_without_a_duplicate() {
         stop.store(true, Relaxed);
         publishers
             .into_iter()
-            .flat_map(|one| one.join().expect("it publishes"))
+            .map(|one| one.join().expect("it publishes"))
             .collect()
     });
+    let taken: BTreeSet<&String> = published.iter().flat_map(|one| &one.taken).collect();
+    let refused: BTreeSet<&String> = published.iter().flat_map(|one| &one.refused).collect();
     assert!(taken.len() > 150, "{}", taken.len());
-    let arrived = arrivals(&receiver, &taken);
+    let mut arrived: BTreeMap<String, Vec<Delivery>> = BTreeMap::new();
+    let mut missing = taken.clone();
+    while !missing.is_empty() {
+        let delivery = receiver.next();
+        for id in delivery.ids() {
+            missing.remove(&id);
+            arrived.entry(id).or_default().push(delivery.clone());
+        }
+    }
+    for delivery in receiver.so_far() {
+        for id in delivery.ids() {
+            arrived.entry(id).or_default().push(delivery.clone());
+        }
+    }
+    let unknown = |id: &&String| !taken.contains(id) && !refused.contains(id);
+    let strangers: Vec<_> = arrived.keys().filter(unknown).collect();
+    assert!(strangers.is_empty(), "{strangers:?} were not published");
     let twice: Vec<_> = arrived.iter().filter(|(_, each)| each.len() > 1).collect();
     assert!(twice.is_empty(), "{} of {}: {twice:#?}", twice.len(), taken.len());
 }
 
-/// Publishes one event after the other, each until it is taken.
-fn publish_until(address: std::net::SocketAddr, publisher: usize, stop: &AtomicBool) -> Vec<String> {
+/// What one publisher was told of its events.
+#[derive(Default)]
+struct Published {
+    taken: Vec<String>,
+    /// Answered with 429 or 503, or not at all: these may be stored nevertheless.
+    refused: Vec<String>,
+}
+
+/// Publishes one event after the other.
+fn publish_until(address: std::net::SocketAddr, publisher: usize, stop: &AtomicBool) -> Published {
     let target = format!("/topics/orders/events?{EDGE_VERSION}");
-    let mut taken = Vec::new();
+    let mut published = Published::default();
     let mut number = 0;
     while !stop.load(Relaxed) {
         let Ok(mut connection) = Connection::open(address) else {
@@ -293,13 +319,19 @@ fn publish_until(address: std::net::SocketAddr, publisher: usize, stop: &AtomicB
             let id = format!("{publisher}-{number}");
             let body = json!([event(&id)]).to_string();
             match connection.send("POST", &target, &[JSON], body.as_bytes()) {
-                Ok(answer) if answer.status == 200 => taken.push(id),
-                Ok(answer) => assert!(matches!(answer.status, 429 | 503), "{}", answer.text()),
-                Err(_) => break,
+                Ok(answer) if answer.status == 200 => published.taken.push(id),
+                Ok(answer) => {
+                    assert!(matches!(answer.status, 429 | 503), "{}", answer.text());
+                    published.refused.push(id);
+                }
+                Err(_) => {
+                    published.refused.push(id);
+                    break;
+                }
             }
         }
     }
-    taken
+    published
 }
 
 #[test]

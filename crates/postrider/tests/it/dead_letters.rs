@@ -1,6 +1,7 @@
 //! What becomes of events that are given up: when, where and how they are written, and what happens if they
 //! cannot be. Here with the account that is always there, in a directory.
 
+use crate::cli::Shell;
 use crate::lab::{Lab, timestamp};
 use crate::receiver::{Receiver, Reply};
 use crate::server::{JSON, Server, Setup, event};
@@ -10,6 +11,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::sync::atomic::{AtomicI64, AtomicU16, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, mpsc};
+use std::time::Duration;
 
 const SUBSCRIPTION: &str = "/subscriptions/00000000-0000-0000-0000-000000000001/resourceGroups/rg1";
 
@@ -77,6 +79,29 @@ pub fn letter_counts(server: &Server) -> [u64; 3] {
     })
 }
 
+/// How the only delivery of an event has ended, as its trace shows it.
+#[track_caller]
+fn how_it_ended(server: &Server, id: &str) -> Value {
+    let target = format!("/postrider/v1/events/{id}");
+    wait::until("the end is recorded", || {
+        let found = server.send("GET", &target, &[("authorization", "Bearer hush")], "");
+        let ended = found.expect(200).json()["stories"][0]["subscriptions"][0]["ended"].take();
+        (!ended.is_null()).then_some(ended)
+    })
+}
+
+/// The numbers and the health of the only subscription.
+#[track_caller]
+fn health_of(server: &Server) -> Value {
+    let stats = server.send(
+        "GET",
+        "/postrider/v1/stats",
+        &[("authorization", "Bearer hush")],
+        "",
+    );
+    stats.expect(200).json()["subscriptions"][0].take()
+}
+
 pub fn trouble(server: &Server) -> Value {
     server.health()["deadLetters"]["trouble"].take()
 }
@@ -110,7 +135,7 @@ fn five_minutes_after_the_last_attempt_it_is_in_a_blob() {
          destination = {{ endpoint_type = \"WebHook\", properties = {{ endpoint_url = \"{}\" }} }}\n\
          dead_letter_destination = {{ endpoint_type = \"StorageBlob\", properties = {{ \
          resource_id = \"{SUBSCRIPTION}/providers/Microsoft.Storage/storageAccounts/local\", \
-         blob_container_name = \"dead\" }} }}\nretry_policy = {{ max_delivery_attempts = 3 }}\n",
+         blob_container_name = \"dead\" }} }}\nretry_policy = {{ max_delivery_attempts = 3 }}\n{CLIENT}",
         receiver.url("/")
     );
     let mut lab = Lab::start(Setup::test_clock(config), receiver);
@@ -120,9 +145,33 @@ fn five_minutes_after_the_last_attempt_it_is_in_a_blob() {
     assert_eq!(lab.pass_to(339), 2, "at 10 and 40 seconds");
     assert_eq!(local_blobs(&lab.server), BTreeMap::new());
     assert_eq!(letter_counts(&lab.server), [1, 0, 0]);
-    assert_eq!(lab.count("deadLettered"), 1);
+    assert_eq!(lab.count("deadLettered"), 0, "it is in no blob yet");
+    let ended = how_it_ended(&lab.server, "a");
+    assert_eq!(
+        (&ended["disposition"], &ended["pending"]),
+        (
+            &json!("deadLettered"),
+            &json!({"due": "2030-03-04T06:01:40.0000000Z", "text": "waits to be written to a blob"})
+        ),
+        "{ended}"
+    );
+    // Health does not wait for the blob.
+    let health = health_of(&lab.server);
+    assert_eq!(health["health"], "failing", "{health}");
+    let reason = health["reasons"][0]["text"].as_str().expect("a text");
+    assert!(
+        reason.starts_with("1 of 1 event given up; 1 of them not written"),
+        "{reason}"
+    );
 
     assert_eq!(lab.pass_to(340), 0);
+    assert_eq!(lab.count("deadLettered"), 1);
+    let ended = how_it_ended(&lab.server, "a");
+    assert_eq!(
+        (&ended["pending"], &ended["blob"]["account"]),
+        (&Value::Null, &json!("local")),
+        "{ended}"
+    );
     let (path, letters) = only_blob(&lab.server);
     assert_path(&path, "dead/MY-BILLING/2030/3/4/6");
     assert_eq!(
@@ -490,7 +539,7 @@ fn shelf(root: &Path) -> String {
 fn without_its_container_it_is_dropped_after_four_hours() {
     let root = tempfile::tempdir().expect("a temporary directory");
     let lab = Lab::subscribed(
-        Setup::test_clock(shelf(root.path())),
+        Setup::test_clock(format!("{}{CLIENT}", shelf(root.path()))),
         Receiver::answering(|_| Reply::Status(400)),
         dead_letter_to("shelf", "dead", json!(null)),
     );
@@ -508,6 +557,12 @@ fn without_its_container_it_is_dropped_after_four_hours() {
     let known = json!([{"topic": "orders", "subscription": "billing", "reason": missing}]);
     assert_eq!(trouble(&lab.server), known);
     assert_eq!(letter_counts(&lab.server), [3, 0, 0]);
+    let pending = how_it_ended(&lab.server, "first")["pending"].take();
+    assert_eq!(
+        pending["text"],
+        format!("waits to be written to a blob; the last try failed: {missing}")
+    );
+    assert_eq!(timestamp(&pending["due"]), lab.start + Duration::from_secs(310));
     // Five minutes and four hours after the last attempts.
     lab.pass_to(300 + 4 * 3600 - 1);
     assert_eq!(
@@ -528,6 +583,17 @@ fn without_its_container_it_is_dropped_after_four_hours() {
         ([0, 0, 0], dropped(3))
     );
     assert_eq!(trouble(&lab.server), json!([]), "nothing waits any more");
+    // What could never be stored was never dead-lettered.
+    assert_eq!(lab.count("deadLettered"), 0);
+    let ended = how_it_ended(&lab.server, "first");
+    assert_eq!(
+        (&ended["disposition"], &ended["reason"], &ended["pending"]),
+        (
+            &json!("dropped"),
+            &json!("DeadLetterDestinationUnavailable"),
+            &Value::Null
+        )
+    );
     for ids in ["first, second", "third"] {
         let line = lab.server.logged(&["ERROR", "dead letters dropped", ids]);
         assert!(
@@ -547,6 +613,93 @@ fn without_its_container_it_is_dropped_after_four_hours() {
         (letter_counts(&lab.server), lab.dropped()),
         ([0, 1, 1], dropped(3))
     );
+    assert_eq!(lab.count("deadLettered"), 1);
+}
+
+#[test]
+fn an_expired_event_waits_from_its_last_attempt() {
+    let minute = to_local(json!({"retryPolicy": {"eventExpiryInMinutes": 1}}));
+    let lab = Lab::subscribed(
+        Setup::test_clock(CLIENT),
+        Receiver::answering(|_| Reply::Status(500)),
+        minute,
+    );
+    lab.server.publish("orders", &[event("a")]);
+    lab.at_once();
+    assert_eq!(lab.pass_to(100), 2, "at 10 and 40 seconds, and not at 100");
+    assert_eq!(letter_counts(&lab.server), [1, 0, 0]);
+    let pending = how_it_ended(&lab.server, "a")["pending"].take();
+    assert_eq!(timestamp(&pending["due"]), lab.start + Duration::from_secs(340));
+    lab.pass_to(339);
+    assert_eq!(letter_counts(&lab.server), [1, 0, 0]);
+    lab.pass_to(340);
+    assert_eq!(letter_counts(&lab.server), [0, 1, 1]);
+}
+
+/// An event that is given up hours after its last attempt.
+fn expired_late(root: &Path) -> Lab {
+    let receiver =
+        Receiver::answering(|delivery| Reply::Status(if delivery.ids() == ["old"] { 500 } else { 400 }));
+    let policy = json!({"retryPolicy": {"eventExpiryInMinutes": 400}});
+    let lab = Lab::subscribed(
+        Setup::test_clock(shelf(root)),
+        receiver,
+        dead_letter_to("shelf", "dead", policy),
+    );
+    lab.server.publish("orders", &[event("old")]);
+    lab.at_once();
+    lab
+}
+
+#[test]
+fn an_expired_event_has_its_four_hours_though_its_last_attempt_is_older() {
+    let root = tempfile::tempdir().expect("a temporary directory");
+    let lab = expired_late(root.path());
+    // The attempts end at 17 200 seconds, the time to live at 24 000; that shows when the next one comes due.
+    lab.pass_to(38_800 + 4 * 3600 - 1);
+    assert_eq!(letter_counts(&lab.server), [1, 0, 0]);
+    assert_eq!(lab.dropped(), json!({}));
+    lab.pass_to(38_800 + 4 * 3600);
+    assert_eq!(letter_counts(&lab.server), [0, 0, 0]);
+    assert_eq!(lab.dropped(), json!({"DeadLetterDestinationUnavailable": 1}));
+}
+
+#[test]
+fn an_expired_event_is_tried_once_before_it_goes_with_a_store_long_away() {
+    for there in [false, true] {
+        let root = tempfile::tempdir().expect("a temporary directory");
+        let lab = expired_late(root.path());
+        lab.pass_to(17_000);
+        lab.server.publish("orders", &[event("first")]);
+        lab.at_once();
+        lab.pass_to(30_000);
+        lab.server.publish("orders", &[event("second")]);
+        lab.at_once();
+        // The store has been away since 17 300 seconds: the first of them is gone.
+        lab.pass_to(38_799);
+        assert_eq!(letter_counts(&lab.server), [1, 0, 0]);
+        let dropped = |n: u64| json!({"DeadLetterDestinationUnavailable": n});
+        assert_eq!(lab.dropped(), dropped(1));
+        if there {
+            std::fs::create_dir(root.path().join("dead")).expect("it can be made");
+        }
+        // Tried every five minutes.
+        lab.pass_to(38_800 + 300);
+        match there {
+            true => {
+                let mut written = ids(blobs(root.path()).values().flatten());
+                written.sort();
+                assert_eq!(written, ["old", "second"]);
+                assert_eq!(lab.dropped(), dropped(1));
+            }
+            false => {
+                assert_eq!(letter_counts(&lab.server), [1, 0, 0]);
+                assert_eq!(lab.dropped(), dropped(2));
+                let line = lab.server.logged(&["ERROR", "dead letters dropped", "old"]);
+                assert!(line.contains("DeadLetterDestinationUnavailable"), "{line}");
+            }
+        }
+    }
 }
 
 #[test]
@@ -1218,6 +1371,180 @@ fn a_replay_sends_letters_again_as_if_for_the_first_time() {
     assert_eq!(lab.pass(24 * 3600), 0);
     // The blobs stay as they are.
     assert_eq!(local_blobs(&lab.server).len(), 4);
+}
+
+#[test]
+fn a_replay_to_a_receiver_that_still_fails_does_not_read_as_delivered() {
+    let status = Arc::new(AtomicU16::new(400));
+    let receiver = Receiver::answering({
+        let status = status.clone();
+        move |_| Reply::Status(status.load(Relaxed))
+    });
+    let mut lab = Lab::subscribed(Setup::test_clock(CLIENT), receiver, to_local(json!(null)));
+    let events: Vec<Value> = (0..4).map(|n| event(n.to_string())).collect();
+    lab.server.publish("orders", &events);
+    lab.at_once();
+    lab.pass(300);
+    let outcome = |server: &Server, id: &Value, expected: Value| {
+        let path = format!("/replays/{id}");
+        wait::until("the events have ended or wait", || {
+            let job = ours(server, "GET", &path, &Value::Null);
+            (job["outcome"] == expected).then_some(())
+        });
+    };
+    let count = |delivered: u64, failed: u64, waiting: u64| json!({"delivered": delivered, "failed": failed, "waiting": waiting});
+    let replay = ["deadletters", "replay", "--all", "--secret", "hush"];
+
+    // Refused again, at once.
+    let told = Shell::of(&lab.server).run(&replay);
+    assert_ne!(told.code, 0, "{}{}", told.out, told.err);
+    assert!(
+        told.out
+            .contains("0 were delivered, 4 failed again, 0 still wait"),
+        "{}{}",
+        told.out,
+        told.err
+    );
+    outcome(&lab.server, &json!(1), count(0, 4, 0));
+    lab.pass(300);
+
+    // They would be tried again, and nothing has arrived.
+    status.store(500, Relaxed);
+    let told = Shell::of(&lab.server).run(&replay);
+    assert_ne!(told.code, 0, "{}{}", told.out, told.err);
+    assert!(
+        told.out
+            .contains("0 were delivered, 0 failed again, 8 still wait"),
+        "{}{}",
+        told.out,
+        told.err
+    );
+    status.store(200, Relaxed);
+    lab.pass(24 * 3600);
+    outcome(&lab.server, &json!(2), count(8, 0, 0));
+
+    let told = Shell::of(&lab.server).run(&replay);
+    assert_eq!(told.code, 0, "{}{}", told.out, told.err);
+    assert!(
+        told.out.contains("8 were delivered, 0 failed again"),
+        "{}",
+        told.out
+    );
+
+    // A restart does not remember: nothing is said rather than something wrong.
+    lab.server.kill();
+    lab.server.start();
+    let job = ours(&lab.server, "GET", "/replays/3", &Value::Null);
+    assert_eq!((&job["state"], &job["outcome"]), (&json!("done"), &Value::Null));
+}
+
+#[test]
+fn letters_of_blobs_that_are_gone_or_cut_off_stay_known() {
+    let status = Arc::new(AtomicU16::new(400));
+    let receiver = Receiver::answering({
+        let status = status.clone();
+        move |_| Reply::Status(status.load(Relaxed))
+    });
+    let mut lab = Lab::subscribed(Setup::test_clock(CLIENT), receiver, to_local(json!(null)));
+    let events: Vec<Value> = (0..6).map(|n| event(n.to_string())).collect();
+    for some in events.chunks(2) {
+        lab.server.publish("orders", some);
+        lab.at_once();
+        lab.pass(300);
+    }
+    assert_eq!(letter_counts(&lab.server), [0, 6, 3]);
+    let listed = ours(&lab.server, "GET", "", &Value::Null);
+    let letters = listed["value"].as_array().expect("letters").clone();
+    let root = lab.server.data_dir().join("deadletters");
+    let file = |letter: &Value| {
+        let [container, path] = ["container", "path"].map(|name| letter["blob"][name].as_str().expect(name));
+        root.join(container).join(path)
+    };
+    std::fs::remove_file(file(&letters[0])).expect("it was there");
+    let body = std::fs::read(file(&letters[2])).expect("a blob can be read");
+    std::fs::write(file(&letters[2]), &body[..body.len() / 2]).expect("a blob can be written");
+    status.store(200, Relaxed);
+
+    let tally = ours(&lab.server, "GET", "/summary", &Value::Null)["value"][0].take();
+    let numbers = ["written", "missing", "damaged"].map(|name| tally[name].as_u64());
+    assert_eq!(numbers, [Some(6), Some(2), Some(2)], "{tally}");
+    let listed = ours(&lab.server, "GET", "?limit=1000", &Value::Null);
+    let letters: Vec<&Value> = listed["value"].as_array().expect("letters").iter().collect();
+    let states: Vec<&Value> = letters.iter().map(|letter| &letter["state"]).collect();
+    assert_eq!(
+        states,
+        ["missing", "missing", "damaged", "damaged", "written", "written"]
+    );
+    for (at, reason) in [(0, "does not exist"), (3, "not JSON")] {
+        let id = letters[at]["id"].as_str().expect("an id");
+        let target = format!("/postrider/v1/deadletters/{id}");
+        let shown = lab
+            .server
+            .send("GET", &target, &[("authorization", "Bearer hush")], String::new());
+        assert_eq!(shown.status, 410, "{}", shown.text());
+        let detail = shown.json()["detail"].take();
+        let path = letters[at]["blob"]["path"].as_str().expect("a path");
+        let detail = detail.as_str().expect("a text");
+        assert!(detail.contains(path) && detail.contains(reason), "{detail}");
+    }
+
+    let begun = ours(&lab.server, "POST", "/replay", &json!({"all": true}));
+    let job = wait::until("the replay has ended", || {
+        let job = ours(
+            &lab.server,
+            "GET",
+            &format!("/replays/{}", begun["id"]),
+            &Value::Null,
+        );
+        (job["state"] != "running").then_some(job)
+    });
+    assert_eq!(job["state"], "incomplete", "{job}");
+    let numbers = ["replayed", "failed", "unreadable"].map(|name| job[name].as_u64());
+    assert_eq!(numbers, [Some(2), Some(4), Some(4)], "{job}");
+    let blobs = job["unreadableBlobs"].as_array().expect("blobs");
+    let each = |at: usize, letter: &Value| {
+        assert_eq!(blobs[at]["path"], letter["blob"]["path"]);
+        assert_eq!(
+            (&blobs[at]["state"], &blobs[at]["letters"]),
+            (&letter["state"], &json!(2))
+        );
+    };
+    each(0, letters[0]);
+    each(1, letters[2]);
+    // A restart keeps what the replay could not do; what became of the others is not known any more.
+    let mut job = job;
+    let outcome = job.as_object_mut().and_then(|job| job.remove("outcome"));
+    assert!(outcome.is_some());
+    lab.server.kill();
+    lab.server.start();
+    let again = ours(
+        &lab.server,
+        "GET",
+        &format!("/replays/{}", begun["id"]),
+        &Value::Null,
+    );
+    assert_eq!(again, job);
+
+    // The directory as a whole is out of reach: nothing is known to be gone.
+    let away = lab.server.data_dir().join("away");
+    std::fs::rename(&root, &away).expect("it can be renamed");
+    let listed = ours(&lab.server, "GET", "", &Value::Null);
+    for letter in listed["value"].as_array().expect("letters") {
+        assert_eq!(letter["state"], "written", "{letter}");
+        assert!(
+            letter["trouble"]
+                .as_str()
+                .expect("a reason")
+                .contains("cannot be reached")
+        );
+    }
+    std::fs::rename(&away, &root).expect("it can be renamed back");
+
+    assert_eq!(
+        ours(&lab.server, "POST", "/purge", &json!({"all": true}))["purged"],
+        6
+    );
+    assert_eq!(ours(&lab.server, "GET", "", &Value::Null)["value"], json!([]));
 }
 
 #[test]

@@ -13,7 +13,7 @@ use std::net::TcpStream;
 use std::process::Command;
 
 pub const SECRET: (&str, &str) = ("authorization", "Bearer hush");
-const CONFIG: &str = "client = [{ id = \"me\", secret = \"hush\" }, { id = \"eye\", secret = \"glance\", role = \"reader\" }]\n\
+pub const CONFIG: &str = "client = [{ id = \"me\", secret = \"hush\" }, { id = \"eye\", secret = \"glance\", role = \"reader\" }]\n\
                       dead_letter = { delay = \"0s\", default = \"local\" }\n";
 /// Any will do: nothing is fetched from it.
 const PLACE: &str = "http://postrider.invalid/openapi.json";
@@ -348,6 +348,8 @@ fn answers_are_as_described() {
     dead_letters(&mut api, &server);
     listening(&mut api, &server);
     sessions(&mut api, &server);
+    api.ask(&server, "listAudit", &[], None).expect(200);
+    api.ask(&server, "verifyAudit", &[], None).expect(200);
     refusals(&mut api, &server);
 
     let timed = Setup::test_clock(CONFIG).start();
@@ -384,6 +386,10 @@ fn events(api: &mut Description, server: &Server) {
         ],
         None,
     );
+    let id = id_of("orders", "busy");
+    let attempts = [("id", id.as_str()), ("outcome", "failed"), ("limit", "2")];
+    let found = api.ask(server, "listAttempts", &attempts, None).json();
+    assert_eq!(found["value"].as_array().map(Vec::len), Some(2));
     let mut stream = Following::begin(server, "GET", "/postrider/v1/events/stream?topic=orders", "");
     api.seen.insert(("streamEvents".to_owned(), 200));
     server.publish("orders", &[event("live")]);
@@ -500,6 +506,7 @@ fn dead_letters(api: &mut Description, server: &Server) {
     api.ask(server, "cancelReplay", &job, None);
     api.ask(server, "getReplay", &job, None);
     api.ask(server, "listReplays", &[], None);
+    api.ask(server, "writeDeadLetters", &[], Some(json!({"all": true})));
     api.ask(server, "purgeDeadLetters", &[], Some(counted));
     api.ask(server, "purgeDeadLetters", &[], Some(json!({"all": true})));
 }
@@ -538,7 +545,13 @@ fn sessions(api: &mut Description, server: &Server) {
     );
     api.answered(
         "getSession",
-        &server.send("GET", "/portal/session", &[cookie], ""),
+        &server
+            .send("GET", "/portal/session", &[cookie, token], "")
+            .expect(200),
+    );
+    api.answered(
+        "getSession",
+        &server.send("GET", "/portal/session", &[cookie], "").expect(403),
     );
     api.answered(
         "signOut",
@@ -554,6 +567,9 @@ fn sessions(api: &mut Description, server: &Server) {
         "getSession",
         &server.send("GET", "/portal/session", &[cookie], "").expect(401),
     );
+    api.ask(server, "listSessions", &[], None);
+    api.ask(server, "revokeSessions", &[], Some(json!({"all": true})));
+    api.ask(server, "rotateKey", &[], Some(json!({"now": true})));
 }
 
 /// Refusals are described too.

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU16, Ordering::Relaxed};
 
 /// What the doctor said.
-struct Told {
+pub struct Told {
     code: i32,
     out: String,
 }
@@ -25,7 +25,7 @@ impl Told {
 
     /// The check that says this, as (level, what to do).
     #[track_caller]
-    fn about(&self, about: &str, words: &str) -> (String, String) {
+    pub fn about(&self, about: &str, words: &str) -> (String, String) {
         let told = self.json();
         let checks = told["checks"].as_array().expect("a list");
         let found = checks.iter().find(|one| {
@@ -58,15 +58,18 @@ fn doctor(directory: &Path, arguments: &[&str]) -> Told {
     }
 }
 
-/// The doctor with the flags that a server was started with.
-fn doctor_of(server: &Server, output: &str) -> Told {
+/// The doctor with the flags and the configuration that a server was started with.
+pub fn doctor_of(server: &Server, output: &str) -> Told {
     let data_dir = server.data_dir();
     let (http, https) = (server.http.to_string(), server.https.to_string());
     let elsewhere = tempfile::tempdir().expect("a temporary directory");
     let data_dir = data_dir.to_str().expect("text");
+    fs::write(elsewhere.path().join("postrider.toml"), server.config()).expect("it can be written");
     doctor(
         elsewhere.path(),
         &[
+            "--config",
+            "postrider.toml",
             "--data-dir",
             data_dir,
             "--http",
@@ -174,7 +177,11 @@ fn a_running_server_is_asked() {
         "ok"
     );
     assert_eq!(told.level("server", "ready; version"), "ok");
-    assert_eq!(told.level("endpoints", &receiver.url("/in")), "ok");
+    let unused = format!(
+        "{} can be connected to; nothing was sent to it",
+        receiver.url("/in")
+    );
+    assert_eq!(told.level("endpoints", &unused), "ok");
     let (level, todo) = told.about("endpoints", &gone.replace("?code=hidden", ""));
     assert_eq!(level, "warning");
     assert!(todo.contains("curl -v"), "{todo}");
@@ -313,6 +320,35 @@ fn it_knows_a_directory_of_a_test_clock() {
 }
 
 #[test]
+fn it_says_what_an_endpoint_last_answered_and_what_that_means() {
+    let receiver = Receiver::answering(|delivery| {
+        let failing = delivery.ids().concat() == "bad";
+        Reply::Status(if failing { 401 } else { 200 })
+    });
+    let server = Setup::config("dead_letter = { default = \"local\" }\n").start();
+    server.put_topic("orders");
+    server.subscribe("orders", "billing", &receiver.url("/"), json!(null));
+    let url = receiver.url("/");
+    server.publish("orders", &[event("good")]);
+    server.counted("/deliveries/delivered", 1);
+    let accepted = format!("{url} accepted its last delivery, at ");
+    let told = doctor_of(&server, "json");
+    assert_eq!(told.level("endpoints", &accepted), "ok", "{}", told.out);
+    assert_eq!(told.level("endpoints", "(HTTP 200 OK)"), "ok");
+    server.publish("orders", &[event("bad")]);
+    server.logged(&["attempt failed"]);
+    let told = doctor_of(&server, "json");
+    let (level, todo) = told.about("endpoints", "was HTTP 401 Unauthorized");
+    assert_eq!((told.code, level.as_str()), (0, "warning"), "{}", told.out);
+    assert!(todo.contains("credentials"), "{todo}");
+    assert!(
+        told.out.contains("can be connected to, but its last answer"),
+        "{}",
+        told.out
+    );
+}
+
+#[test]
 fn what_it_says_to_do_about_a_sick_endpoint_can_be_typed_as_it_is() {
     let status = Arc::new(AtomicU16::new(503));
     let receiver = Receiver::answering({
@@ -328,8 +364,13 @@ fn what_it_says_to_do_about_a_sick_endpoint_can_be_typed_as_it_is() {
     server.publish("orders", &[event("b")]);
     status.store(200, Relaxed);
     let told = doctor_of(&server, "json");
-    let (level, _) = told.about("endpoints", "takes connections again but is left alone until");
+    let (level, _) = told.about("endpoints", "can be connected to, but is left alone until");
     assert_eq!((told.code, level.as_str()), (0, "warning"));
+    // By what it answered, not by a name for it.
+    assert_eq!(
+        told.level("endpoints", "(HTTP 503 Service Unavailable, since"),
+        "warning"
+    );
     let told = told.json();
     let checks = told["checks"].as_array().unwrap().iter();
     let command = checks

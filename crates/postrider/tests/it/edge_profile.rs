@@ -82,11 +82,25 @@ fn a_subscription_has_the_last_word_about_its_limits() {
 }
 
 #[test]
-fn the_modules_variables_do_not_change_the_cloud() {
+fn the_modules_variables_hold_for_the_edge_api_whatever_the_profile() {
+    let cloud = || Setup::test_clock("");
+    let three = (vec![0, 10, 40], json!({"MaxDeliveryAttemptsExceeded": 1}));
+    let setup = cloud().with(ATTEMPTS_VARIABLE, "3");
+    assert_eq!(attempts(setup, json!(null)), three);
+    // 1800 seconds end between the waits of ten and thirty minutes.
+    let (made, dropped) = attempts(cloud().with(TIME_VARIABLE, "1800"), json!(null));
+    assert_eq!((made.len(), dropped), (6, json!({"TimeToLiveExceeded": 1})));
+    let minutes = json!({"retryPolicy": {"eventTimeToLiveInMinutes": 30}});
+    assert_eq!(attempts(cloud(), minutes).0.len(), 6, "the cloud's name of it");
+}
+
+#[test]
+fn the_modules_variables_do_not_change_a_profile_that_is_named() {
     let setup = Setup::test_clock("")
         .with(ATTEMPTS_VARIABLE, "3")
         .with(TIME_VARIABLE, "1800");
-    let (attempts, dropped) = attempts(setup, json!(null));
+    let named = json!({"postrider": {"profile": "cloud-2021"}});
+    let (attempts, dropped) = attempts(setup, named);
     assert_eq!((attempts.len(), dropped), (11, json!({"TimeToLiveExceeded": 1})));
 }
 

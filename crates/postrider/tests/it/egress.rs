@@ -1,9 +1,15 @@
 //! Where deliveries go, and what a hostile receiver or event can do about it.
 
+use crate::dead_letters::dead_letter_to;
 use crate::receiver::{Receiver, Reply};
 use crate::server::{JSON, Server, Setup, event};
 use crate::wait;
+use base64::Engine as _;
+use base64::prelude::BASE64_URL_SAFE_NO_PAD;
 use serde_json::{Value, json};
+use std::io::ErrorKind;
+use std::net::TcpListener;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 /// A server that says why attempts fail.
@@ -37,16 +43,47 @@ fn metadata_addresses_are_never_dialled() {
     server.counted("/deliveries/attemptsFailed", accepted);
     server.logged(&[
         "attempt failed",
-        "the egress policy forbids 169.254.169.254 (link-local)",
+        "egress.policy forbids 169.254.169.254 (cloud metadata)",
     ]);
     wait::until("each of them is told of", || {
         let log = server.log();
-        let forbidden = log
-            .iter()
-            .filter(|line| line.contains("the egress policy forbids"));
+        let forbidden = log.iter().filter(|line| line.contains("egress.policy forbids"));
         (forbidden.count() >= 4).then_some(())
     });
     assert_eq!(server.health()["deliveries"]["delivered"], 0);
+}
+
+// The proxy is there and opens no tunnel.
+#[test]
+fn a_fault_of_the_proxy_is_told_and_held_against_no_endpoint() {
+    let proxy = Receiver::answering(|_| Reply::Status(502));
+    let receiver = Receiver::start();
+    let address = proxy.url("").replace("http://", "");
+    let server = talkative(&format!(
+        "[egress]\nproxy = \"http://me:hush@{address}\"\nno_proxy = [\"localhost\"]\n"
+    ));
+    server.put_topic("orders");
+    server.subscribe("orders", "through", &receiver.url("/through"), json!(null));
+    let direct = receiver.url("/direct").replace("127.0.0.1", "localhost");
+    server.subscribe("orders", "direct", &direct, json!(null));
+    let events: Vec<Value> = (0..12).map(|n| event(format!("e{n}"))).collect();
+    server.publish("orders", &events);
+    server.counted("/deliveries/delivered", 12);
+    // More than the ten failures that would have an endpoint left alone.
+    server.counted("/proxy/faults", 12);
+    let health = server.health();
+    assert_eq!(health["proxy"]["address"], address, "{health}");
+    assert_eq!(health["warnings"][0]["code"], "proxy", "{health}");
+    assert!(receiver.so_far().iter().all(|one| one.path == "/direct"));
+    assert!(proxy.so_far().iter().all(|one| one.method == "CONNECT"));
+    server.logged(&["attempt failed", "could not open a tunnel (502)"]);
+    assert!(!server.log().iter().any(|line| line.contains("hush")));
+    assert!(
+        !server
+            .log()
+            .iter()
+            .any(|line| line.contains("endpoint keeps failing"))
+    );
 }
 
 #[test]
@@ -63,8 +100,8 @@ fn the_policy_internet_allows_neither_http_nor_loopback() {
     );
     server.publish("orders", &[event("e1")]);
     server.counted("/deliveries/attemptsFailed", 2);
-    server.logged(&["the egress policy forbids http"]);
-    server.logged(&["the egress policy forbids 127.0.0.1 (loopback)"]);
+    server.logged(&["egress.policy forbids http"]);
+    server.logged(&["egress.policy forbids 127.0.0.1 (loopback)"]);
     assert!(receiver.so_far().is_empty());
 }
 
@@ -96,6 +133,103 @@ fn a_custom_policy_allows_what_it_lists() {
             assert!(receiver.so_far().is_empty(), "{config}");
         }
     }
+}
+
+/// A web server that must not be asked anything.
+struct Avoided(TcpListener);
+
+impl Avoided {
+    fn at(address: &str) -> Avoided {
+        let listener = TcpListener::bind((address, 0)).expect("a free port");
+        listener.set_nonblocking(true).expect("a socket can be told");
+        Avoided(listener)
+    }
+
+    fn port(&self) -> u16 {
+        self.0.local_addr().expect("it is bound").port()
+    }
+
+    #[track_caller]
+    fn assert_nobody_came(&self) {
+        let came = self.0.accept().map(|(_, peer)| peer);
+        assert_eq!(came.unwrap_err().kind(), ErrorKind::WouldBlock);
+    }
+}
+
+#[test]
+fn storage_accounts_and_collectors_are_dialled_only_if_the_policy_allows_it() {
+    let (webhook, account, collector) = (
+        Receiver::start(),
+        Avoided::at("127.0.0.1"),
+        Avoided::at("127.0.0.1"),
+    );
+    // Of names the start knows nothing: they are judged when they are dialled.
+    let config = format!(
+        "profile = \"cloud-2018\"\negress = {{ policy = \"custom\", allow = [\"10.0.0.0/8\"] }}\n\
+         [traces]\notlp_endpoint = \"http://localhost:{}\"\n\
+         [[storage_account]]\nname = \"far\"\nkey = \"a2V5\"\nblob_endpoint = \"http://localhost:{}/far\"\n",
+        collector.port(),
+        account.port(),
+    );
+    let server = Setup::config(config).start();
+    server.put_topic("orders");
+    let once = json!({"retryPolicy": {"maxDeliveryAttempts": 1}});
+    let properties = dead_letter_to("far", "letters", once);
+    server.subscribe("orders", "billing", &webhook.url("/"), properties);
+    server.publish("orders", &[event("e1")]);
+    server.logged(&[
+        "dead letters cannot be written",
+        "egress.policy forbids",
+        "127.0.0.1",
+    ]);
+    server.logged(&["traces cannot be exported", "egress.policy forbids", "127.0.0.1"]);
+    account.assert_nobody_came();
+    collector.assert_nobody_came();
+    assert!(webhook.so_far().is_empty());
+}
+
+#[test]
+fn the_keys_of_an_issuer_are_fetched_only_from_where_the_policy_allows_it() {
+    let keys = Avoided::at("127.0.0.2");
+    let keys_url = format!("http://127.0.0.2:{}/keys", keys.port());
+    // The issuer itself is allowed, and names keys at an address that is not.
+    let base: Arc<OnceLock<String>> = Arc::default();
+    let issuer = {
+        let base = base.clone();
+        Receiver::answering(move |_| {
+            let issuer = base.get().expect("it is set before anybody asks");
+            let document = json!({"issuer": issuer, "jwks_uri": keys_url}).to_string();
+            let head = format!(
+                "HTTP/1.1 200 OK\r\ncontent-length: {}\r\nconnection: close\r\n\r\n",
+                document.len()
+            );
+            Reply::Bytes((head + &document).into_bytes())
+        })
+    };
+    let url = issuer.url("/tenant");
+    base.set(url.clone()).expect("it is set once");
+    let server = Setup::config(format!(
+        "egress = {{ policy = \"custom\", allow = [\"127.0.0.1\"] }}\n\
+         [oidc]\nissuer = \"{url}\"\naudience = \"api://grid\"\n"
+    ))
+    .start();
+    let part = |value: Value| BASE64_URL_SAFE_NO_PAD.encode(value.to_string());
+    let (header, claims) = (
+        part(json!({"alg": "RS256", "kid": "k"})),
+        part(json!({"iss": url, "aud": "api://grid"})),
+    );
+    let bearer = format!("Bearer {header}.{claims}.c2lnbmF0dXJl");
+    server
+        .send(
+            "GET",
+            "/postrider/v1/endpoints",
+            &[("authorization", &bearer)],
+            "",
+        )
+        .expect(401);
+    assert_eq!(issuer.next().path, "/tenant/.well-known/openid-configuration");
+    server.logged(&["keys of the token issuer", "egress.policy forbids 127.0.0.2"]);
+    keys.assert_nobody_came();
 }
 
 #[test]

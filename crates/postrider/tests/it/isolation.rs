@@ -6,7 +6,6 @@ use crate::wait;
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
 use std::net::TcpListener;
-use std::time::Duration;
 
 /// An address at which nobody listens.
 fn refused_url() -> String {
@@ -19,13 +18,13 @@ fn refused_url() -> String {
 fn a_black_hole_and_a_refused_port_do_not_delay_a_healthy_endpoint() {
     let black_hole = Receiver::answering(|_| Reply::Silence);
     let healthy = Receiver::start();
-    let server = Server::start_plain();
+    // Time stands still: nobody can wait until an attempt at the black hole times out.
+    let server = Setup::test_clock("").start();
     server.put_topic("orders");
     server.subscribe("orders", "hole", &black_hole.url("/"), json!(null));
     server.subscribe("orders", "refused", &refused_url(), json!(null));
     server.subscribe("orders", "healthy", &healthy.url("/"), json!(null));
     let mut ids = BTreeSet::new();
-    let started = wait::now();
     for request in 0..20 {
         let events: Vec<Value> = (0..100).map(|n| event(format!("{request}-{n}"))).collect();
         server.publish("orders", &events);
@@ -36,12 +35,6 @@ fn a_black_hole_and_a_refused_port_do_not_delay_a_healthy_endpoint() {
         );
     }
     healthy.all_of(&ids);
-    // The black hole answers nothing for 30 s: whoever waited for it would be later than this.
-    assert!(
-        started.elapsed() < Duration::from_secs(20),
-        "{:?}",
-        started.elapsed()
-    );
     assert!(!black_hole.so_far().is_empty(), "it was tried");
 
     // Nor is a subscription delayed that shares the topic and is made while the others are in trouble.
@@ -82,14 +75,7 @@ fn a_backlog_behind_a_dead_endpoint_stays_on_disk() {
     assert_eq!(healthy.next().ids(), ["e1"]);
 
     server.kill();
-    let restarting = wait::now();
     server.start();
-    // With room for other tests on the same machine; alone it takes a fraction of a second.
-    assert!(
-        restarting.elapsed() < Duration::from_secs(4),
-        "{:?}",
-        restarting.elapsed()
-    );
     server.publish("alive", &[event("e2")]);
     let next = healthy.next();
     // The last delivery before the kill may not have been recorded.
@@ -135,6 +121,53 @@ fn large_events_for_many_receivers_that_read_nothing_are_in_memory_once() {
     assert!(grown < 250, "{grown} MB more: {health}");
 }
 
+// The budget for bytes in flight is used up by receivers that never answer, each with an event of its own. One that
+// would answer waits behind the first attempts at the others at most.
+#[test]
+fn a_healthy_endpoint_gets_its_event_within_the_first_attempts_of_dead_ones() {
+    const DEAD: usize = 200;
+    let dead = Receiver::answering(|_| Reply::Silence);
+    let healthy = Receiver::start();
+    let server = Setup::test_clock("limits.in_flight_bytes_max = 16777216\n").start();
+    server.put_topic("orders");
+    let only = |event_type: &str| json!({"filter": {"includedEventTypes": [event_type]}});
+    let large = |event_type: &str| {
+        let mut event = event(event_type);
+        event["eventType"] = json!(event_type);
+        event["data"] = json!("x".repeat(200_000));
+        event
+    };
+    for n in 0..DEAD {
+        let name = format!("dead{n}");
+        server.subscribe("orders", &name, &dead.url(&format!("/{n}")), only(&name));
+    }
+    server.subscribe("orders", "healthy", &healthy.url("/"), only("healthy"));
+    for n in 0..DEAD {
+        server.publish("orders", &[large(&format!("dead{n}"))]);
+    }
+    server.publish("orders", &[large("healthy")]);
+    wait::until("the budget is used up", || {
+        let deliveries = server.health()["deliveries"].clone();
+        let bytes = |name: &str| deliveries[name].as_u64().expect("a number");
+        assert!(
+            bytes("inFlightBytes") <= bytes("inFlightBytesMax"),
+            "{deliveries}"
+        );
+        (bytes("inFlightWaiting") > 100).then_some(())
+    });
+    wait::until("the healthy endpoint has its event", || {
+        let arrived = healthy.so_far();
+        if arrived.is_empty() {
+            server.advance(&json!({"by": "10s"}));
+        }
+        (!arrived.is_empty()).then_some(())
+    });
+    let attempts = server.health()["deliveries"]["attempts"]
+        .as_u64()
+        .expect("a number");
+    assert!(attempts <= 2 * DEAD as u64, "{attempts} attempts went before it");
+}
+
 #[test]
 fn subscriptions_that_share_an_endpoint_share_it_fairly() {
     let receiver = Receiver::start();
@@ -156,7 +189,7 @@ fn subscriptions_that_share_an_endpoint_share_it_fairly() {
 }
 
 #[test]
-fn running_out_of_file_descriptors_passes() {
+fn idle_strangers_leave_file_descriptors_to_others() {
     let receiver = Receiver::start();
     let setup = Setup {
         open_files_max: Some(64),
@@ -166,10 +199,11 @@ fn running_out_of_file_descriptors_passes() {
     server.put_topic("orders");
     server.subscribe("orders", "all", &receiver.url("/"), json!(null));
     let idle: Vec<_> = (0..100).map(|_| server.connect()).collect();
-    server.logged(&["cannot accept connections"]);
-    drop(idle);
+    server.logged(&["limits.connections_max is lowered to 32"]);
+    server.logged(&["idle connection closed", "127.0.0.1"]);
     server.publish("orders", &[event("e1")]);
     assert_eq!(receiver.next().ids(), ["e1"]);
+    drop(idle);
     let complaints = server
         .log()
         .iter()

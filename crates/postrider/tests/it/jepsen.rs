@@ -41,6 +41,17 @@ const SEEN_TO_ARRIVE: u64 = 1_000_000;
 /// Between a publisher's requests. There are two cores for everything.
 const PACE: Duration = Duration::from_millis(120);
 const MANAGE_PACE: Duration = Duration::from_millis(700);
+/// The same for whoever makes and deletes subscriptions. There is one for each node.
+const MAKE_PACE: Duration = Duration::from_secs(2);
+/// Between events of which no one waits for the one before: with the patience below it bounds how many wait.
+const MATCHED_PACE: Duration = Duration::from_millis(300);
+/// A change is answered once nodes that have fallen silent are known to be dead, or refused after a while.
+const MANAGE_PATIENCE: Duration = Duration::from_secs(30);
+/// No node acts by the old state for longer than this after a change was answered.
+const BOUND: Duration = Duration::from_secs(5);
+/// Numbers of events from this one on are published to see which subscriptions they match.
+const MATCHED: u64 = 2_000_000;
+const CLIENT: &str = "[[client]]\nid = \"me\"\nsecret = \"hush\"\n";
 /// A receiver that cannot keep up says so for one in so many.
 const FLAKY: u64 = 4;
 
@@ -68,13 +79,14 @@ const RULES: Rules = Rules {
 
 /// Retries after a second or two, so that many are under way whenever something happens.
 fn config(shelf: &Path) -> String {
-    format!(
+    let lines = format!(
         "profile = \"custom\"\ndead_letter.delay = \"1s\"\n\
          [profile_custom]\nschedule = [\"1s\", \"2s\", \"3s\"]\nfloors = {{ \"503\" = \"1s\" }}\nother_floor = \"1s\"\n\
          response_timeout = \"10s\"\njitter_percent = 0\n\
          [[storage_account]]\nname = \"shelf\"\nkind = \"directory\"\npath = \"{}\"\n",
         shelf.display()
-    )
+    );
+    format!("{lines}{CLIENT}")
 }
 
 /// What the threads of a run share.
@@ -94,6 +106,16 @@ struct Managed {
     there: BTreeSet<String>,
     gone: BTreeSet<String>,
     refused: u64,
+    /// When the making of a subscription was answered.
+    answered: BTreeMap<String, Duration>,
+    /// Subscriptions that somebody wanted to delete, whatever came of it.
+    given_up: BTreeSet<String>,
+    /// Acknowledged events of the topic of these subscriptions: number, node, when the request began.
+    matched: Vec<(u64, usize, Duration)>,
+    /// Numbers of endpoints that one subscription was changed to, and when that was answered.
+    moved: Vec<(u64, Duration)>,
+    /// When a pause was answered, and when its end was asked for.
+    pauses: Vec<(Duration, Option<Duration>)>,
 }
 
 impl Run {
@@ -169,18 +191,18 @@ impl Run {
         }
     }
 
-    /// Makes subscriptions and deletes some of them, at any node.
-    fn manage(&self, url: &str) {
-        let mut chance = Chance(77);
+    /// Makes subscriptions and deletes some of them, at one node: while it is cut off, others are made at the others.
+    fn manage(&self, url: &str, node: usize) {
+        let mut chance = Chance(77 + node as u64);
         let mut made: Vec<String> = Vec::new();
         for number in 0.. {
             if self.ended() {
                 return;
             }
-            let delete = made.len() > 3 && chance.below(2) == 0;
+            let delete = made.len() > 3 && chance.below(3) == 0;
             let name = match delete {
                 true => made.swap_remove(chance.below(made.len() as u64) as usize),
-                false => format!("made-{number}"),
+                false => format!("made-{node}-{number}"),
             };
             let path = format!("/topics/managed/eventSubscriptions/{name}?{EDGE_VERSION}");
             let destination =
@@ -191,10 +213,14 @@ impl Run {
             } else {
                 ("PUT", body.as_str())
             };
-            let node = chance.below(3) as usize;
             let began = self.now();
-            let answer = Connection::open_within(self.nodes[node], ANSWER_PATIENCE)
+            if delete {
+                let mut managed = self.managed.lock().expect("no panic holds it");
+                managed.given_up.insert(name.clone());
+            }
+            let answer = Connection::open_within(self.nodes[node], MANAGE_PATIENCE)
                 .and_then(|mut to| to.send(method, &path, &[JSON], body.as_bytes()));
+            let answered = self.now();
             let mut managed = self.managed.lock().expect("no panic holds it");
             match answer {
                 Ok(answer) if answer.status == 200 && delete => {
@@ -202,6 +228,7 @@ impl Run {
                 }
                 Ok(answer) if answer.status == 200 => {
                     managed.there.insert(name.clone());
+                    managed.answered.insert(name.clone(), answered);
                     made.push(name);
                 }
                 other => {
@@ -219,6 +246,89 @@ impl Run {
                         ));
                     }
                 }
+            }
+            pace(MAKE_PACE);
+        }
+    }
+
+    /// Publishes to the topic whose subscriptions come and go, to every node in turn. No request waits for another: a node
+    /// that is cut off holds many, sent before and after whatever is changed at other nodes.
+    fn publish_matched(&self) {
+        std::thread::scope(|scope| {
+            for number in MATCHED.. {
+                if self.ended() {
+                    return;
+                }
+                scope.spawn(move || self.publish_one_matched(number));
+                pace(MATCHED_PACE);
+            }
+        });
+    }
+
+    fn publish_one_matched(&self, number: u64) {
+        let target = format!("/topics/managed/events?{EDGE_VERSION}");
+        let node = (number % 3) as usize;
+        let began = self.now();
+        let mut small = event(format!("e-{number}"));
+        small["data"] = json!({"n": number, "try": 1});
+        let body = json!([small]).to_string();
+        let answer = Connection::open_within(self.nodes[node], MANAGE_PATIENCE)
+            .and_then(|mut to| to.send("POST", &target, &[JSON], body.as_bytes()));
+        if answer.is_ok_and(|answer| answer.status == 200) {
+            let mut managed = self.managed.lock().expect("no panic holds it");
+            managed.matched.push((number, node, began));
+        }
+    }
+
+    /// Moves the endpoint of one subscription, and pauses and resumes another, at any node.
+    fn change(&self, url: &str) {
+        let mut chance = Chance(78);
+        let send = |node: usize, method: &str, path: &str, body: &Value| {
+            let authorization = ("authorization", "Bearer hush");
+            let headers: &[_] = if path.starts_with("/postrider") {
+                &[authorization, JSON]
+            } else {
+                &[JSON]
+            };
+            let answer = Connection::open_within(self.nodes[node], MANAGE_PATIENCE)
+                .and_then(|mut to| to.send(method, path, headers, body.to_string().as_bytes()));
+            answer.is_ok_and(|answer| answer.status == 200)
+        };
+        for number in 1.. {
+            if self.ended() {
+                return;
+            }
+            let path = format!("/topics/managed/eventSubscriptions/moving?{EDGE_VERSION}");
+            let destination = json!({"endpointType": "WebHook", "properties": {"endpointUrl": format!("{url}/moving-{number}")}});
+            let body = json!({"properties": {"destination": destination}});
+            if send(chance.below(3) as usize, "PUT", &path, &body) {
+                let at = self.now();
+                self.managed
+                    .lock()
+                    .expect("no panic holds it")
+                    .moved
+                    .push((number, at));
+            }
+            let verb = if number % 2 == 1 { "pause" } else { "resume" };
+            if verb == "resume"
+                && let Some((_, end)) = self.managed.lock().expect("no panic holds it").pauses.last_mut()
+            {
+                end.get_or_insert(self.now());
+            }
+            let path = format!("/postrider/v1/subscriptions/{verb}");
+            let done = send(
+                chance.below(3) as usize,
+                "POST",
+                &path,
+                &json!({"id": "managed/paused"}),
+            );
+            if done && verb == "pause" {
+                let at = self.now();
+                self.managed
+                    .lock()
+                    .expect("no panic holds it")
+                    .pauses
+                    .push((at, None));
             }
             pace(MANAGE_PACE);
         }
@@ -385,8 +495,13 @@ fn nothing_acknowledged_is_lost_whatever_one_fault_after_the_other_does() {
             scope.spawn(move || run.publish(publisher));
         }
         let url = receiver.url("");
-        let manage = &run;
-        scope.spawn(move || manage.manage(&url));
+        let (change, matched, changes_url) = (&run, &run, url.clone());
+        for node in 0..3 {
+            let (manage, url) = (&run, url.clone());
+            scope.spawn(move || manage.manage(&url, node));
+        }
+        scope.spawn(move || change.change(&changes_url));
+        scope.spawn(move || matched.publish_matched());
         torment(
             &mut crew,
             &run,
@@ -429,6 +544,9 @@ fn subscribe(crew: &Crew, receiver: &Receiver) {
     let node = &crew.nodes[0];
     node.put_topic("orders");
     node.put_topic("managed");
+    for name in ["moving", "paused"] {
+        node.subscribe("managed", name, &receiver.url(&format!("/{name}")), json!({}));
+    }
     for one in WANTED {
         let mut properties = match one.only {
             Some(kind) => json!({"filter": {"includedEventTypes": [kind.name()]}}),
@@ -561,7 +679,9 @@ fn odd(answer: &str) -> bool {
 /// Every node knows the subscriptions whose making was acknowledged, and none whose deletion was.
 fn check_managed(crew: &Crew, run: &Run, receiver: &Receiver, wrong: &mut Vec<String>) {
     let managed = run.managed.lock().expect("no panic holds it");
-    let Managed { there, gone, refused } = &*managed;
+    let Managed {
+        there, gone, refused, ..
+    } = &*managed;
     let there: BTreeSet<String> = there.difference(gone).cloned().collect();
     println!(
         "{} subscriptions made, {} deleted, {refused} refused",
@@ -586,7 +706,15 @@ fn check_managed(crew: &Crew, run: &Run, receiver: &Receiver, wrong: &mut Vec<St
         }
         // They are not only known but delivered to.
         let number = SEEN_TO_ARRIVE + n as u64;
-        node.publish("managed", &[body(number, 1, Kind::Plain)]);
+        let events = json!([body(number, 1, Kind::Plain)]);
+        let taken =
+            wait::is_true_in_time(|| node.edge("POST", "/topics/managed/events", &events).status == 200);
+        if !taken {
+            wrong.push(format!(
+                "node {n} takes no events though nothing is broken any more"
+            ));
+            continue;
+        }
         let reached = |of: &String| {
             let history = run.history.lock().expect("no panic holds it");
             let is = |attempt: &Attempt| attempt.subscription == *of && attempt.sending.event == number;
@@ -602,4 +730,76 @@ fn check_managed(crew: &Crew, run: &Run, receiver: &Receiver, wrong: &mut Vec<St
         }
     }
     drop(receiver.so_far());
+    check_matched(run, &managed, &there, wrong);
+    check_bounds(run, &managed, wrong);
+}
+
+/// Every event that was acknowledged after the making of a subscription was answered has reached it, whichever nodes
+/// were asked.
+fn check_matched(run: &Run, managed: &Managed, there: &BTreeSet<String>, wrong: &mut Vec<String>) {
+    let mut missing = Vec::new();
+    let complete = wait::is_true_within(SETTLE, || {
+        let history = run.history.lock().expect("no panic holds it");
+        let reached: BTreeSet<(&str, u64)> = history
+            .attempts
+            .iter()
+            .map(|attempt| (attempt.subscription.as_str(), attempt.sending.event))
+            .collect();
+        missing.clear();
+        for name in there.difference(&managed.given_up) {
+            let Some(answered) = managed.answered.get(name) else {
+                continue;
+            };
+            let after = managed.matched.iter().filter(|(_, _, began)| began > answered);
+            let lacks = after.filter(|(event, ..)| !reached.contains(&(name.as_str(), *event)));
+            missing.extend(lacks.map(|(event, node, began)| {
+                format!("event {event}, acknowledged by node {node} and sent at {began:?}, never reached {name}, answered at {answered:?}")
+            }));
+        }
+        missing.is_empty()
+    });
+    let kept = there.difference(&managed.given_up).count();
+    println!(
+        "{} events audited at {kept} subscriptions made meanwhile",
+        managed.matched.len()
+    );
+    if !complete {
+        wrong.extend(missing);
+    }
+}
+
+/// After a change was answered, no node acts by the old state for longer than the bound.
+fn check_bounds(run: &Run, managed: &Managed, wrong: &mut Vec<String>) {
+    let history = run.history.lock().expect("no panic holds it");
+    println!(
+        "{} endpoint changes and {} pauses audited",
+        managed.moved.len(),
+        managed.pauses.len()
+    );
+    for attempt in &history.attempts {
+        let moved = attempt
+            .subscription
+            .strip_prefix("moving-")
+            .and_then(|number| number.parse::<u64>().ok());
+        if let Some(old) = moved
+            && let Some((new, at)) = managed.moved.iter().find(|(new, _)| *new > old)
+            && attempt.began > *at + BOUND
+        {
+            wrong.push(format!(
+                "moving-{old} is sent to at {:?}, though moving-{new} was answered at {at:?}",
+                attempt.began
+            ));
+        }
+        let within = |(from, to): &&(Duration, Option<Duration>)| {
+            attempt.began > *from + BOUND && to.is_none_or(|to| attempt.began < to)
+        };
+        if attempt.subscription == "paused"
+            && let Some((from, _)) = managed.pauses.iter().find(within)
+        {
+            wrong.push(format!(
+                "sent at {:?} though a pause was answered at {from:?}",
+                attempt.began
+            ));
+        }
+    }
 }

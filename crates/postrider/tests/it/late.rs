@@ -1,5 +1,6 @@
 //! Answers that come after the time for them.
 
+use crate::dead_letters::{dead_letter_to, letter_counts};
 use crate::lab::{Lab, seconds};
 use crate::receiver::{Gate, Receiver, Reply};
 use crate::server::{Setup, event};
@@ -172,7 +173,8 @@ fn a_late_success_ends_it_for_the_whole_batch() {
     lab.server
         .publish("orders", &[event("a"), event("b"), event("c")]);
     assert_eq!(lab.receiver.next().ids(), ["a", "b", "c"]);
-    lab.pass_to_unanswered(31);
+    // A batch has 60 seconds for its answer in cloud-2021.
+    lab.pass_to_unanswered(61);
     late.gates[0].open();
     lab.server.counted("/deliveries/deliveredLate", 3);
     assert_eq!(lab.pass(48 * 3600), 0);
@@ -195,6 +197,36 @@ fn the_last_attempt_is_over_when_its_time_is() {
     assert_eq!(lab.pass(3600), 0);
     assert_eq!((lab.count("attempts"), lab.count("delivered")), (1, 0));
     assert_eq!(lab.dropped(), json!({"MaxDeliveryAttemptsExceeded": 1}));
+}
+
+#[test]
+fn a_late_success_for_the_last_attempt_withdraws_its_dead_letter() {
+    let once = json!({"retryPolicy": {"maxDeliveryAttempts": 1}});
+    let late = Late::attempted("cloud-2021", [200], dead_letter_to("local", "dead", once));
+    let lab = &late.lab;
+    lab.pass_to_unanswered(179);
+    assert_eq!(letter_counts(&lab.server), [1, 0, 0]);
+    late.gates[0].open();
+    lab.server.counted("/deliveries/deliveredLate", 1);
+    assert_eq!(letter_counts(&lab.server), [0, 0, 0]);
+    assert_eq!(lab.pass(3600), 0);
+    assert_eq!(letter_counts(&lab.server), [0, 0, 0]);
+    assert_eq!(
+        (lab.count("delivered"), lab.count("deadLettered"), lab.dropped()),
+        (1, 0, json!({}))
+    );
+}
+
+#[test]
+fn after_three_minutes_its_dead_letter_stays() {
+    let once = json!({"retryPolicy": {"maxDeliveryAttempts": 1}});
+    let late = Late::attempted("cloud-2021", [200], dead_letter_to("local", "dead", once));
+    let lab = &late.lab;
+    lab.pass_to_unanswered(181);
+    late.gates[0].open();
+    lab.pass_to(330);
+    assert_eq!(letter_counts(&lab.server), [0, 1, 1]);
+    assert_eq!((lab.count("delivered"), lab.count("deadLettered")), (0, 1));
 }
 
 #[test]

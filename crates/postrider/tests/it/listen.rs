@@ -333,6 +333,63 @@ fn a_port_that_nobody_is_at_is_a_webhook_that_nobody_is_at() {
     assert!(trace.contains("next attempt: "), "{trace}");
 }
 
+/// Publishes so many events at once, without and with batches; no more than asked for may come.
+#[test]
+fn no_more_events_come_than_were_asked_for() {
+    let server = Server::start_plain();
+    server.put_topic("orders");
+    let all: Vec<Value> = (0..40).map(|n| event(format!("e{n}"))).collect();
+    let receiver = Receiver::start();
+    let url = receiver.url("/");
+    for (count, more) in [
+        ("3", &[][..]),
+        ("3", &["--forward", &url]),
+        ("3", &["--max-events-per-batch", "10"]),
+        // Batches of four do not fit: the last is cut.
+        ("5", &["--max-events-per-batch", "4"]),
+        ("5", &["--max-events-per-batch", "4", "--forward", &url]),
+    ] {
+        let arguments = [&["--topic", "orders", "--output", "json", "--count", count], more].concat();
+        let mut listener = Listener::start(&server, &arguments);
+        server.publish("orders", &all);
+        assert_eq!(
+            listener.ended().code(),
+            Some(0),
+            "{arguments:?}: {}",
+            listener.err()
+        );
+        assert_eq!(listener.out().len().to_string(), count, "{arguments:?}");
+        assert!(
+            listener.err().ends_with(&format!("{count} events came")),
+            "{}",
+            listener.err()
+        );
+    }
+    let forwarded: usize = receiver
+        .so_far()
+        .iter()
+        .map(|delivery| delivery.ids().len())
+        .sum();
+    assert_eq!(forwarded, 8);
+}
+
+#[test]
+fn a_failed_forward_is_a_failure() {
+    let server = Server::start_plain();
+    server.put_topic("orders");
+    let receiver = Receiver::answering(|delivery| match delivery.ids()[0].as_str() {
+        "bad" => Reply::Status(400),
+        _ => Reply::Status(200),
+    });
+    let url = receiver.url("/");
+    let arguments = ["--topic", "orders", "--forward", &url, "--count", "2"];
+    let mut listener = Listener::start(&server, &arguments);
+    server.publish("orders", &[event("good"), event("bad")]);
+    assert_eq!(listener.ended().code(), Some(1), "{}", listener.err());
+    let told = "error: 1 of 2 deliveries could not be forwarded";
+    assert!(listener.err().contains(told), "{}", listener.err());
+}
+
 #[test]
 fn a_listener_that_is_killed_leaves_nothing_behind() {
     let server = Server::start_plain();

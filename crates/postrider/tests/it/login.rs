@@ -289,6 +289,123 @@ fn roles_decide_on_every_road() {
 }
 
 #[test]
+fn tokens_are_listed_and_revoked_and_their_key_is_replaced_for_good() {
+    let mut server = clients().start();
+    let [boss, eye] = ["boss", "eye"].map(|client| token(&server, client));
+    let endpoints =
+        |server: &Server, token: &str| with(server, "GET", "/postrider/v1/endpoints", token, &Value::Null);
+    let listed = |server: &Server| {
+        let found = with(
+            server,
+            "GET",
+            "/postrider/v1/sessions",
+            "boss-secret",
+            &Value::Null,
+        );
+        found.expect(200).json()["value"].as_array().unwrap().clone()
+    };
+    let change = |server: &Server, verb: &str, body: Value| {
+        let path = format!("/postrider/v1/sessions/{verb}");
+        with(server, "POST", &path, "eye-secret", &body).expect(403);
+        with(server, "POST", &path, "boss-secret", &body)
+            .expect(200)
+            .json()
+    };
+    let all = listed(&server);
+    assert_eq!(all.len(), 2, "{all:?}");
+    let shown = all.iter().find(|one| one["client"] == "boss").unwrap().clone();
+    assert_eq!(
+        (&shown["kind"], &shown["address"]),
+        (&json!("token"), &json!("127.0.0.1"))
+    );
+    assert_eq!(shown["id"], claims(&boss)["jti"]);
+
+    assert_eq!(change(&server, "revoke", json!({"client": "eye"}))["revoked"], 1);
+    let refused = endpoints(&server, &eye).expect(401).json();
+    assert!(
+        refused["detail"].as_str().unwrap().contains("revoked"),
+        "{refused}"
+    );
+    endpoints(&server, &boss).expect(200);
+    let again = token(&server, "eye");
+    endpoints(&server, &again).expect(200);
+
+    server.kill();
+    server.start();
+    endpoints(&server, &eye).expect(401);
+    endpoints(&server, &boss).expect(200);
+    endpoints(&server, &again).expect(200);
+    assert_eq!(listed(&server).len(), 2);
+    change(&server, "revoke", json!({"id": shown["id"]}));
+    endpoints(&server, &boss).expect(401);
+    endpoints(&server, &again).expect(200);
+
+    // Tokens of the old key hold until their time is over, unless they are to end at once.
+    change(&server, "rotate-key", json!({}));
+    endpoints(&server, &again).expect(200);
+    let new = change(&server, "rotate-key", json!({"now": true}))["keyId"].clone();
+    endpoints(&server, &again).expect(401);
+    let fresh = token(&server, "eye");
+    server.kill();
+    server.start();
+    endpoints(&server, &fresh).expect(200);
+    endpoints(&server, &again).expect(401);
+    let keys = server
+        .send("GET", "/common/discovery/v2.0/keys", &[], "")
+        .expect(200)
+        .json();
+    assert_eq!(keys["keys"].as_array().unwrap().len(), 1);
+    assert_eq!(keys["keys"][0]["kid"], new);
+
+    // A token for another service is not one for this.
+    let other = form("eye").replace("management.azure.com", "vault.azure.net");
+    let other = access_token(&post(&server, "/common/oauth2/v2.0/token", &other).expect(200));
+    let refused = endpoints(&server, &other).expect(401).json();
+    assert!(
+        refused["detail"].as_str().unwrap().contains("audience"),
+        "{refused}"
+    );
+}
+
+#[test]
+fn an_address_that_guesses_keys_has_to_wait_and_is_logged() {
+    let key = "AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=";
+    let server = Setup::config(format!("topic = [{{ name = \"orders\", key1 = \"{key}\" }}]")).start();
+    let publish = |key: &str| {
+        let events = json!([event("e1")]).to_string();
+        server.send(
+            "POST",
+            "/topics/orders/api/events",
+            &[JSON, ("aeg-sas-key", key)],
+            events,
+        )
+    };
+    // Requests without a credential are no guesses.
+    for _ in 0..15 {
+        server
+            .send("POST", "/topics/orders/api/events", &[JSON], "[]")
+            .expect(401);
+    }
+    for _ in 0..10 {
+        publish("wrong").expect(401);
+    }
+    let refused = (0..20)
+        .map(|_| publish("wrong"))
+        .find(|answer| answer.status == 429)
+        .expect("a wait has begun");
+    let wait: u64 = refused.header("retry-after").unwrap().parse().unwrap();
+    assert!((1..=300).contains(&wait), "{wait}");
+    assert_eq!(refused.json()["error"]["code"], "TooManyRequests");
+    server.logged(&["too many wrong credentials", "127.0.0.1", "topic-key", "orders"]);
+    // A key that nobody could guess is looked at all the same.
+    publish(key).expect(200);
+    let metrics = server.send("GET", "/metrics", &[], "").expect(200);
+    let line = "postrider_throttled_credentials_total{kind=\"topic-key\"} ";
+    let count = metrics.text().lines().find_map(|one| one.strip_prefix(line));
+    assert_ne!(count.expect("it is counted"), "0");
+}
+
+#[test]
 fn nothing_but_the_edge_api_is_open_to_strangers() {
     let server = Server::start_plain();
     server.put_topic("orders");
@@ -356,6 +473,98 @@ fn the_first_start_says_where_the_secret_is() {
     server.stop();
     server.start();
     assert_eq!(std::fs::read(&path).unwrap(), before);
+}
+
+/// A browser that has signed in at the portal.
+struct Portal {
+    cookie: String,
+    token: String,
+}
+
+impl Portal {
+    #[track_caller]
+    fn sign_in(server: &Server, client: &str) -> Portal {
+        let body = json!({"secret": format!("{client}-secret")}).to_string();
+        let answer = server.send("POST", "/portal/session", &[JSON], body).expect(200);
+        let cookie = answer.header("set-cookie").and_then(|set| set.split(';').next());
+        Portal {
+            cookie: cookie.expect("a session has a cookie").to_owned(),
+            token: answer.json()["csrf"].as_str().unwrap().to_owned(),
+        }
+    }
+
+    fn send(&self, server: &Server, method: &str) -> Answer {
+        let headers = [
+            ("cookie", self.cookie.as_str()),
+            ("x-csrf-token", self.token.as_str()),
+        ];
+        server.send(method, "/portal/session", &headers, "")
+    }
+}
+
+#[test]
+fn portal_sessions_outlive_the_process_unless_they_were_ended() {
+    let mut server = clients().start();
+    let [stays, leaves] = [(); 2].map(|()| Portal::sign_in(&server, "boss"));
+    leaves.send(&server, "DELETE").expect(204);
+    leaves.send(&server, "GET").expect(401);
+    server.kill();
+    server.start();
+    stays.send(&server, "GET").expect(200);
+    leaves.send(&server, "GET").expect(401);
+    let ask = |server: &Server, method: &str, verb: &str, body: &Value| {
+        let path = format!("/postrider/v1/sessions{verb}");
+        with(server, method, &path, "boss-secret", body)
+            .expect(200)
+            .json()
+    };
+    let portal_sessions = |server: &Server| {
+        let listed = ask(server, "GET", "", &Value::Null);
+        let kinds = listed["value"].as_array().unwrap().iter().map(|one| &one["kind"]);
+        kinds.filter(|kind| **kind == "portal").count()
+    };
+    assert_eq!(portal_sessions(&server), 1);
+
+    // The file of the first key makes no sessions any more once the key was replaced.
+    ask(&server, "POST", "/rotate-key", &json!({}));
+    stays.send(&server, "GET").expect(401);
+    assert_eq!(portal_sessions(&server), 0);
+    let again = Portal::sign_in(&server, "boss");
+    server.kill();
+    server.start();
+    stays.send(&server, "GET").expect(401);
+    again.send(&server, "GET").expect(200);
+    ask(&server, "POST", "/revoke", &json!({"all": true}));
+    again.send(&server, "GET").expect(401);
+}
+
+#[test]
+fn the_bare_address_leads_to_the_portal() {
+    let server = Server::start_plain();
+    for method in ["GET", "HEAD"] {
+        let answer = server.send(method, "/", &[], "").expect(303);
+        assert_eq!(answer.header("location"), Some("/portal"));
+    }
+    server.send("POST", "/", &[JSON], "[]").expect(404);
+    server.logged(&[&format!("the portal is at http://{}/portal", server.http)]);
+    let own = clients().start();
+    own.logged(&["clients and their secrets are those of the configuration", "4"]);
+}
+
+/// Without an absolute path the log would not say where the file is.
+#[test]
+fn the_secrets_path_is_whole_though_the_directory_was_named_shortly() {
+    let server = Setup {
+        data_dir: Some("data".into()),
+        ..Setup::default()
+    }
+    .start();
+    let line = server.logged(&["client id and secret"]);
+    let path = line.split("path=").nth(1).unwrap_or_default();
+    assert!(
+        path.starts_with('/') && path.contains("/data/credentials.toml"),
+        "{line}"
+    );
 }
 
 #[test]
@@ -553,6 +762,8 @@ fn az_setup_prints_or_does_what_az_needs() {
         "cloud show --name Postrider".to_owned(),
         format!("cloud register --name Postrider --endpoint-resource-manager={url}"),
         "cloud set --name Postrider".to_owned(),
+        // Tokens of a server that was there before.
+        format!("logout --username={id}"),
         format!("login --service-principal --username={id} --password={secret} --tenant={TENANT}"),
     ]
     .map(|call| format!("/somewhere {ca} {call}\n"))

@@ -1,7 +1,7 @@
 //! What Prometheus gets to read, and the same numbers from our own API.
 
 use crate::receiver::{Receiver, Reply};
-use crate::server::{Server, Setup, event};
+use crate::server::{JSON, Server, Setup, event};
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -279,6 +279,101 @@ fn counters_of_topics_and_subscriptions() {
         "{stats}"
     );
     assert_eq!(server.send("POST", "/metrics", &[], "").status, 405);
+}
+
+#[test]
+fn refused_publishes_are_counted_by_reason_and_logged_with_their_target_whatever_the_path() {
+    let config = "[limits]\nrequest_bytes_max = 2000\n[[topic]]\nname = \"orders\"\n\
+                  key1 = \"a-key-of-the-topic-orders-0123456789\"\n[[domain]]\nname = \"tenants\"\n\
+                  key1 = \"a-key-of-the-domain-tenants-01234567\"\n";
+    let server = Setup::config(config).start();
+    let key = |key: &'static str| ("aeg-sas-key", key);
+    let good = key("a-key-of-the-topic-orders-0123456789");
+    let post = |target: &str, headers: &[(&str, &str)], body: &str, status: u16| {
+        server.send("POST", target, headers, body).expect(status);
+    };
+    let wrong = key("a-key-of-nobody-at-all-0123456789012");
+    for _ in 0..3 {
+        post(
+            "/topics/orders/api/events?aeg-sas-key=hush",
+            &[JSON, wrong],
+            "[]",
+            401,
+        );
+    }
+    post("/topics/orders/api/events", &[JSON, good], "{", 400);
+    let long = "x".repeat(3000);
+    post("/topics/orders/api/events", &[JSON, good], &long, 413);
+    post("/domains/tenants/api/events", &[JSON], "[]", 401);
+    post("/topics/nobody/api/events", &[JSON, good], "[]", 404);
+    post("/domains/nobody/api/events", &[JSON, good], "[]", 404);
+    post("/api/events", &[JSON, good], "[]", 404);
+    post(
+        "/topics/nobody/events?api-version=2019-01-01-preview",
+        &[JSON],
+        "[]",
+        404,
+    );
+    post(
+        "/topics/orders/events?api-version=2019-01-01-preview",
+        &[],
+        "[]",
+        415,
+    );
+    post(
+        "/topics/orders/events?api-version=2019-01-01-preview",
+        &[JSON],
+        "{",
+        400,
+    );
+    // Asking is not publishing, and nobody publishes where there is nothing.
+    server.send("GET", "/topics/orders/api/events", &[], "");
+    post("/", &[JSON], "[]", 404);
+    post("/wp-login.php", &[JSON], "[]", 404);
+    post("/topics/orders/api/events/more", &[JSON], "[]", 404);
+
+    let page = Page::get(&server);
+    let of = |reason: &str| page.value("postrider_publish_refused_by_reason_total", &[("reason", reason)]);
+    let expected = [
+        ("unauthorized", 4.0),
+        ("bad_request", 2.0),
+        ("too_large", 1.0),
+        ("not_found", 4.0),
+        ("unsupported_media_type", 1.0),
+        ("forbidden", 0.0),
+        ("too_many_requests", 0.0),
+        ("unavailable", 0.0),
+    ];
+    for (reason, count) in expected {
+        assert_eq!(of(reason), count, "{reason}");
+    }
+    let line = server.logged(&["publish refused", "/topics/orders/api/events", "unauthorized"]);
+    for part in [
+        "WARN",
+        "client=127.0.0.1",
+        "credential=\"aeg-sas-key\"",
+        "not authorized",
+        "times=1",
+    ] {
+        assert!(line.contains(part), "{part:?} is missing in {line}");
+    }
+    server.logged(&["publish refused", "/topics/nobody/api/events", "not_found"]);
+    server.logged(&["publish refused", "/topics/nobody/events", "not_found"]);
+    server.logged(&[
+        "publish refused",
+        "/domains/tenants/api/events",
+        "credential=\"none\"",
+    ]);
+    let log = server.log();
+    let alike = log
+        .iter()
+        .filter(|line| line.contains("/topics/orders/api/events") && line.contains("unauthorized"));
+    assert_eq!(alike.count(), 1, "{log:#?}");
+    assert!(
+        !log.iter()
+            .any(|line| line.contains("hush") || line.contains("a-key-of")),
+        "{log:#?}"
+    );
 }
 
 // An event that is retried for an hour: the age that is shown is its own, wherever it waits, and what it took in the

@@ -182,12 +182,13 @@ fn waits(server: &Server, id: &str, waiting: u64, retrying: u64) {
     );
 }
 
-fn secrets(data_dir: &Path) -> Vec<Vec<u8>> {
-    let names = ["token-key.pem", "credentials.toml", "tls/ca.pem"];
-    names
-        .iter()
-        .map(|name| std::fs::read(data_dir.join(name)).expect(name))
-        .collect()
+/// What clients rely on: their credentials, the CA, and the public half of the key that signs tokens. Its file is
+/// sealed under a key of each node's own.
+fn shared_secrets(server: &Server) -> [String; 3] {
+    let file = |name: &str| std::fs::read_to_string(server.data_dir().join(name)).expect(name);
+    let keys = server.send("GET", "/common/discovery/v2.0/keys", &[], "");
+    let keys = keys.expect(200).json().to_string();
+    [file("credentials.toml"), file("tls/ca.pem"), keys]
 }
 
 #[test]
@@ -214,7 +215,7 @@ fn a_server_moves_to_jetstream_and_back() {
     let ids: Vec<Value> = ["billing", "paused"]
         .map(|name| shown(&server, &format!("orders/{name}"))["id"].take())
         .into();
-    let before = secrets(&data_dir);
+    let before = shared_secrets(&server);
     server.kill();
     receiver.so_far();
 
@@ -259,10 +260,10 @@ fn a_server_moves_to_jetstream_and_back() {
         .map(|name| shown(&server, &format!("orders/{name}"))["id"].take())
         .into();
     assert_eq!(same, ids);
-    assert_eq!(secrets(&data_dir), before);
+    assert_eq!(shared_secrets(&server), before);
     // A node that comes later takes the same tokens.
     let second = Setup::config(ground.config("jetstream").replace("the-node", "another")).start();
-    assert_eq!(secrets(&second.data_dir()), before);
+    assert_eq!(shared_secrets(&second), before);
     drop(second);
     mood.store(500, Relaxed);
     publish(&server, &["d", "e"]);
@@ -309,7 +310,7 @@ fn a_server_moves_to_jetstream_and_back() {
     assert_eq!(arrived(&receiver, "/paused", 5), pairs(&all));
     waits(&server, "orders/paused", 0, 0);
     assert!(receiver.so_far().is_empty());
-    assert_eq!(secrets(&data_dir), before);
+    assert_eq!(shared_secrets(&server), before);
 
     // What the cluster was moved into may be moved back to it.
     server.stop();

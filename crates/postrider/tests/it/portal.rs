@@ -24,13 +24,20 @@ floors = { "500" = "1s", "503" = "1s" }
 final = [400, 413]
 "#;
 
+/// Dead letters wait for minutes, and have a place where a subscription names none. The server makes its own secret.
+const CONFIG_DELAYED: &str = r#"
+dead_letter.delay = "5m"
+dead_letter.default = "local/kept"
+"#;
+
 /// As many things as the walk looks at, at least: one that ends early has not held.
-const HELD_MIN: usize = 60;
+const HELD_MIN: usize = 70;
 
 #[test]
 fn the_portal_holds_in_a_real_browser() {
     let Some(directory) = installed() else { return };
     let server = Setup::config(CONFIG).start();
+    let delayed = Setup::config(CONFIG_DELAYED).start();
     let begun = wait::now();
     let output = Command::new("node")
         .arg(scripts().join("js/portal.mjs"))
@@ -38,6 +45,7 @@ fn the_portal_holds_in_a_real_browser() {
             &format!("http://{}", server.http),
             "portal-secret",
             "reader-secret",
+            &format!("http://{}", delayed.http),
         ])
         .env("NODE_PATH", directory.join("js/node_modules"))
         .output()

@@ -109,9 +109,15 @@ fn ten_different_failures_delay_all_deliveries_for_a_time_that_depends_on_the_ca
 
 #[test]
 fn a_wrong_code_delays_only_the_subscriptions_that_send_it() {
-    let receiver = Receiver::answering(|delivery| match delivery.path.ends_with("code=right") {
+    for status in [401, 404, 409, 500] {
+        wrong_code_answered_with(status);
+    }
+}
+
+fn wrong_code_answered_with(status: u16) {
+    let receiver = Receiver::answering(move |delivery| match delivery.path.ends_with("code=right") {
         true => Reply::Status(200),
-        false => Reply::Status(401),
+        false => Reply::Status(status),
     });
     let server = setup("").start();
     server.put_topic("orders");
@@ -286,23 +292,72 @@ fn answers_that_are_final_delay_the_endpoint_too_but_nothing_is_dropped_unattemp
 }
 
 #[test]
-fn an_event_whose_time_is_over_when_the_delay_is_goes_unattempted_by_its_own_limit() {
-    let mood = Mood::new(404);
+fn an_event_that_would_expire_during_the_delay_is_the_probe() {
     let minute = json!({"retryPolicy": {"eventExpiryInMinutes": 1}});
-    let lab = Lab::subscribed(setup("").profile("cloud-current"), mood.receiver(), minute);
+    for well in [true, false] {
+        let mood = Mood::new(404);
+        let lab = Lab::subscribed(
+            setup("").profile("cloud-current"),
+            mood.receiver(),
+            minute.clone(),
+        );
+        // At most ten seconds before its time is over; what is known of that may be early by one.
+        lab.publish("early", 10);
+        assert_eq!(lab.pass_to(48), 0);
+        assert_eq!(lab.delay(), ("NotFound".to_owned(), 0, 300));
+        if well {
+            mood.set(200);
+            assert_eq!(lab.pass_to(50), 10, "the probe, and then the others in time");
+            assert_eq!((lab.count("delivered"), lab.dropped()), (10, json!({})));
+            assert_eq!(lab.endpoint()["state"], "admitting");
+            continue;
+        }
+        assert_eq!(lab.pass_to(50), 1);
+        assert_eq!(lab.delay(), ("NotFound".to_owned(), 0, 300), "as long as it was");
+        // Not again for as long as an endpoint is left alone at first.
+        assert_eq!(lab.pass_to(299), 0);
+        assert_eq!(lab.pass_to(300), 0);
+        assert_eq!(lab.dropped(), json!({"TimeToLiveExceeded": 10}));
+        // Nothing was left to probe with: the next event is the probe.
+        mood.set(200);
+        assert_eq!(lab.publish("new", 1).len(), 1);
+        assert_eq!(lab.endpoint()["state"], "admitting");
+    }
+}
+
+#[test]
+fn nothing_without_an_attempt_is_dropped_while_the_endpoint_may_be_well_again() {
+    let mood = Mood::new(404);
+    let properties = json!({"retryPolicy": {"eventExpiryInMinutes": 4}});
+    let lab = Lab::subscribed(setup("").profile("cloud-current"), mood.receiver(), properties);
     lab.publish("early", 10);
-    assert_eq!(lab.pass_to(299), 0);
-    assert_eq!(
-        lab.dropped(),
-        json!({}),
-        "it is looked at when it would be attempted"
-    );
-    assert_eq!(lab.pass_to(300), 0);
-    assert_eq!(lab.dropped(), json!({"TimeToLiveExceeded": 10}));
-    // Nothing was left to probe with: the next event is the probe.
+    lab.pass_to(5);
+    // It is not attempted while the others would be probed with, and expires at 245 seconds.
+    lab.publish("new", 1);
+    lab.pass_to(229);
     mood.set(200);
-    assert_eq!(lab.publish("new", 1).len(), 1);
+    lab.pass_to(245);
+    assert_eq!((lab.count("delivered"), lab.dropped()), (11, json!({})));
+}
+
+#[test]
+fn ten_failed_events_of_one_batch_start_the_delay() {
+    let mood = Mood::new(503);
+    let batches = json!({"destination": {"properties": {"maxEventsPerBatch": 10}}});
+    let lab = Lab::subscribed(setup(""), mood.receiver(), batches);
+    assert_eq!(lab.publish("nine", 9).len(), 1);
     assert_eq!(lab.endpoint()["state"], "admitting");
+    assert_eq!(lab.publish("tenth", 1).len(), 1);
+    assert_eq!(lab.delay(), ("Busy".to_owned(), 0, 10));
+
+    let lab = Lab::subscribed(
+        setup(""),
+        mood.receiver(),
+        json!({"destination": {"properties": {"maxEventsPerBatch": 10}}}),
+    );
+    assert_eq!(lab.publish("ten", 10).len(), 1);
+    assert_eq!(lab.delay(), ("Busy".to_owned(), 0, 10));
+    assert_eq!(lab.count("attemptsFailed"), 1);
 }
 
 #[test]
@@ -353,10 +408,20 @@ fn a_restart_does_not_forget_a_delay() {
     lab.publish("early", 10);
     lab.pass_to(5);
     lab.publish("new", 1);
-    let before = lab.endpoint();
+    // What the endpoint answered is known to the process that was answered; the delay and its cause to the next one.
+    let delayed = |mut endpoint: Value| {
+        let members = endpoint.as_object_mut().expect("an object");
+        let answered = [members.remove("last"), members.remove("causeText")];
+        (endpoint, answered)
+    };
+    let (before, answered) = delayed(lab.endpoint());
+    assert_eq!(answered[1], Some(json!("HTTP 503 Service Unavailable")));
     lab.server.kill();
     lab.server.start();
-    assert_eq!(lab.endpoint(), before);
+    assert_eq!(
+        delayed(lab.endpoint()),
+        (before, [None, Some(json!("endpoint busy"))])
+    );
     assert!(lab.at_once().is_empty());
     assert_eq!(lab.next_arrival().seconds(), 10);
     // Nor how far it has grown.
@@ -604,12 +669,71 @@ fn of_a_batch_that_was_held_back_only_what_is_in_time_is_sent() {
     assert_eq!(lab.publish("old", 3).len(), 1);
     assert_eq!(lab.pass_to(200), 0);
     assert_eq!(lab.publish("new", 2).len(), 0);
+    // Those about to expire are a probe, and take the others along.
+    let probe = lab.next_arrival();
+    assert!((229..=230).contains(&probe.seconds()), "{}", probe.seconds());
+    assert_eq!(probe.delivery.ids().len(), 5);
     mood.set(200);
     let probe = lab.next_arrival();
-    assert_eq!((probe.seconds(), probe.count()), (300, 0));
+    assert_eq!((probe.seconds(), probe.count()), (300, 1));
     assert_eq!(probe.delivery.ids(), ["new0", "new1"]);
     assert_eq!(
         (lab.count("delivered"), lab.dropped()),
         (2, json!({"TimeToLiveExceeded": 3}))
     );
+}
+
+#[test]
+fn a_sick_endpoint_names_its_subscriptions_and_what_it_last_answered() {
+    let mood = Mood::new(500);
+    let lab = Lab::subscribed(setup(""), mood.receiver(), json!(null));
+    assert_eq!(lab.endpoint().get("last"), None, "nothing was sent there yet");
+    let own = |path: &str| {
+        let path = format!("/postrider/v1/{path}");
+        lab.server
+            .send("GET", &path, &[AUTHORIZATION], "")
+            .expect(200)
+            .json()
+    };
+    lab.publish("early", 10);
+    let words = "HTTP 500 Internal Server Error";
+    let endpoint = lab.endpoint();
+    assert_eq!(
+        (&endpoint["cause"], &endpoint["causeText"]),
+        (&json!("GenericError"), &json!(words))
+    );
+    let last = &endpoint["last"];
+    assert_eq!(
+        (&last["outcome"], &last["status"], &last["text"]),
+        (&json!("GenericError"), &json!(500), &json!(words))
+    );
+    let stats = own("stats");
+    let sick = &stats["sick"][0];
+    assert_eq!(
+        (&sick["causeText"], &sick["status"]),
+        (&json!(words), &json!(500)),
+        "{sick:#}"
+    );
+    let named = &sick["subscriptions"][0];
+    assert_eq!(
+        (&named["topic"], &named["name"]),
+        (&json!("orders"), &json!("billing"))
+    );
+    let id = named["id"].as_str().expect("a resource id");
+    assert!(id.ends_with("/eventSubscriptions/billing"), "{id}");
+    let one = own(&format!("subscription?id={id}"));
+    assert_eq!(one["causeText"], words);
+    let reasons = one["reasons"].as_array().expect("a list").iter();
+    let delayed = reasons.clone().find(|one| one["code"] == "delayed");
+    let text = delayed.map(|one| one["text"].to_string()).unwrap_or_default();
+    assert!(text.contains(words), "{one:#}");
+    // It is well again.
+    mood.set(200);
+    lab.all_arrivals();
+    let endpoint = lab.endpoint();
+    assert_eq!(
+        (&endpoint["state"], &endpoint["last"]["text"]),
+        (&json!("admitting"), &json!("HTTP 200 OK"))
+    );
+    assert_eq!(endpoint.get("causeText"), None);
 }

@@ -155,12 +155,16 @@ fn check(profile: &'static str, expected: fn(u16, bool) -> Fate, last: u64) {
         attempts.values().map(|a| a.len() as u64).sum::<u64>()
     );
     assert_eq!(lab.count("delivered"), delivered);
-    assert_eq!(lab.count("deadLettered"), dead_lettered);
     assert_eq!(lab.dropped(), Value::Object(dropped));
 
     // Nothing comes after that.
     assert_eq!(lab.pass(12 * 3600), 0);
     assert!(lab.receiver.so_far().is_empty());
+    assert_eq!(
+        lab.count("deadLettered"),
+        dead_lettered,
+        "they are in blobs by now"
+    );
 }
 
 #[test]
@@ -265,4 +269,24 @@ fn the_share_of_chance_can_be_set_and_edge_has_none() {
         assert_eq!(waits(&exact, 2), [Duration::from_secs(60)].into());
         assert_eq!(waits(&exact, 4), [Duration::from_secs(600)].into());
     }
+}
+
+#[test]
+fn a_start_says_which_floors_overrule_a_written_schedule() {
+    let overruled = |custom: &str| -> Vec<String> {
+        let server = Setup::config(format!("profile = \"custom\"\n[profile_custom]\n{custom}")).start();
+        server.logged(&["ready"]);
+        let lines = server.log().into_iter();
+        lines.filter(|line| line.contains("a retry after")).collect()
+    };
+    let said = overruled("schedule = [\"5s\", \"5m\"]\nfloors = { 503 = \"1m\" }\n");
+    let [line] = &said[..] else { panic!("{said:?}") };
+    for part in [
+        "WARN",
+        "profile \"custom\": a retry after status 503 waits for 1m, not the schedule's 5s",
+    ] {
+        assert!(line.contains(part), "{line}");
+    }
+    // The floors of the documents, beside the documents' schedule, are nothing new.
+    assert_eq!(overruled("response_timeout = \"5s\"\n"), [""; 0]);
 }

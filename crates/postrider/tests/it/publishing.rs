@@ -95,10 +95,10 @@ fn refused(answer: Answer, status: u16, code: &str, detail: &str, message: &str)
         answer.header("content-type"),
         Some("application/json; charset=utf-8")
     );
-    let id = answer
-        .header("x-ms-request-id")
-        .expect("every answer has an id")
-        .to_owned();
+    assert!(
+        answer.header("x-ms-request-id").is_some(),
+        "every answer has an id"
+    );
     let body = answer.json();
     let told = body["error"]["message"]
         .as_str()
@@ -111,13 +111,9 @@ fn refused(answer: Answer, status: u16, code: &str, detail: &str, message: &str)
         told.starts_with(message),
         "{told:?} does not begin with {message:?}"
     );
-    let (_, report) = told
-        .split_once(" Report '")
-        .expect("the message says what to report");
-    assert!(report.starts_with(&id), "{report:?} does not name {id:?}");
     assert!(
-        report.ends_with(" (UTC)' to our forums for assistance or raise a support ticket."),
-        "{report}"
+        !told.contains("forum") && !told.contains("ticket"),
+        "it sends nobody to Azure: {told:?}"
     );
 }
 
@@ -180,6 +176,11 @@ fn paths_versions_and_methods_are_as_lenient_as_the_service() {
         "/elsewhere",
         "/",
         "/api/events",
+        // Endpoints without their end.
+        "/topics/orders",
+        "/topics/orders/api",
+        "/topics/missing",
+        "/domains/sales",
     ] {
         let message = format!(
             "No HTTP resource was found that matches the request URI 'http://{}{path}",
@@ -407,14 +408,24 @@ fn cloud_events_need_a_content_type_that_says_so() {
 #[test]
 fn a_request_is_bounded_in_bytes_and_in_events() {
     let (receiver, server) = started();
-    let too_large = |body: String| {
+    let said = "The maximum size (1536000) has been exceeded.";
+    let too_large = |body: String, message: &str| {
         let answer = server.send("POST", ORDERS, &[JSON, WITH_KEY], body);
-        refused(answer, 413, "RequestEntityTooLarge", "PayloadTooLarge", "");
+        refused(answer, 413, "RequestEntityTooLarge", "PayloadTooLarge", message);
     };
     let sized = |id: &str, bytes: usize| with(event(id), "data", json!("x".repeat(bytes)));
-    too_large(json!([sized("a", 1_049_600)]).to_string());
-    too_large(json!([sized("a", 800_000), sized("b", 800_000)]).to_string());
-    too_large(Value::Array((0..5001).map(|n| event(n.to_string())).collect()).to_string());
+    too_large(
+        json!([sized("a", 1_049_600)]).to_string(),
+        "The event at index 0 exceeds",
+    );
+    too_large(
+        json!([sized("a", 800_000), sized("b", 800_000)]).to_string(),
+        said,
+    );
+    too_large(
+        Value::Array((0..5001).map(|n| event(n.to_string())).collect()).to_string(),
+        "The request exceeds the limit of 5000 events.",
+    );
 
     // Without a length said in advance.
     let mut connection = server.connect();
@@ -427,7 +438,7 @@ fn a_request_is_bounded_in_bytes_and_in_events() {
         .write(format!("{head}{}0\r\n\r\n", chunk.repeat(4)).as_bytes())
         .unwrap();
     let answer = connection.answer("POST").unwrap();
-    refused(answer, 413, "RequestEntityTooLarge", "PayloadTooLarge", "");
+    refused(answer, 413, "RequestEntityTooLarge", "PayloadTooLarge", said);
 
     // As large as is allowed, with an announcement as curl makes it.
     let body = json!([sized("large", 1_048_576)]).to_string();
@@ -451,49 +462,44 @@ fn a_request_is_bounded_in_bytes_and_in_events() {
 }
 
 #[test]
-fn who_comes_when_there_is_no_room_is_told_to_come_back() {
+fn a_publish_without_room_for_its_body_is_told_to_come_back() {
     let receiver = Receiver::start();
     let mut setup = setup(&receiver);
-    setup.config.insert_str(0, "limits.publish_queue_max = 1\n");
-    let server = setup.start();
-    // The first has a place from when it is asked for its body until that is durable.
-    let body = json!([event("slow")]).to_string();
-    let mut slow = server.connect();
-    let head = format!(
-        "POST {ORDERS} HTTP/1.1\r\nhost: {}\r\naeg-sas-key: {KEY1}\r\nexpect: 100-continue\r\ncontent-length: {}\r\n\r\n",
-        server.http,
-        body.len()
+    setup.config.insert_str(
+        0,
+        "limits.request_bytes_max = 65536\nlimits.publish_body_bytes_max = 262144\n",
     );
-    slow.write(head.as_bytes()).unwrap();
-    slow.answer("POST").unwrap().expect(100);
-
-    let events = json!([event("quick")]).to_string();
-    let turned_away = server.send("POST", ORDERS, &[JSON, WITH_KEY], &events);
+    let server = setup.start();
+    let event_of = |id: &str, bytes: usize| {
+        let mut event = event(id);
+        event["data"] = json!("x".repeat(bytes));
+        json!([event]).to_string()
+    };
+    // Two bodies that have not come to their end take nearly all that one client gets. Another is begun before each
+    // look: one that meets the look itself may be turned away in its place.
+    let body = event_of("slow", 60_000);
+    let mut slow = Vec::new();
+    let quick = event_of("quick", 40_000);
+    let turned_away = wait::until("there is no room", || {
+        let mut connection = server.connect();
+        let head = format!(
+            "POST {ORDERS} HTTP/1.1\r\nhost: {}\r\naeg-sas-key: {KEY1}\r\ncontent-length: {}\r\n\r\n",
+            server.http,
+            body.len()
+        );
+        connection.write(head.as_bytes()).unwrap();
+        let _ = connection.write(&body.as_bytes()[..body.len() - 1]);
+        slow.push(connection);
+        let answer = server.send("POST", ORDERS, &[JSON, WITH_KEY], &quick);
+        (answer.status == 429).then_some(answer)
+    });
     assert_eq!(turned_away.header("retry-after"), Some("1"));
     let message = "The rate of events exceeds the limit of this resource.";
     refused(turned_away, 429, "TooManyRequests", "TooManyRequests", message);
-    let edge = server.edge("POST", "/topics/orders/events", &json!([event("quick")]));
-    assert_eq!(edge.header("retry-after"), Some("1"));
-    assert_eq!(edge.expect(429).json()["error"]["code"], "429");
-
-    slow.write(body.as_bytes()).unwrap();
-    slow.answer("POST").unwrap().expect(200);
-    assert_eq!(receiver.next().ids(), ["slow"]);
-    server
-        .send("POST", ORDERS, &[JSON, WITH_KEY], &events)
-        .expect(200);
-    assert_eq!(
-        receiver.next().ids(),
-        ["quick"],
-        "what was turned away was not kept"
-    );
-    // Whoever goes away gives the place back.
-    let mut gone = server.connect();
-    gone.write(head.as_bytes()).unwrap();
-    gone.answer("POST").unwrap().expect(100);
-    drop(gone);
+    // A client that goes away gives its room back.
+    drop(slow);
     wait::until("there is room again", || {
-        let answer = server.send("POST", ORDERS, &[JSON, WITH_KEY], &events);
+        let answer = server.send("POST", ORDERS, &[JSON, WITH_KEY], &quick);
         (answer.status == 200).then_some(())
     });
 }
@@ -614,9 +620,9 @@ fn a_key_or_a_signature_made_with_it_opens_a_topic_and_nothing_else_does() {
     let empty = post(ORDERS, &[("aeg-sas-key", "")]);
     refused(
         empty,
-        400,
-        "BadRequest",
-        "InvalidSas",
+        401,
+        "Unauthorized",
+        "Unauthorized",
         "Request must have a value for aeg-sas-key.",
     );
     let locked = post("/topics/locked/api/events", &[WITH_KEY]);

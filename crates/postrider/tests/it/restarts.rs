@@ -1,9 +1,10 @@
 //! `kill -9` in the middle of a schedule, by the test clock: what is due stays due, what was done stays done.
 
+use crate::docs::SECRET;
 use crate::lab::{Arrival, Lab, seconds_and_counts};
 use crate::receiver::{Delivery, Gate, Receiver, Reply};
-use crate::server::{Setup, event};
-use serde_json::json;
+use crate::server::{Server, Setup, event};
+use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::process::Command;
@@ -243,4 +244,170 @@ fn what_a_test_clock_has_touched_is_not_gone_on_with_in_real_time() {
     lab.server.start();
     assert_eq!(lab.now(), 3600);
     assert_eq!(lab.next_arrival().seconds(), 6400);
+}
+
+/// An answer of the server's own API.
+#[track_caller]
+fn own(server: &Server, path: &str) -> Value {
+    let path = format!("/postrider/v1/{path}");
+    server.send("GET", &path, &[SECRET], "").expect(200).json()
+}
+
+/// Numbers that people see: totals, the verdict, charts, the subscription.
+fn seen(server: &Server) -> Value {
+    let stats = own(server, "stats");
+    let lossy = own(server, "subscription?id=orders/lossy");
+    let series = |of: &str| own(server, &format!("stats/series?minutes=30{of}"));
+    let counts = |one: &Value| {
+        let names = [
+            "delivered",
+            "attempts",
+            "failed",
+            "deadLettered",
+            "dropped",
+            "droppedBy",
+            "recent",
+            "health",
+            "latencyMs",
+        ];
+        let some = names.iter().map(|name| ((*name).to_owned(), one[*name].clone()));
+        Value::Object(some.collect())
+    };
+    json!({
+        "since": stats["since"],
+        "totals": stats["totals"],
+        "verdict": stats["verdict"],
+        "topic": [stats["topics"][0]["published"], stats["topics"][0]["unmatched"]],
+        "lossy": counts(&lossy),
+        "all": series(""),
+        "ofTopic": series("&topic=orders"),
+        "ofLossy": series("&subscription=orders/lossy"),
+    })
+}
+
+/// A server whose subscriptions deliver, drop and dead-letter.
+fn with_losses() -> Lab {
+    let receiver = Receiver::answering(|delivery| {
+        let refused = delivery.path.starts_with("/refuse");
+        Reply::Status(if refused { 400 } else { 200 })
+    });
+    let client = "client = [{ id = \"me\", secret = \"hush\" }]\n";
+    let lab = Lab::subscribed(Setup::test_clock(client), receiver, json!(null));
+    lab.subscribe("lossy", "/refuse", json!(null));
+    let place = json!({"deadLetterDestination": {
+        "endpointType": "StorageBlob",
+        "properties": {"resourceId": "local", "blobContainerName": "dead"},
+    }});
+    lab.subscribe("kept", "/refuse/kept", place);
+    lab.server
+        .publish("orders", &[event("a"), event("b"), event("c")]);
+    lab.at_once();
+    lab
+}
+
+#[test]
+fn totals_charts_and_the_verdict_are_the_same_after_a_restart() {
+    let mut lab = with_losses();
+    lab.pass(60);
+    lab.server.publish("orders", &[event("d")]);
+    lab.at_once();
+    let before = seen(&lab.server);
+    assert_eq!(before["totals"]["delivered"], 4, "{before:#}");
+    assert_eq!(
+        before["totals"]["droppedBy"],
+        json!({"UndeliverableDueToHttpBadRequest": 4})
+    );
+    assert_eq!(before["totals"]["deadLettered"], 4);
+    assert_eq!(before["verdict"]["status"], "attention");
+    assert_eq!(before["lossy"]["health"], "failing");
+    for crash in [true, false] {
+        match crash {
+            true => lab.server.kill(),
+            false => lab.server.stop(),
+        }
+        lab.server.start();
+        let after = seen(&lab.server);
+        assert_eq!(after, before, "crash: {crash}");
+        // What others keep over time counts from the start of the process.
+        let health = lab.server.health();
+        assert_eq!(health["deliveries"]["delivered"], 0, "{health}");
+    }
+    // Counting goes on.
+    lab.server.publish("orders", &[event("e")]);
+    lab.at_once();
+    let after = seen(&lab.server);
+    assert_eq!(after["totals"]["delivered"], 5);
+    assert_eq!(after["topic"], json!([5, 0]));
+    assert_eq!(after["since"], before["since"]);
+    let path = lab.server.data_dir().join("numbers.json");
+    let mode = std::fs::metadata(&path).expect("it is there").permissions();
+    assert_eq!(std::os::unix::fs::PermissionsExt::mode(&mode) & 0o777, 0o600);
+
+    // A file that cannot be read: said, and counting begins anew.
+    lab.server.stop();
+    std::fs::write(&path, "{").expect("it can be written");
+    lab.server.start();
+    lab.server.logged(&["counting begins anew", "numbers.json"]);
+    let anew = seen(&lab.server);
+    assert_eq!(anew["totals"]["delivered"], 0);
+    assert!(anew["since"].as_str() > before["since"].as_str(), "{anew:#}");
+    // Dead letters are counted where they are.
+    assert_eq!(anew["totals"]["deadLettered"], 5);
+}
+
+#[test]
+fn dead_letters_are_counted_as_their_summary_counts_them() {
+    let mut lab = with_losses();
+    let summed = |server: &Server| -> u64 {
+        let summary = own(server, "deadletters/summary");
+        let all = summary["value"].as_array().expect("a list").iter();
+        all.map(|one| one["written"].as_u64().unwrap() + one["pending"].as_u64().unwrap())
+            .sum()
+    };
+    let check = |server: &Server, expected: u64| {
+        let stats = own(server, "stats");
+        let kept = own(server, "subscription?id=orders/kept");
+        assert_eq!(summed(server), expected);
+        assert_eq!(stats["totals"]["deadLettered"], expected, "{stats:#}");
+        assert_eq!(kept["deadLettered"], expected, "{kept:#}");
+    };
+    check(&lab.server, 3);
+    lab.pass(600);
+    lab.server.counted("/deadLetters/written", 3);
+    check(&lab.server, 3);
+    lab.restart();
+    check(&lab.server, 3);
+    let body = json!({"all": true}).to_string();
+    let path = "/postrider/v1/deadletters/purge";
+    let headers = [SECRET, crate::server::JSON];
+    lab.server.send("POST", path, &headers, body).expect(200);
+    check(&lab.server, 0);
+    lab.server.publish("orders", &[event("z")]);
+    lab.at_once();
+    check(&lab.server, 1);
+}
+
+#[test]
+fn drops_reach_the_verdict_and_the_doctor() {
+    let lab = with_losses();
+    let stats = own(&lab.server, "stats");
+    let verdict = &stats["verdict"];
+    assert_eq!(verdict["status"], "attention", "{verdict:#}");
+    let lossy = verdict["subscriptions"].as_array().expect("a list").iter();
+    let lossy = lossy.clone().find(|one| one["name"] == "lossy");
+    let lossy = lossy.unwrap_or_else(|| panic!("{verdict:#}"));
+    assert_eq!(lossy["health"], "failing");
+    assert_eq!(
+        lossy["reasons"][0]["text"],
+        "3 of 3 events dropped in the last 5 minutes (HTTP 400 Bad Request, no dead-letter destination)"
+    );
+    let todo = lossy["reasons"][0]["todo"].as_str().unwrap_or_default();
+    assert!(todo.contains("set a dead-letter destination"), "{todo}");
+    let told = crate::doctor::doctor_of(&lab.server, "json");
+    let (level, todo) = told.about(
+        "subscriptions",
+        "subscription \"lossy\" of topic \"orders\": 3 of 3 events dropped",
+    );
+    assert_eq!(level, "warning");
+    assert!(todo.contains("dead-letter destination"), "{todo}");
 }

@@ -1,7 +1,8 @@
 //! What follows a failed attempt.
 
+use crate::lab::Lab;
 use crate::receiver::{Delivery, Receiver, Reply};
-use crate::server::{Server, event};
+use crate::server::{Server, Setup, event};
 use serde_json::json;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
 use std::time::Duration;
@@ -166,4 +167,39 @@ fn a_connection_that_is_closed_between_two_deliveries_costs_nothing() {
     }
     server.counted("/deliveries/delivered", 20);
     assert_eq!(server.health()["deliveries"]["attemptsFailed"], 0);
+}
+
+#[test]
+fn a_batch_answered_413_comes_again_at_once_in_halves() {
+    // No more than two at once, and one of them never.
+    let receiver = Receiver::answering(|delivery| {
+        let ids = delivery.ids();
+        Reply::Status(if ids.len() > 2 || ids.contains(&"e4".to_owned()) {
+            413
+        } else {
+            200
+        })
+    });
+    let batches = json!({"destination": {"properties": {"maxEventsPerBatch": 10}}});
+    let lab = Lab::subscribed(Setup::test_clock("").profile("cloud-2021"), receiver, batches);
+    let events: Vec<_> = (0..8).map(|n| event(format!("e{n}"))).collect();
+    lab.server.publish("orders", &events);
+    let arrivals = lab.at_once();
+    let mut sizes: Vec<usize> = arrivals.iter().map(|one| one.delivery.ids().len()).collect();
+    sizes.sort();
+    sizes.reverse();
+    // Which of the pairs meet depends on who claims first.
+    assert_eq!(sizes[..3], [8, 4, 4]);
+    assert!(
+        sizes[3..].iter().all(|size| *size <= 2) && sizes.contains(&2),
+        "{sizes:?}"
+    );
+    assert!(
+        arrivals.iter().all(|one| one.count() == 0),
+        "the same attempt goes on"
+    );
+    let attempts = arrivals.len() as u64;
+    assert_eq!((lab.count("attempts"), lab.count("delivered")), (attempts, 7));
+    assert_eq!(lab.dropped(), json!({"UndeliverableDueToClientError": 1}));
+    assert_eq!(lab.pass(24 * 3600), 0);
 }

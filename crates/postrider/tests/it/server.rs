@@ -26,8 +26,24 @@ pub struct Setup {
     pub more: Vec<&'static str>,
     /// How many files and connections it may have open.
     pub open_files_max: Option<u32>,
+    /// The file mode creation mask that it is started with, as `umask` takes it.
+    pub umask: Option<&'static str>,
     /// Where its files go, instead of into a temporary directory.
     pub data_dir: Option<PathBuf>,
+    /// Declared topics stay as they are written: the edge API does not reach them.
+    pub managed_topics: bool,
+}
+
+/// The same with every declared topic reached by the edge API.
+fn with_edge_topics(config: &str) -> String {
+    let mut written = String::new();
+    for line in config.split_inclusive('\n') {
+        written.push_str(line);
+        if line.trim() == "[[topic]]" {
+            written.push_str("edge = true\n");
+        }
+    }
+    written
 }
 
 impl Setup {
@@ -63,14 +79,22 @@ impl Setup {
     /// `postrider serve` as this setup says, in `directory`.
     fn command(&self, directory: &Path, http: &str, https: &str) -> Command {
         let file = directory.join("postrider.toml");
-        std::fs::write(&file, &self.config).expect("a temporary directory can be written");
+        // Most tests publish through the edge API, which reaches no other declared topics.
+        let config = match self.managed_topics {
+            true => self.config.clone(),
+            false => with_edge_topics(&self.config),
+        };
+        std::fs::write(&file, config).expect("a temporary directory can be written");
         let data_dir = self.data_dir.clone().unwrap_or_else(|| directory.join("data"));
         let program = env!("CARGO_BIN_EXE_postrider");
-        let mut command = match self.open_files_max {
-            None => Command::new(program),
-            Some(max) => {
+        let files = self.open_files_max.map(|max| format!("ulimit -n {max}; "));
+        let mask = self.umask.map(|mask| format!("umask {mask}; "));
+        let mut command = match [files, mask] {
+            [None, None] => Command::new(program),
+            settings => {
+                let settings: String = settings.into_iter().flatten().collect();
                 let mut shell = Command::new("/bin/sh");
-                shell.args(["-c", &format!("ulimit -n {max}; exec \"$0\" \"$@\""), program]);
+                shell.args(["-c", &format!("{settings}exec \"$0\" \"$@\""), program]);
                 shell
             }
         };

@@ -8,12 +8,14 @@ use super::apply::{ApplyFlags, make_so};
 use super::file::{Format, Grid};
 use super::words::read_text;
 use super::{Output, ServerFlags, Usage};
+use crate::private_files;
 use crate::terminal::print;
 use anyhow::{Context, Result};
 use clap::Args;
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 use std::collections::BTreeSet;
+use std::path::Path;
 
 #[derive(Clone, Debug, Args)]
 pub struct ImportArgs {
@@ -102,7 +104,7 @@ pub async fn import(args: &ImportArgs) -> Result<()> {
     let grid_file = imported.text(format)?;
     match &args.output {
         Some(path) => {
-            std::fs::write(path, &grid_file).with_context(|| format!("writing {path}"))?;
+            private_files::write(Path::new(path), &grid_file).with_context(|| format!("writing {path}"))?;
             eprintln!("wrote {path}: {} topics", imported.topics.len());
         }
         None if args.apply => {}
@@ -113,7 +115,7 @@ pub async fn import(args: &ImportArgs) -> Result<()> {
     }
     let mut grid = Grid::default();
     grid.add(&grid_file, format, args.output.as_deref().unwrap_or(name))?;
-    make_so(grid, &args.how, &args.server, Output::Table).await
+    make_so(grid, &args.how, &args.server, Output::Text).await
 }
 
 impl Imported {

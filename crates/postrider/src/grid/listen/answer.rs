@@ -47,6 +47,12 @@ pub enum Forwarded {
     Failed(String),
 }
 
+impl Forwarded {
+    pub fn is_success(&self) -> bool {
+        matches!(self, Forwarded::Answered { status: 200..300, .. })
+    }
+}
+
 /// What became of a delivery.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Outcome {
@@ -86,6 +92,7 @@ impl Forward {
             headers: Arc::new(forwarded_headers(delivery)),
             more: Vec::new(),
             body: delivery.body.clone().into(),
+            guard: None,
         };
         let begun = Instant::now();
         let reply = timeout(FORWARD_TIMEOUT, self.transport.clone().send(request)).await;
@@ -147,7 +154,8 @@ impl Answerer {
         }
     }
 
-    pub async fn see_to(&self, delivery: Delivery) -> (Delivery, Outcome) {
+    /// Forwards a delivery if that is wanted, and tells the server how it went if the delivery is whole.
+    pub async fn see_to(&self, delivery: Delivery, is_whole: bool) -> (Delivery, Outcome) {
         let (forwarded, told) = match &self.forward {
             Some(forward) => {
                 let (forwarded, told) = forward.pass_on(&delivery).await;
@@ -155,7 +163,10 @@ impl Answerer {
             }
             None => (None, json!({"status": 200})),
         };
-        let answered = self.answer(delivery.number, &told).await;
+        let answered = match is_whole {
+            true => self.answer(delivery.number, &told).await,
+            false => Ok(()),
+        };
         let trouble = answered.err().map(|e| match e.downcast_ref::<Refused>() {
             Some(Refused { status: 404, .. }) => "answered too late: the server tries again".to_owned(),
             _ => format!("the server could not be told: {e:#}"),

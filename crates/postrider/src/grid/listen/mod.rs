@@ -8,9 +8,9 @@ use super::arm::{Arm, Refused};
 use super::settings::{FilterSettings, RetrySettings};
 use super::subscriptions::{On, meaning, meant_group};
 use super::words::Schema;
-use super::{GridFlags, Output, Usage};
+use super::{GridFlags, Usage};
 use answer::{Answerer, Forward, Outcome};
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use clap::Args;
 use postrider_core::time::Clock;
 use postrider_engine::clock::SystemClock;
@@ -52,7 +52,7 @@ pub struct ListenArgs {
     /// Print the whole of each event
     #[arg(long)]
     full: bool,
-    /// End when so many events have come
+    /// End when exactly so many events have come
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     count: Option<u64>,
     #[command(flatten)]
@@ -87,9 +87,11 @@ impl ListenArgs {
             "schema",
             self.delivery_schema.map(|schema| json!(schema.delivery_name())),
         );
+        // No batch is larger than what is wanted in all.
+        let batch_max = self.max_events_per_batch.map(u64::from);
         put(
             "maxEventsPerBatch",
-            self.max_events_per_batch.map(|number| json!(number)),
+            batch_max.map(|max| json!(max.min(self.count.unwrap_or(max)))),
         );
         put("profile", profile);
         Ok(body)
@@ -104,16 +106,66 @@ pub async fn listen(args: &ListenArgs) -> Result<()> {
     let body = args.body(&arm).await?;
     let arm = Arc::new(arm);
     let mut listener = Listener {
-        screen: Screen::of_terminal(args.flags.output == Output::Json, args.full, forward.is_some()),
+        screen: Screen::of_terminal(args.flags.output.is_json(), args.full, forward.is_some()),
         forward,
-        count_max: args.count,
-        came: 0,
+        count: Count::up_to(args.count),
+        forwards: Forwards::default(),
         arm,
     };
     let listened = listener.run(&body, &mut stop).await;
-    let came = listener.came;
+    let came = listener.count.came;
     eprintln!("{came} event{} came", if came == 1 { "" } else { "s" });
-    listened
+    listened?;
+    let Forwards { made, failed } = listener.forwards;
+    ensure!(
+        failed == 0,
+        "{failed} of {made} deliveries could not be forwarded"
+    );
+    Ok(())
+}
+
+/// Events that came, of those that are wanted.
+#[derive(Clone, Copy, Debug)]
+struct Count {
+    max: u64,
+    /// Events of deliveries that were taken: those that came, and those that are being forwarded.
+    taken: u64,
+    came: u64,
+}
+
+impl Count {
+    fn up_to(max: Option<u64>) -> Count {
+        Count {
+            max: max.unwrap_or(u64::MAX),
+            taken: 0,
+            came: 0,
+        }
+    }
+
+    /// How many of so many events are wanted.
+    fn take(&mut self, events: usize) -> usize {
+        let left = usize::try_from(self.max - self.taken).unwrap_or(usize::MAX);
+        let wanted = events.min(left);
+        self.taken += wanted as u64;
+        wanted
+    }
+
+    fn is_complete(&self) -> bool {
+        self.came >= self.max
+    }
+
+    /// Deliveries taken over a connection that is lost come again.
+    fn begin_again(&mut self) {
+        self.taken = self.came;
+    }
+}
+
+/// Deliveries that were forwarded.
+#[derive(Clone, Copy, Debug, Default)]
+struct Forwards {
+    made: u64,
+    /// Without an answer, or with one that is no success.
+    failed: u64,
 }
 
 /// Ctrl-C, and what else ends a program that goes on.
@@ -152,8 +204,8 @@ struct Listener {
     arm: Arc<Arm>,
     forward: Option<Arc<Forward>>,
     screen: Screen,
-    count_max: Option<u64>,
-    came: u64,
+    count: Count,
+    forwards: Forwards,
 }
 
 impl Listener {
@@ -221,8 +273,9 @@ impl Listener {
             &deliveries.introduction.token,
         ));
         let mut under_way = JoinSet::new();
+        self.count.begin_again();
         let ended = loop {
-            if self.has_enough() {
+            if self.count.is_complete() {
                 break Ended::Well;
             }
             tokio::select! {
@@ -234,13 +287,25 @@ impl Listener {
                     }
                 }
                 heard = deliveries.next(), if under_way.len() < AT_ONCE_MAX => match heard {
-                    Heard::Delivery(delivery) => {
+                    Heard::Delivery(mut delivery) => {
+                        let events = show::events(&delivery).len();
+                        let wanted = self.count.take(events);
+                        if wanted == 0 && events > 0 {
+                            // Nobody answers what is not wanted: it stays with the server.
+                            continue;
+                        }
+                        // Only the first events of the last batch are wanted. The server is not told that they
+                        // arrived, as the others have not.
+                        let is_whole = wanted == events;
+                        if !is_whole {
+                            delivery.body = show::first_events(&delivery, wanted);
+                        }
                         // What is only printed has arrived when it is on the screen.
                         if self.forward.is_none() && !self.show(&delivery, None)? {
                             break Ended::Well;
                         }
                         let answerer = answerer.clone();
-                        under_way.spawn(async move { answerer.see_to(delivery).await });
+                        under_way.spawn(async move { answerer.see_to(delivery, is_whole).await });
                     }
                     Heard::Ended(reason) if reason == "deleted" => break Ended::Deleted,
                     Heard::Ended(reason) => break Ended::Lost(reason),
@@ -269,14 +334,14 @@ impl Listener {
         Ok(ended)
     }
 
-    fn has_enough(&self) -> bool {
-        self.count_max.is_some_and(|max| self.came >= max)
-    }
-
     /// Tells of a delivery that was seen to. Whether anyone still reads it.
     fn note(&mut self, (delivery, outcome): (Delivery, Outcome)) -> Result<bool> {
         if let Some(trouble) = &outcome.trouble {
             eprintln!("delivery {}: {trouble}", delivery.number);
+        }
+        if let Some(forwarded) = &outcome.forwarded {
+            self.forwards.made += 1;
+            self.forwards.failed += u64::from(!forwarded.is_success());
         }
         match &self.forward {
             Some(_) => self.show(&delivery, Some(&outcome)),
@@ -287,7 +352,7 @@ impl Listener {
     fn show(&mut self, delivery: &Delivery, outcome: Option<&Outcome>) -> Result<bool> {
         let events = show::events(delivery);
         let text = self.screen.lines(delivery, &events, outcome, SystemClock.now());
-        self.came += events.len() as u64;
+        self.count.came += events.len() as u64;
         match show::write(&text) {
             Ok(()) => Ok(true),
             // A reader that has seen enough, such as `head`, is no reason to complain.
@@ -309,5 +374,24 @@ fn forward_url(text: &str) -> Result<http::Uri> {
     match uri.authority() {
         Some(authority) if known && !authority.as_str().contains('@') => Ok(uri),
         _ => Err(refused().into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_more_events_are_taken_than_are_wanted() {
+        let mut count = Count::up_to(Some(5));
+        assert_eq!([count.take(3), count.take(4), count.take(1)], [3, 2, 0]);
+        assert!(!count.is_complete());
+        count.came = 3;
+        // Deliveries under way are lost with the connection.
+        count.begin_again();
+        assert_eq!(count.take(9), 2);
+        count.came = 5;
+        assert!(count.is_complete());
+        assert_eq!(Count::up_to(None).take(usize::MAX), usize::MAX);
     }
 }

@@ -3,7 +3,8 @@
 use super::answer::{Forwarded, Outcome};
 use super::stream::Delivery;
 use crate::receiver::{indented, printable};
-use crate::terminal::harmless;
+use crate::terminal::{self, harmless};
+use bytes::Bytes;
 use postrider_core::time::Timestamp;
 use serde::Serialize;
 use serde_json::Value;
@@ -45,6 +46,13 @@ pub fn events(delivery: &Delivery) -> Vec<Box<RawValue>> {
         let text = Value::String(text.into_owned()).to_string();
         RawValue::from_string(text).into_iter().collect()
     })
+}
+
+/// The body of a delivery with only its first events, each as it was written.
+pub fn first_events(delivery: &Delivery, count: usize) -> Bytes {
+    let events = events(delivery);
+    let first: Vec<&str> = events.iter().take(count).map(|event| event.get()).collect();
+    format!("[{}]", first.join(",")).into()
 }
 
 #[derive(Serialize)]
@@ -103,8 +111,7 @@ impl Screen {
             let text: Option<String> = serde_json::from_str(found.get()).ok();
             Some(harmless(&text.unwrap_or_else(|| found.get().to_owned())))
         };
-        // Hours, minutes and seconds.
-        let time = now.to_string().get(11..19).unwrap_or_default().to_owned();
+        let time = terminal::time(&now.to_string());
         let mut parts = vec![self.paint("2", &time)];
         parts.extend(forwarded.map(|forwarded| self.result(forwarded)));
         parts.extend(member(["type", "eventType"]).map(|kind| self.paint("1", &kind)));
@@ -227,17 +234,29 @@ mod tests {
     fn an_event_is_a_line() {
         assert_eq!(
             shown(PLAIN, ORDER, None),
-            "17:46:40  Made  /o  1  {\"b\":1.0,\"a\":\"x  y\"}\n"
+            "2030-03-17T17:46:40Z  Made  /o  1  {\"b\":1.0,\"a\":\"x  y\"}\n"
         );
         let cloud = r#"{"specversion":"1.0","type":"T","source":"/s","id":"i"}"#;
-        assert_eq!(shown(PLAIN, cloud, None), "17:46:40  T  i\n");
-        assert_eq!(shown(PLAIN, "[1,2]", None), "17:46:40  1\n17:46:40  2\n");
-        assert_eq!(shown(PLAIN, "no JSON", None), "17:46:40  \"no JSON\"\n");
+        assert_eq!(shown(PLAIN, cloud, None), "2030-03-17T17:46:40Z  T  i\n");
+        assert_eq!(
+            shown(PLAIN, "[1,2]", None),
+            "2030-03-17T17:46:40Z  1\n2030-03-17T17:46:40Z  2\n"
+        );
+        assert_eq!(
+            shown(PLAIN, "no JSON", None),
+            "2030-03-17T17:46:40Z  \"no JSON\"\n"
+        );
         let again = delivery(ORDER, "2");
         let text = PLAIN.lines(&again, &events(&again), None, NOW);
         assert!(text.contains("  1  (attempt 3)  {"), "{text}");
         let long = format!(r#"{{"id":"1","data":"{}"}}"#, "ü".repeat(1000));
         assert!(shown(PLAIN, &long, None).ends_with("üü…\n"));
+    }
+
+    #[test]
+    fn the_first_events_of_a_batch() {
+        let batch = delivery("[{\"id\": 1}, {\"id\":2.0},\n3]", "0");
+        assert_eq!(first_events(&batch, 2), "[{\"id\": 1},{\"id\":2.0}]");
     }
 
     #[test]
@@ -247,7 +266,7 @@ mod tests {
         assert_eq!(text.matches('\n').count(), 1, "{text}");
         assert_eq!(
             text,
-            "17:46:40  \\u202et  \\u001b[2J\\u000ax  {\"a\":\"\\u200b\"}\n"
+            "2030-03-17T17:46:40Z  \\u202et  \\u001b[2J\\u000ax  {\"a\":\"\\u200b\"}\n"
         );
         let screen = Screen { full: true, ..PLAIN };
         let text = shown(screen, hostile, None);
@@ -272,11 +291,11 @@ mod tests {
         let took = Duration::from_micros(12_500);
         assert_eq!(
             of(Forwarded::Answered { status: 503, took }),
-            "17:46:40  503 in 12 ms  Made  /o  1\n"
+            "2030-03-17T17:46:40Z  503 in 12 ms  Made  /o  1\n"
         );
         assert_eq!(
             of(Forwarded::Failed("refused\n".into())),
-            "17:46:40  failed: refused\\u000a  Made  /o  1\n"
+            "2030-03-17T17:46:40Z  failed: refused\\u000a  Made  /o  1\n"
         );
     }
 
@@ -285,7 +304,7 @@ mod tests {
         let screen = Screen { color: true, ..PLAIN };
         let text = shown(screen, ORDER, None);
         assert!(
-            text.starts_with("\x1b[2m17:46:40\x1b[0m  \x1b[1mMade\x1b[0m"),
+            text.starts_with("\x1b[2m2030-03-17T17:46:40Z\x1b[0m  \x1b[1mMade\x1b[0m"),
             "{text:?}"
         );
         assert!(!shown(PLAIN, ORDER, None).contains('\x1b'));

@@ -134,9 +134,16 @@ pub struct Tally {
     pub overlapping: usize,
     /// Attempts whose count did not go on from the one before.
     pub recounted: usize,
+    /// Attempts beyond those that the policy wants, which is one of each count: made again by whoever took a partition
+    /// over.
+    pub beyond: usize,
     pub letters: usize,
     pub letters_again: usize,
 }
+
+/// A fault makes a partition change hands at most so often: away and back. Each time an attempt whose outcome its maker
+/// could not write down is made again, and a dead letter may be written again.
+const TAKEOVERS_MAX: usize = 2;
 
 impl History {
     /// Acknowledged events that a subscription has not got yet.
@@ -179,6 +186,12 @@ impl History {
         };
         let distinct: BTreeSet<_> = self.letters.iter().collect();
         tally.letters_again = self.letters.len() - distinct.len();
+        for letter in distinct {
+            let copies = self.letters.iter().filter(|other| *other == letter).count();
+            if copies > 1 + TAKEOVERS_MAX * self.troubles.len() {
+                wrong.push(format!("{copies} copies of a dead letter: {letter:?}"));
+            }
+        }
         for ((of, sending), attempts) in self.deliveries() {
             let mut say = |what: &str| {
                 wrong.push(format!("{what}: {sending:?} at {of}\n{}", self.story(sending)));
@@ -285,6 +298,17 @@ impl History {
         // When the attempts with this count ended, the earliest of them.
         let mut ended: BTreeMap<u64, Duration> = BTreeMap::new();
         let mut last: Option<&Attempt> = None;
+        let counts: BTreeSet<u64> = attempts.iter().map(|attempt| attempt.count).collect();
+        let beyond = attempts.len() - counts.len();
+        tally.beyond += beyond;
+        if let [first, .., last] = attempts {
+            let meets =
+                |one: &&Trouble| one.began <= last.began && one.healed + rules.aftermath >= first.began;
+            let troubles = self.troubles.iter().filter(meets).count();
+            if beyond > TAKEOVERS_MAX * troubles {
+                say("more attempts than the policy and the faults allow");
+            }
+        }
         for attempt in attempts {
             tally.retries += usize::from(attempt.count > 0);
             if let Some(last) = last {
@@ -477,6 +501,35 @@ mod tests {
         );
         let early = Duration::from_millis(20_900);
         check(|h| h.attempts[1].began = early, "a retry before it was due");
+    }
+
+    #[test]
+    fn attempts_beyond_the_policy_are_counted_and_bounded() {
+        let mut history = good();
+        history.troubles.push(Trouble {
+            what: "somebody was killed".into(),
+            began: at(20),
+            healed: at(40),
+        });
+        let more = (3..8).map(|n| attempt("all", 1, Kind::Plain, 2, 22 + n, true));
+        history.attempts.extend(more);
+        let wrong = history.audit(&WANTED, RULES).expect_err("too many");
+        assert!(
+            wrong.iter().any(|one| one.starts_with("more attempts than")),
+            "{wrong:?}"
+        );
+        history.attempts.truncate(history.attempts.len() - 2);
+        let tally = history.audit(&WANTED, RULES).expect("two are allowed");
+        assert_eq!(tally.beyond, 2);
+        history
+            .letters
+            .extend([("doomed".into(), sending(3)), ("doomed".into(), sending(3))]);
+        assert_eq!(
+            history.audit(&WANTED, RULES).map(|tally| tally.letters_again),
+            Ok(2)
+        );
+        history.letters.push(("doomed".into(), sending(3)));
+        assert!(history.audit(&WANTED, RULES).is_err());
     }
 
     #[test]

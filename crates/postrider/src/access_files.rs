@@ -1,0 +1,96 @@
+//! Where revocations, the keys of tokens and the list of logins are kept: in the data directory, or in JetStream where
+//! nodes share them.
+
+use crate::config::Config;
+use crate::material;
+use async_trait::async_trait;
+use bytes::Bytes;
+use postrider_api::access_state::AccessStore;
+use postrider_api::logins::LoginJournal;
+use postrider_jetstream::Cluster;
+use postrider_store::seal::Keyring;
+use std::fs::OpenOptions;
+use std::io::Write;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// A line for each login.
+const LOGINS_FILE: &str = "logins.jsonl";
+/// The same as the file, in a cluster.
+const SHARED_NAME: &str = "access";
+
+pub fn store(config: &Config, keys: Arc<Keyring>, cluster: Option<&Arc<Cluster>>) -> Arc<dyn AccessStore> {
+    match cluster {
+        Some(cluster) => Arc::new(Shared(cluster.clone())),
+        None => Arc::new(AccessFile {
+            path: material::access_path(&config.data_dir),
+            keys,
+        }),
+    }
+}
+
+/// The file of a server that is alone, sealed. Only this process writes it: the data directory is locked.
+struct AccessFile {
+    path: PathBuf,
+    keys: Arc<Keyring>,
+}
+
+#[async_trait]
+impl AccessStore for AccessFile {
+    async fn read(&self) -> Result<Option<(Bytes, u64)>, String> {
+        let text = material::read_sealed(&self.path, &self.keys).map_err(|e| format!("{e:#}"))?;
+        Ok(text.map(|text| (Bytes::from(text), 1)))
+    }
+
+    async fn swap(&self, text: Bytes, _: u64) -> Result<bool, String> {
+        let text = std::str::from_utf8(&text).map_err(|e| e.to_string())?;
+        postrider_api::http::off_worker(|| material::write_sealed(&self.path, text, &self.keys))
+            .map_err(|e| format!("{e:#}"))?;
+        Ok(true)
+    }
+}
+
+struct Shared(Arc<Cluster>);
+
+#[async_trait]
+impl AccessStore for Shared {
+    async fn read(&self) -> Result<Option<(Bytes, u64)>, String> {
+        let read = self.0.shared_text(SHARED_NAME).await;
+        read.map_err(|e| e.to_string())
+    }
+
+    async fn swap(&self, text: Bytes, expected: u64) -> Result<bool, String> {
+        let swapped = self.0.swap_shared_text(SHARED_NAME, text, expected).await;
+        swapped.map_err(|e| e.to_string())
+    }
+}
+
+/// The list of this node's logins.
+pub struct LoginFile(PathBuf);
+
+impl LoginFile {
+    pub fn new(data_dir: &Path) -> LoginFile {
+        LoginFile(data_dir.join(LOGINS_FILE))
+    }
+}
+
+impl LoginJournal for LoginFile {
+    fn read(&self) -> Result<String, String> {
+        let text = material::read_if_there(&self.0).map_err(|e| format!("{e:#}"))?;
+        Ok(text.unwrap_or_default())
+    }
+
+    fn append(&self, line: &str) -> Result<(), String> {
+        let appended = || {
+            let mut options = OpenOptions::new();
+            let mut file = options.create(true).append(true).mode(0o600).open(&self.0)?;
+            file.write_all(format!("{line}\n").as_bytes())
+        };
+        appended().map_err(|e: std::io::Error| format!("{}: {e}", self.0.display()))
+    }
+
+    fn replace(&self, text: &str) -> Result<(), String> {
+        material::write_private(&self.0, text).map_err(|e| format!("{e:#}"))
+    }
+}

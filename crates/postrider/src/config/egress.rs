@@ -1,0 +1,135 @@
+//! `[egress]`: where requests may go, and through which proxy.
+
+use super::ConfigError;
+use super::check::{Checked, refuse};
+use super::model::{Config, Egress, EgressPolicy};
+use super::secret::MASK;
+use http::Uri;
+use postrider_transport::egress::Scheme;
+use postrider_transport::{EgressPolicy as Policy, Proxy};
+use serde::{Deserialize, Serialize, Serializer};
+use std::fmt;
+
+/// The URL of a proxy, whose user name and password are not shown.
+#[derive(Clone, PartialEq, Eq, Deserialize)]
+#[serde(transparent)]
+pub struct ProxyUrl(String);
+
+impl ProxyUrl {
+    fn shown(&self) -> String {
+        match self.0.rsplit_once('@') {
+            Some((_, host)) => format!("http://{MASK}@{host}"),
+            None => self.0.clone(),
+        }
+    }
+}
+
+impl fmt::Debug for ProxyUrl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.shown())
+    }
+}
+
+impl Serialize for ProxyUrl {
+    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        to.serialize_str(&self.shown())
+    }
+}
+
+impl Egress {
+    pub fn policy(&self) -> Policy {
+        match self.policy {
+            EgressPolicy::Internet => Policy::Internet,
+            EgressPolicy::Private => Policy::Private,
+            EgressPolicy::Custom => Policy::Custom {
+                allow: self.allow.clone(),
+                deny: self.deny.clone(),
+            },
+        }
+    }
+
+    pub fn proxy(&self) -> Result<Option<Proxy>, ConfigError> {
+        let proxy = self.proxy.as_ref();
+        let parsed = proxy.map(|proxy| Proxy::parse(&proxy.0, &self.no_proxy));
+        parsed
+            .transpose()
+            .map_err(|reason| match reason.strip_prefix("no_proxy: ") {
+                Some(reason) => ConfigError::new("egress.no_proxy", reason),
+                None => ConfigError::new("egress.proxy", reason),
+            })
+    }
+}
+
+pub fn check(config: &Config) -> Checked {
+    let egress = &config.egress;
+    let custom = egress.policy == EgressPolicy::Custom;
+    if custom && egress.allow.is_empty() && egress.deny.is_empty() {
+        return refuse("egress.policy", "\"custom\" needs egress.allow or egress.deny");
+    }
+    // A list that the policy ignores would give a false sense of safety.
+    for (key, list) in [("egress.allow", &egress.allow), ("egress.deny", &egress.deny)] {
+        if !custom && !list.is_empty() {
+            return refuse(key, "has an effect only with egress.policy = \"custom\"");
+        }
+    }
+    if egress.proxy.is_none() && !egress.no_proxy.is_empty() {
+        return refuse("egress.no_proxy", "has an effect only with egress.proxy");
+    }
+    egress.proxy()?;
+    check_destinations(config)
+}
+
+/// Destinations of the configuration itself obey the policy, too. Those with an address are refused at the start;
+/// names are judged by what they resolve to, when they are dialled.
+fn check_destinations(config: &Config) -> Checked {
+    let policy = config.egress.policy();
+    for (index, account) in config.storage_accounts.iter().enumerate() {
+        let endpoints = [
+            ("endpoint", &account.endpoint),
+            ("blob_endpoint", &account.blob_endpoint),
+            ("queue_endpoint", &account.queue_endpoint),
+        ];
+        for (name, url) in endpoints {
+            check_url(
+                &policy,
+                &format!("storage_account[{index}].{name}"),
+                url.as_deref(),
+            )?;
+        }
+    }
+    for (index, destination) in config.destinations.iter().enumerate() {
+        let url = Some(destination.url.expose());
+        check_url(&policy, &format!("destination[{index}].url"), url)?;
+    }
+    if let Some(oidc) = &config.oidc {
+        match &oidc.jwks_url {
+            Some(url) => check_url(&policy, "oidc.jwks_url", Some(url))?,
+            None => check_url(&policy, "oidc.issuer", Some(&oidc.issuer))?,
+        }
+    }
+    check_url(
+        &policy,
+        "traces.otlp_endpoint",
+        config.traces.otlp_endpoint.as_deref(),
+    )
+}
+
+fn check_url(policy: &Policy, key: &str, url: Option<&str>) -> Checked {
+    let Some(url) = url.and_then(|url| url.parse::<Uri>().ok()) else {
+        return Ok(());
+    };
+    let scheme = match url.scheme_str() {
+        Some("http") => Scheme::Http,
+        Some("https") => Scheme::Https,
+        _ => return Ok(()),
+    };
+    let host = url.host().unwrap_or_default().trim_matches(['[', ']']);
+    let judged = match host.parse() {
+        Ok(address) => policy.check(scheme, address),
+        Err(_) => policy.check_scheme(scheme),
+    };
+    match judged {
+        Ok(()) => Ok(()),
+        Err(refusal) => refuse(key, format!("{refusal}; it holds for every outgoing request")),
+    }
+}

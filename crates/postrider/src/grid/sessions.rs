@@ -1,0 +1,99 @@
+//! `postrider session`: who has logged in, and how that is ended.
+
+use super::{GridFlags, Output};
+use crate::client::Client;
+use crate::terminal::{harmless, print, table, time_or_text};
+use anyhow::Result;
+use clap::Args;
+use comfy_table::Table;
+use serde_json::{Value, json};
+
+const PATH: &str = "/postrider/v1/sessions";
+
+#[derive(Clone, Debug, Args)]
+pub struct SessionArgs {
+    #[command(subcommand)]
+    command: Command,
+    #[command(flatten)]
+    flags: GridFlags,
+}
+
+#[derive(Clone, Debug, clap::Subcommand)]
+enum Command {
+    /// List portal sessions and tokens that still hold
+    List,
+    /// End sessions and tokens at once, at every node
+    Revoke(RevokeArgs),
+    /// Replace the key that signs tokens and seals portal sessions
+    ///
+    /// Portal sessions end at once. Tokens of the old key hold until their time is over, an hour at most.
+    RotateKey {
+        /// End the tokens of the old key at once
+        #[arg(long)]
+        now: bool,
+    },
+}
+
+#[derive(Clone, Debug, Args)]
+#[group(required = true, multiple = false)]
+struct RevokeArgs {
+    /// One of those that are listed
+    id: Option<String>,
+    /// All of one client
+    #[arg(long, value_name = "NAME")]
+    client: Option<String>,
+    /// All of every client
+    #[arg(long)]
+    all: bool,
+}
+
+pub async fn session(args: &SessionArgs) -> Result<()> {
+    let flags = &args.flags;
+    let client = Client::new(&flags.server.client)?;
+    match &args.command {
+        Command::List => {
+            let found: Value = serde_json::from_slice(&client.get(PATH).await?)?;
+            let list = found["value"].as_array().cloned().unwrap_or_default();
+            flags.show_list(list, shown)
+        }
+        Command::Revoke(what) => {
+            let body = match (&what.id, &what.client) {
+                (Some(id), _) => json!({ "id": id }),
+                (None, Some(name)) => json!({ "client": name }),
+                (None, None) => json!({"all": true}),
+            };
+            let told = post(&client, "revoke", &body).await?;
+            said(flags, &told, &format!("revoked: {}", told["revoked"]))
+        }
+        Command::RotateKey { now } => {
+            let told = post(&client, "rotate-key", &json!({ "now": now })).await?;
+            let id = harmless(told["keyId"].as_str().unwrap_or_default());
+            said(
+                flags,
+                &told,
+                &format!("tokens are signed with the key {id} from now on; portal sessions have ended"),
+            )
+        }
+    }
+}
+
+async fn post(client: &Client, verb: &str, body: &Value) -> Result<Value> {
+    let answer = client.post(&format!("{PATH}/{verb}"), body).await?;
+    Ok(serde_json::from_slice(&answer)?)
+}
+
+fn said(flags: &GridFlags, told: &Value, line: &str) -> Result<()> {
+    match flags.output.form() {
+        Output::Json => print(serde_json::to_string_pretty(told)?),
+        Output::Text => print(line),
+    }
+}
+
+fn shown(list: &[Value]) -> Table {
+    let columns = ["id", "kind", "client", "address", "issued", "expires"];
+    let mut table = table(&columns, &[]);
+    for one in list {
+        table.add_row(columns.map(|column| harmless(&time_or_text(one[column].as_str().unwrap_or("-")))));
+    }
+    table
+}

@@ -1,0 +1,42 @@
+//! Outgoing requests of every kind: webhooks, storage accounts, the keys of a token issuer and traces obey the
+//! same egress policy and leave through the same proxy. Connections to NATS do not: they are those of the configured
+//! store, and no request is made on anybody's behalf over them.
+
+use crate::config::Config;
+use crate::serve::extra_roots;
+use anyhow::Result;
+use async_trait::async_trait;
+use http::Uri;
+use postrider_blobs::{Connect, Stream};
+use postrider_core::time::Clock;
+use postrider_transport::{Config as Outgoing, Connector};
+use std::sync::Arc;
+
+/// The rules of connecting. Made once for a server: the health of its proxy is shared by the clones.
+pub fn rules(config: &Config) -> Result<Outgoing> {
+    Ok(Outgoing {
+        egress: config.egress.policy(),
+        proxy: config.egress.proxy()?,
+        extra_roots: extra_roots(config)?,
+        ..Outgoing::default()
+    })
+}
+
+/// The connector of storage accounts.
+pub struct StoreConnector(Connector);
+
+impl StoreConnector {
+    pub fn new(rules: Outgoing, clock: Arc<dyn Clock>) -> Result<Arc<StoreConnector>> {
+        Ok(Arc::new(StoreConnector(Connector::new(rules, clock)?)))
+    }
+}
+
+#[async_trait]
+impl Connect for StoreConnector {
+    async fn connect(&self, url: &Uri) -> Result<Box<dyn Stream>, String> {
+        match self.0.connect(url).await {
+            Ok(stream) => Ok(Box::new(stream)),
+            Err(failure) => Err(failure.detail),
+        }
+    }
+}

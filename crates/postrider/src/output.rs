@@ -1,0 +1,69 @@
+//! How commands print: for people, or as JSON for programs. Lists are arrays in JSON, whichever command lists them.
+
+/// The same flag everywhere.
+#[derive(Clone, Copy, Debug, Default, clap::Args)]
+pub struct OutputFlags {
+    /// How to print: for people, or as JSON
+    #[arg(
+        long,
+        short = 'o',
+        value_enum,
+        value_name = "FORM",
+        default_value = "text",
+        global = true
+    )]
+    output: Output,
+    /// The earlier name of "--output json" at some commands.
+    #[arg(long, global = true, hide = true, conflicts_with = "output")]
+    json: bool,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
+pub enum Output {
+    /// Tables and lines
+    #[default]
+    #[value(alias = "table")]
+    Text,
+    /// JSON; lists are arrays
+    Json,
+}
+
+impl OutputFlags {
+    pub fn form(self) -> Output {
+        match self.json {
+            true => Output::Json,
+            false => self.output,
+        }
+    }
+
+    pub fn is_json(self) -> bool {
+        self.form() == Output::Json
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        output: OutputFlags,
+    }
+
+    #[test]
+    fn earlier_names_still_work() {
+        let form = |flags: &[&str]| {
+            let words = ["x"].iter().chain(flags);
+            Line::try_parse_from(words).map(|line| line.output.form()).ok()
+        };
+        assert_eq!(form(&[]), Some(Output::Text));
+        assert_eq!(form(&["-o", "table"]), Some(Output::Text));
+        assert_eq!(form(&["--output", "text"]), Some(Output::Text));
+        assert_eq!(form(&["--output=json"]), Some(Output::Json));
+        assert_eq!(form(&["--json"]), Some(Output::Json));
+        assert_eq!(form(&["--json", "-o", "text"]), None);
+        assert_eq!(form(&["-o", "yaml"]), None);
+    }
+}
