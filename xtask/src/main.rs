@@ -20,6 +20,7 @@ const EDGES: &[(&str, &[&str])] = &[
     ("postrider-otlp", &["postrider-core", "postrider-engine"]),
     ("postrider-wire", &["postrider-core"]),
     ("postrider-portal", &[]),
+    ("postrider-audit", &["postrider-core"]),
     (
         "postrider-api",
         &[
@@ -28,6 +29,7 @@ const EDGES: &[(&str, &[&str])] = &[
             "postrider-store",
             "postrider-engine",
             "postrider-portal",
+            "postrider-audit",
         ],
     ),
     (
@@ -48,11 +50,18 @@ const EDGES: &[(&str, &[&str])] = &[
             "postrider-otlp",
             "postrider-wire",
             "postrider-api",
+            "postrider-audit",
         ],
     ),
 ];
 
 const CARGO_DENY: &str = "0.20";
+const CARGO_FUZZ: &str = "0.13";
+/// Inputs that each fuzz target tries in a usual run, besides its corpus. A number, not a time: a busy machine
+/// tries as many.
+const FUZZ_RUNS_USUAL: &str = "-runs=100000";
+/// Seconds that each fuzz target runs at night.
+const FUZZ_TIME_LONG: &str = "-max_total_time=600";
 
 fn main() -> ExitCode {
     let task = std::env::args().nth(1).unwrap_or_default();
@@ -92,7 +101,10 @@ enum Runs {
 /// Everything, in the order in which it fails soonest. The last line counts the tests.
 fn test(runs: Runs) -> Result<()> {
     step("imports go one way", edges)?;
-    step("formatting", || cargo(&["fmt", "--all", "--check"]))?;
+    step("formatting", || {
+        cargo(&["fmt", "--all", "--check"])?;
+        cargo(&["fmt", "--manifest-path", "fuzz/Cargo.toml", "--check"])
+    })?;
     step("clippy", || {
         cargo(&[
             "clippy",
@@ -107,6 +119,7 @@ fn test(runs: Runs) -> Result<()> {
     step("licences, sources and duplicates of dependencies", || {
         deny(&["bans", "licenses", "sources"])
     })?;
+    step("fuzzing", || fuzz(runs))?;
     let clients = step("the clients and storage servers that tests drive", clients)?;
     println!("== tests");
     let (passed, failed) = run_tests(&clients, runs)?;
@@ -138,19 +151,75 @@ fn run(command: &mut Command) -> Result<()> {
 }
 
 fn deny(what: &[&str]) -> Result<()> {
-    let tools = root().join("target/tools");
-    let program = tools.join("bin/cargo-deny");
-    if !program.exists() {
-        let version = format!("cargo-deny@^{CARGO_DENY}");
-        let mut install = Command::new("cargo");
-        install
-            .args(["install", "--locked", "--quiet", &version, "--root"])
-            .arg(&tools);
-        run(&mut install)?;
-    }
-    run(Command::new(program)
+    run(Command::new(tool("cargo-deny", CARGO_DENY)?)
         .args(["--log-level", "error", "check"])
         .args(what))
+}
+
+/// The program of a cargo subcommand, installed under `target/tools` if it is not there yet.
+fn tool(name: &str, version: &str) -> Result<PathBuf> {
+    let tools = root().join("target/tools");
+    let program = tools.join("bin").join(name);
+    if !program.exists() {
+        let version = format!("{name}@^{version}");
+        run(Command::new("cargo")
+            .args(["install", "--locked", "--quiet", &version, "--root"])
+            .arg(&tools))?;
+    }
+    Ok(program)
+}
+
+/// Runs every fuzz target on its corpus and on inputs derived from it; findings stay in `fuzz/artifacts`.
+///
+/// The coverage instrumentation needs compiler flags that stable toolchains offer only with `RUSTC_BOOTSTRAP`.
+/// New inputs go to a corpus under `target`, so that the committed seeds stay few and readable.
+fn fuzz(runs: Runs) -> Result<()> {
+    let program = tool("cargo-fuzz", CARGO_FUZZ)?;
+    let command = |verb: &str| {
+        let mut command = Command::new(&program);
+        command
+            .args(["fuzz", verb, "--sanitizer", "none"])
+            .env("RUSTC_BOOTSTRAP", "1");
+        command
+    };
+    run(&mut command("build"))?;
+    let bound = match runs {
+        Runs::Usual => FUZZ_RUNS_USUAL,
+        Runs::Long => FUZZ_TIME_LONG,
+    };
+    for target in fuzz_targets()? {
+        println!("-- {target}");
+        let grown = root().join("target/fuzz-corpus").join(&target);
+        std::fs::create_dir_all(&grown)?;
+        let mut fuzzing = command("run");
+        fuzzing
+            .arg(&target)
+            .arg(&grown)
+            .arg(root().join("fuzz/corpus").join(&target))
+            .args(["--", bound, "-verbosity=0", "-timeout=60", "-rss_limit_mb=2048"]);
+        let output = fuzzing
+            .current_dir(root())
+            .output()
+            .context("running cargo fuzz")?;
+        if !output.status.success() {
+            eprintln!("{}", String::from_utf8_lossy(&output.stderr));
+            bail!("{target} found something; the input is in fuzz/artifacts/{target}");
+        }
+    }
+    Ok(())
+}
+
+/// The names of the programs in `fuzz/fuzz_targets`, in order.
+fn fuzz_targets() -> Result<Vec<String>> {
+    let mut targets = Vec::new();
+    for entry in std::fs::read_dir(root().join("fuzz/fuzz_targets"))? {
+        let path = entry?.path();
+        if let Some(name) = path.file_stem().and_then(|name| name.to_str()) {
+            targets.push(name.to_owned());
+        }
+    }
+    targets.sort();
+    Ok(targets)
 }
 
 /// Prepares the unmodified clients and servers under `target` and says where they are.
@@ -232,6 +301,17 @@ mod tests {
     #[test]
     fn imports_go_one_way() {
         edges().unwrap();
+    }
+
+    #[test]
+    fn every_fuzz_target_has_seeds() {
+        for target in fuzz_targets().unwrap() {
+            let seeds = root().join("fuzz/corpus").join(&target);
+            assert!(
+                std::fs::read_dir(&seeds).is_ok_and(|mut d| d.next().is_some()),
+                "{target}"
+            );
+        }
     }
 
     #[test]
