@@ -95,7 +95,7 @@ async fn nothing_accepted_is_lost_when_the_server_is_killed() {
     let mut done = BTreeSet::new();
     let publishers = join_all((0..16).map(|n| publish(&log, &told, n, &enough)));
     let kills = async {
-        for round in 1..=3 {
+        for _ in 0..3 {
             let before = told.count();
             eventually("more are accepted", || told.count() > before + 300).await;
             let some = Want {
@@ -113,11 +113,12 @@ async fn nothing_accepted_is_lost_when_the_server_is_killed() {
             done.extend(claims.iter().map(Claim::position));
             // Far more than were under way: some were accepted after the writer had found out what became of those.
             eventually("it goes on", || told.count() > at_kill + 300).await;
-            assert!(log.shared().counters.recoveries.load(Relaxed) >= round);
         }
         enough.store(true, Relaxed);
     };
     tokio::join!(publishers, kills);
+    // A kill between two messages costs no acknowledgement, so that not every round has to recover.
+    assert!(log.shared().counters.recoveries.load(Relaxed) > 0);
     drop(log);
     check_anew(&connection, &told, &done).await;
 }
