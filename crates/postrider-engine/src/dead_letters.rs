@@ -229,9 +229,17 @@ impl DeadLetters {
     }
 }
 
-/// A store that is out of reach is left alone for a while like an endpoint, and remembered beside them.
-fn desk_name(of: SubscriptionId) -> String {
-    format!("dead letters of {of}")
+/// Begins the names under which the catalogue keeps, beside the delays of endpoints, since when dead letters cannot be
+/// written.
+const WRITE_DELAY: &str = "dead letters of ";
+
+fn write_delay_name(of: SubscriptionId) -> String {
+    format!("{WRITE_DELAY}{of}")
+}
+
+/// The subscription whose dead letters cannot be written, if that is what a delay in the catalogue is about.
+pub fn write_delay_of(name: &str) -> Option<SubscriptionId> {
+    name.strip_prefix(WRITE_DELAY)?.parse().ok().map(SubscriptionId)
 }
 
 /// Room in memory for blobs that are being put together or written. First come, first served.
@@ -319,7 +327,11 @@ impl Engine {
     /// Before the delays of an earlier life are forgotten.
     pub(crate) fn restore_desks(&self) {
         for waiting in self.log.letters_waiting() {
-            if let Some(trouble) = self.dispatcher.delays.take_restored(&desk_name(waiting.of)) {
+            if let Some(trouble) = self
+                .dispatcher
+                .delays
+                .take_restored(&write_delay_name(waiting.of))
+            {
                 self.dead_letters.remember(waiting.of, trouble);
             }
         }
@@ -627,7 +639,7 @@ impl Engine {
                     };
                     let before = desks.insert(of, desk);
                     if before.is_some_and(|desk| desk.failing_since.is_some()) {
-                        self.dispatcher.delays.note(&desk_name(of), None);
+                        self.dispatcher.delays.note(&write_delay_name(of), None);
                     }
                 }
                 Some((trouble, give_up_at)) => {
@@ -648,7 +660,7 @@ impl Engine {
                             until,
                             step: wait,
                         };
-                        self.dispatcher.delays.note(&desk_name(of), Some(delay));
+                        self.dispatcher.delays.note(&write_delay_name(of), Some(delay));
                     }
                     tracing::warn!(subscription = %of, reason = %trouble, again = ?wait, "dead letters cannot be written");
                     desk.trouble = Some(trouble);

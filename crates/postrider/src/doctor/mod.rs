@@ -116,8 +116,8 @@ async fn installation(args: &DoctorArgs, loaded: &Loaded, now: Timestamp, times:
         Use::Absent
     });
     let running = matches!(used, Use::Server);
-    let mut catalogue = None;
     let mut endpoints = Vec::new();
+    let mut dead_letter_places = Vec::new();
     let mut server = None;
     match &used {
         Use::Server => {
@@ -129,11 +129,16 @@ async fn installation(args: &DoctorArgs, loaded: &Loaded, now: Timestamp, times:
                     Ok(all) => endpoints = all,
                     Err(finding) => found.push(finding),
                 }
+                match network::dead_letter_places_of(config, url).await {
+                    Ok(all) => dead_letter_places = all,
+                    Err(finding) => found.push(finding),
+                }
                 found.extend(subscriptions::examine(config, url).await);
             }
             server = running.url;
         }
         Use::Free { .. } | Use::Absent => {
+            let mut catalogue = None;
             // A node of a cluster keeps nothing of that here.
             let clustered = config.store.kind == StoreKind::Jetstream;
             if let (Use::Free { .. }, false) = (&used, clustered) {
@@ -149,6 +154,7 @@ async fn installation(args: &DoctorArgs, loaded: &Loaded, now: Timestamp, times:
             let (told, all) = network::endpoints_in(config, catalogue.as_ref());
             found.extend(told);
             endpoints = all;
+            dead_letter_places = network::dead_letter_places_in(config, catalogue.as_ref());
         }
     }
     // Others may start a server from here on.
@@ -170,7 +176,7 @@ async fn installation(args: &DoctorArgs, loaded: &Loaded, now: Timestamp, times:
     if !unknown {
         found.extend(network::reach(loaded, endpoints).await);
     }
-    found.extend(network::storage(config, catalogue.as_ref()).await);
+    found.extend(network::storage(config, &dead_letter_places).await);
     found.extend(network::issuer(config).await);
     found
 }

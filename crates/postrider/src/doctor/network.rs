@@ -4,15 +4,19 @@ use super::finding::{Finding, quoted};
 use crate::client::{Client, ClientFlags};
 use crate::config::{Config, Loaded, Role, Secret};
 use crate::fetch::Fetcher;
+use crate::grid::arm::Arm;
+use crate::grid::ids::PROVIDER;
 use crate::outgoing::{self, StoreConnector};
 use crate::serve;
 use bytes::Bytes;
 use http::{Method, Uri};
 use postrider_blobs::ObjectStores;
 use postrider_core::outcome::Outcome;
+use postrider_core::subscription::DeadLetterDestination;
 use postrider_core::time::Timestamp;
 use postrider_engine::blobs::{BlobError, Blobs};
 use postrider_engine::clock::SystemClock;
+use postrider_engine::dead_letters;
 use postrider_engine::deliver::FailureKind;
 use postrider_engine::endpoint;
 use postrider_engine::subscription_health::words_of;
@@ -40,6 +44,7 @@ const AT_ONCE: usize = 16;
 const WELL_NAMED_MAX: usize = 10;
 /// Where a storage account is tried if no subscription names a container of it: nothing is made.
 const CONTAINER: &str = "deadletters";
+const DEAD_LETTERS_TODO: &str = "make the storage account reachable and let its container exist";
 /// Events of listeners at the command line go to hosts of this name, which nobody resolves.
 const NOT_ON_THE_NETWORK: &str = "postrider.invalid";
 
@@ -75,6 +80,13 @@ fn client(config: &Config, url: &str, secret: Option<Secret>) -> anyhow::Result<
         contexts: Some(PathBuf::new()),
         ..ClientFlags::default()
     })
+}
+
+/// The secret of a client that may read everything, if the configuration has one.
+fn reader(config: &Config) -> Option<Secret> {
+    let mut clients = config.clients.iter();
+    let reader = clients.find(|client| client.role != Role::DataSender)?;
+    Some(reader.secret.clone())
 }
 
 /// What `/healthz` says at a listener, and what time it is there.
@@ -219,7 +231,7 @@ fn judge_health(health: &Value) -> Vec<Finding> {
     }
     for (code, detail) in notices("warnings") {
         let todo = match code.as_str() {
-            "deadLetters" => "make the storage account reachable and let its container exist",
+            "deadLetters" => DEAD_LETTERS_TODO,
             "certificate" => "see what is said of tls",
             "proxy" => "look at the proxy, and at egress.proxy and egress.no_proxy",
             "recorder" => "look at data_dir/recorder; only the stories of events suffer",
@@ -355,13 +367,8 @@ impl LastRequest {
 
 /// The endpoints that the running server knows.
 pub async fn endpoints_of(config: &Config, url: &str) -> Result<Vec<Endpoint>, Finding> {
-    let reader = config
-        .clients
-        .iter()
-        .find(|client| client.role != Role::DataSender);
-    let secret = reader.map(|client| client.secret.clone());
     let asking = async {
-        let client = client(config, url, secret)?;
+        let client = client(config, url, reader(config))?;
         let endpoints = client.get("/postrider/v1/endpoints").await?;
         // Who can be named to have a sick one asked.
         let sick = client
@@ -397,13 +404,8 @@ pub async fn endpoints_of(config: &Config, url: &str) -> Result<Vec<Endpoint>, F
 
 /// One answer of the running server's own API; `Err` says why there is none.
 pub async fn ask(config: &Config, url: &str, path: &str) -> Result<Value, String> {
-    let reader = config
-        .clients
-        .iter()
-        .find(|client| client.role != Role::DataSender);
-    let secret = reader.map(|client| client.secret.clone());
     let asking = async {
-        let bytes = client(config, url, secret)?.get(path).await?;
+        let bytes = client(config, url, reader(config))?.get(path).await?;
         anyhow::Ok(serde_json::from_slice(&bytes)?)
     };
     match timeout(ANSWER_TIME, asking).await {
@@ -473,13 +475,25 @@ pub fn endpoints_in(config: &Config, catalogue: Option<&Catalogue>) -> (Vec<Find
             }
         }
     }
-    for url in declared(config) {
-        if let Ok(url) = url.parse::<Uri>() {
+    for properties in declared(config) {
+        let url = properties["destination"]["properties"]["endpointUrl"].as_str();
+        if let Some(Ok(url)) = url.map(str::parse::<Uri>) {
             add(endpoint::name(&url), None);
         }
     }
     for one in &catalogue.endpoint_delays {
         let delay = one.delay;
+        if let Some(of) = dead_letters::write_delay_of(&one.endpoint) {
+            let known = catalogue.subscriptions.iter().find(|known| known.id == of);
+            found.extend(known.map(|subscription| {
+                let what = format!(
+                    "dead letters of subscription {:?} could not be written since {}",
+                    subscription.name, delay.since
+                );
+                Finding::warning("storage", what, DEAD_LETTERS_TODO)
+            }));
+            continue;
+        }
         let text = format!(
             "left alone until {} ({}, since {})",
             delay.until,
@@ -495,23 +509,15 @@ pub fn endpoints_in(config: &Config, catalogue: Option<&Catalogue>) -> (Vec<Find
     (found, endpoints.into_values().collect())
 }
 
-/// The webhooks of subscriptions that the configuration declares.
-fn declared(config: &Config) -> Vec<String> {
+/// What the configuration says of the subscriptions that it declares.
+fn declared(config: &Config) -> impl Iterator<Item = &Value> {
     let topics = config.declared_subscriptions().map(|(_, one)| one);
     let domains = config.domains.iter().flat_map(|domain| {
         let inside = domain.topics.iter().flat_map(|topic| &topic.subscriptions);
         domain.subscriptions.iter().chain(inside)
     });
     let system = config.system_topics.iter().flat_map(|topic| &topic.subscriptions);
-    let url = |properties: &Value| {
-        let url = &properties["destination"]["properties"]["endpointUrl"];
-        url.as_str().map(str::to_owned)
-    };
-    topics
-        .chain(domains)
-        .chain(system)
-        .filter_map(|one| url(&one.properties))
-        .collect()
+    topics.chain(domains).chain(system).map(|one| &one.properties)
 }
 
 /// Warns of an endpoint that is this server.
@@ -747,8 +753,54 @@ fn judge(endpoint: &Endpoint, reached: Result<(), (FailureKind, String)>) -> Opt
     }
 }
 
+/// Where the subscriptions of a stopped server send dead letters.
+pub fn dead_letter_places_in(config: &Config, catalogue: Option<&Catalogue>) -> Vec<DeadLetterDestination> {
+    let stored = catalogue.into_iter().flat_map(|all| &all.subscriptions);
+    let stored = stored.filter_map(|one| one.dead_letter.clone());
+    stored
+        .chain(declared(config).filter_map(dead_letter_place))
+        .collect()
+}
+
+/// Where the subscriptions of the running server send dead letters.
+pub async fn dead_letter_places_of(
+    config: &Config,
+    url: &str,
+) -> Result<Vec<DeadLetterDestination>, Finding> {
+    let asking = async {
+        let arm = Arm::connect(client(config, url, reader(config))?, None).await?;
+        arm.list(&format!("{}/{PROVIDER}/eventSubscriptions", arm.ids.account()))
+            .await
+    };
+    let failed = |why: String| {
+        let what = format!("the server does not say where dead letters go: {why}");
+        let todo = "run the doctor as a user who may read the data directory";
+        Finding::warning("storage", what, todo)
+    };
+    let answer = timeout(ANSWER_TIME, asking).await;
+    let answer = answer.map_err(|_| failed("no answer in time".into()))?;
+    let all = answer.map_err(|e| failed(format!("{e:#}")))?;
+    Ok(all
+        .iter()
+        .filter_map(|one| dead_letter_place(&one["properties"]))
+        .collect())
+}
+
+/// The dead-letter destination in the properties of a subscription.
+fn dead_letter_place(properties: &Value) -> Option<DeadLetterDestination> {
+    let place = match &properties["deadLetterWithResourceIdentity"] {
+        Value::Null => properties,
+        with_identity => with_identity,
+    };
+    let place = &place["deadLetterDestination"]["properties"];
+    Some(DeadLetterDestination {
+        account: place["resourceId"].as_str()?.to_owned(),
+        container: place["blobContainerName"].as_str()?.to_owned(),
+    })
+}
+
 /// Whether dead letters could be written. Writes nothing that stays.
-pub async fn storage(config: &Config, catalogue: Option<&Catalogue>) -> Vec<Finding> {
+pub async fn storage(config: &Config, named: &[DeadLetterDestination]) -> Vec<Finding> {
     let about = "storage";
     let mut found = Vec::new();
     // By account, the containers that subscriptions name.
@@ -756,8 +808,7 @@ pub async fn storage(config: &Config, catalogue: Option<&Catalogue>) -> Vec<Find
     for configured in config.all_storage_accounts() {
         places.entry(configured.name).or_default();
     }
-    let named = catalogue.into_iter().flat_map(|all| &all.subscriptions);
-    let named = named.filter_map(|one| one.dead_letter.as_ref().map(|to| (&*to.account, &*to.container)));
+    let named = named.iter().map(|to| (to.account_name(), &*to.container));
     for (account, container) in named.chain(config.safety_net()) {
         let containers = places.entry(account.to_owned()).or_default();
         if !containers.iter().any(|known| known == container) {
@@ -803,7 +854,10 @@ pub async fn storage(config: &Config, catalogue: Option<&Catalogue>) -> Vec<Find
     tried.sort_by(|a, b| (&a.0, &a.1).cmp(&(&b.0, &b.1)));
     for (account, container, certain, probed) in tried {
         found.push(match probed {
-            Ok(()) => Finding::ok(about, format!("account {account:?}: dead letters can be written")),
+            Ok(()) => {
+                let what = format!("account {account:?}, container {container:?}: dead letters can be written");
+                Finding::ok(about, what)
+            }
             // Nobody wants that container: only the account was tried.
             Err(BlobError::NoContainer { .. }) if !certain => {
                 Finding::ok(about, format!("account {account:?} answers"))

@@ -2,8 +2,8 @@
 //!
 //! They speak the management API that az speaks, with a client's secret as their token.
 
-mod ids;
-mod arm;
+pub mod ids;
+pub mod arm;
 mod words;
 mod normal;
 mod text;

@@ -528,7 +528,7 @@ fn on_the_machines_clock_it_is_written_too() {
 }
 
 /// An account in a directory in which containers are not made, under the name `shelf`.
-fn shelf(root: &Path) -> String {
+pub fn shelf(root: &Path) -> String {
     format!(
         "[[storage_account]]\nname = \"shelf\"\nkind = \"directory\"\ncreate_containers = false\npath = \"{}\"\n",
         root.display()

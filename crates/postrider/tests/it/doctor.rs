@@ -1,5 +1,6 @@
 //! `postrider doctor`: what it finds, what it says to do, and that it changes nothing.
 
+use crate::dead_letters::{dead_letter_to, shelf as shelf_account};
 use crate::receiver::{Receiver, Reply};
 use crate::server::{Server, Setup, event};
 use serde_json::{Value, json};
@@ -391,4 +392,58 @@ fn what_it_says_to_do_about_a_sick_endpoint_can_be_typed_as_it_is() {
     );
     assert_eq!(receiver.next().ids(), ["b"]);
     server.logged(&["endpoint is well again"]);
+}
+
+#[test]
+fn dead_letter_destinations_are_tried_while_the_server_runs_and_after_it_was_stopped() {
+    let shelf = tempfile::tempdir().unwrap();
+    let config = format!(
+        "dead_letter = {{ delay = \"0s\" }}\n{}",
+        shelf_account(shelf.path())
+    );
+    let mut server = Setup::config(config).start();
+    server.put_topic("orders");
+    let receiver = Receiver::answering(|_| Reply::Status(400));
+    let group = "/subscriptions/00000000-0000-0000-0000-000000000001/resourceGroups/rg1";
+    let local = format!("{group}/providers/Microsoft.Storage/storageAccounts/local");
+    let url = receiver.url("/");
+    server.subscribe("orders", "kept", &url, dead_letter_to(&local, "dlx", json!(null)));
+    let well = r#"account "local", container "dlx": dead letters can be written"#;
+    let running = doctor_of(&server, "json");
+    assert_eq!(
+        (running.code, running.level("storage", well)),
+        (0, "ok".into()),
+        "{}",
+        running.out
+    );
+    server.stop();
+    let stopped = doctor_of(&server, "json");
+    assert_eq!(
+        (stopped.code, stopped.level("storage", well)),
+        (0, "ok".into()),
+        "{}",
+        stopped.out
+    );
+
+    server.start();
+    server.subscribe(
+        "orders",
+        "lost",
+        &url,
+        dead_letter_to("shelf", "dlx", json!(null)),
+    );
+    let missing = r#"account "shelf", container "dlx""#;
+    let running = doctor_of(&server, "json");
+    assert_eq!(
+        (running.code, running.level("storage", missing)),
+        (1, "problem".into())
+    );
+    server.publish("orders", &[event("a")]);
+    server.logged(&["WARN", "dead letters cannot be written"]);
+    server.stop();
+    let stopped = doctor_of(&server, "json");
+    assert_eq!(stopped.level("storage", missing), "problem");
+    let trouble = r#"dead letters of subscription "lost" could not be written since"#;
+    assert_eq!(stopped.level("storage", trouble), "warning", "{}", stopped.out);
+    assert!(!stopped.out.contains("is not a URL"), "{}", stopped.out);
 }
