@@ -21,6 +21,8 @@ pub struct Probation {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Delay {
     pub cause: Outcome,
+    /// The status of the answer that began or prolonged the delay, if there was one.
+    pub status: Option<u16>,
     /// When it began.
     pub since: Timestamp,
     pub until: Timestamp,
@@ -69,6 +71,7 @@ impl Probation {
         let step = self.first(cause);
         Delay {
             cause,
+            status: None,
             since: now,
             until: now + step,
             step,
@@ -80,6 +83,7 @@ impl Probation {
         let step = (delay.step * 2).max(self.first(cause)).min(self.max);
         Delay {
             cause,
+            status: None,
             since: delay.since,
             until: now + step,
             step,

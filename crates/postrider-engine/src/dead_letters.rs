@@ -656,6 +656,7 @@ impl Engine {
                     if let Some(since) = desk.failing_since {
                         let delay = Delay {
                             cause: Outcome::SocketError,
+                            status: None,
                             since,
                             until,
                             step: wait,

@@ -56,8 +56,6 @@ struct CircuitBreaker {
     /// something about itself rather than about the endpoint.
     failing: FxHashSet<Delivery>,
     delay: Option<Delay>,
-    /// The status of the answer that began or prolonged the delay, if there was one.
-    status: Option<u16>,
     /// The delay is over and a probe is under way.
     probing: bool,
     /// A probe is wanted before the delay is over.
@@ -135,8 +133,10 @@ impl CircuitBreaker {
             // has failed elsewhere meanwhile.
             Some(delay) if probe && now < delay.until => {}
             Some(delay) if probe => {
-                self.delay = Some(rules.prolong(delay, cause, now));
-                self.status = ended.status;
+                self.delay = Some(Delay {
+                    status: ended.status,
+                    ..rules.prolong(delay, cause, now)
+                });
             }
             // Sent before the delay began.
             Some(_) => {}
@@ -145,8 +145,10 @@ impl CircuitBreaker {
                 self.failing.extend(deliveries);
                 if self.failing.len() >= rules.failures as usize {
                     self.failing = FxHashSet::default();
-                    self.delay = Some(rules.begin(cause, now));
-                    self.status = ended.status;
+                    self.delay = Some(Delay {
+                        status: ended.status,
+                        ..rules.begin(cause, now)
+                    });
                 }
             }
         }
@@ -155,7 +157,6 @@ impl CircuitBreaker {
     fn recover(&mut self) {
         self.failing.clear();
         self.delay = None;
-        self.status = None;
         self.probe_wanted = false;
         self.expiry_probe_at = None;
     }
@@ -163,10 +164,6 @@ impl CircuitBreaker {
     /// Another node holds deliveries back. A probe under way still tells how the endpoint is.
     fn hold(&mut self, delay: Delay) {
         self.failing.clear();
-        // A delay that this node has set comes back to it.
-        if self.delay.is_none_or(|known| known.cause != delay.cause) {
-            self.status = None;
-        }
         self.delay = Some(delay);
     }
 
@@ -577,8 +574,6 @@ impl DelayScope {
 pub struct State {
     pub in_flight: usize,
     pub delay: Option<Delay>,
-    /// The status of the answer that began or prolonged the delay, where this node has got it.
-    pub delay_status: Option<u16>,
     pub probing: bool,
 }
 
@@ -851,7 +846,6 @@ impl Endpoint {
         State {
             in_flight: health.in_flight,
             delay: health.delay(),
-            delay_status: health.breaker.status,
             probing: health.breaker.probing,
         }
     }
@@ -873,7 +867,6 @@ impl Endpoint {
         Some(State {
             in_flight: inner.health.in_flight,
             delay: own.delay,
-            delay_status: own.status,
             probing: own.probing,
         })
     }

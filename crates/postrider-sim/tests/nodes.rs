@@ -341,6 +341,7 @@ async fn an_endpoint_that_one_node_leaves_alone_is_left_alone_by_the_other() {
     // Nobody asks for a node that is gone: after a while the others do.
     let delay = Delay {
         cause: Outcome::NotFound,
+        status: Some(404),
         since: world.clock.now(),
         until: world.clock.now() + Duration::from_secs(300),
         step: Duration::from_secs(300),

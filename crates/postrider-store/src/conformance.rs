@@ -1901,6 +1901,7 @@ fn endpoint_delay(endpoint: &str, secs: i64) -> EndpointDelay {
         endpoint: endpoint.into(),
         delay: Delay {
             cause: Outcome::NotFound,
+            status: Some(404),
             since: at(6),
             until: at(6 + secs),
             step: Duration::from_millis(2_500),
@@ -1973,6 +1974,7 @@ pub async fn what_is_put_is_loaded_until_it_is_deleted(subject: &dyn CatalogSubj
     expected.endpoint_delays.remove(0);
     expected.endpoint_delays[1].delay = Delay {
         cause: Outcome::Busy,
+        status: None,
         since: at(7),
         until: at(8),
         step: Duration::from_secs(1),

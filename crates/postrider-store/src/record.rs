@@ -153,6 +153,7 @@ impl Record for EndpointDelay {
     fn encode(&self) -> Vec<u8> {
         let Delay {
             cause,
+            status,
             since,
             until,
             step,
@@ -164,6 +165,7 @@ impl Record for EndpointDelay {
             since: since.nanos(),
             until: until.nanos(),
             step: u64::try_from(step.as_nanos()).unwrap_or(u64::MAX),
+            status,
             by: self.by.clone(),
         })
     }
@@ -173,6 +175,7 @@ impl Record for EndpointDelay {
             endpoint: record.endpoint,
             delay: Delay {
                 cause: Outcome::from_code(record.cause),
+                status: record.status,
                 since: Timestamp::from_nanos(record.since),
                 until: Timestamp::from_nanos(record.until),
                 step: Duration::from_nanos(record.step),
@@ -453,6 +456,9 @@ struct EndpointDelayRecord {
     since: i64,
     until: i64,
     step: u64,
+    /// Of the answer that is the cause, where there was one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    status: Option<u16>,
     /// Only where there are several nodes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     by: Option<String>,
@@ -1588,6 +1594,7 @@ mod tests {
                 endpoint: dice.text(),
                 delay: Delay {
                     cause: Outcome::ALL[dice.below(Outcome::ALL.len() as u64) as usize],
+                    status: dice.maybe(|dice| dice.roll() as u16),
                     since: dice.time(),
                     until: dice.time(),
                     step: Duration::from_nanos(dice.roll()),
@@ -1750,12 +1757,16 @@ mod tests {
         let delay = EndpointDelay::decode(text.as_bytes()).unwrap();
         assert_eq!(String::from_utf8(delay.encode()).unwrap(), text);
         assert_eq!(delay.by, None);
-        let text = text.replace("}", r#","by":"node-1"}"#);
+        let text = text.replace("}", r#","status":503,"by":"node-1"}"#);
         let of_node = EndpointDelay::decode(text.as_bytes()).unwrap();
-        assert_eq!(of_node.by.as_deref(), Some("node-1"));
+        assert_eq!(
+            (of_node.by.as_deref(), of_node.delay.status),
+            (Some("node-1"), Some(503))
+        );
         assert_eq!(String::from_utf8(of_node.encode()).unwrap(), text);
         let expected = Delay {
             cause: Outcome::Busy,
+            status: None,
             since: Timestamp::from_secs(1),
             until: Timestamp::from_secs(11),
             step: Duration::from_secs(10),

@@ -271,7 +271,7 @@ impl Delayed {
             until: delay.until.nanos(),
             since: delay.since.nanos(),
             cause: delay.cause.name().to_owned(),
-            status: state.delay_status,
+            status: delay.status,
         })
     }
 

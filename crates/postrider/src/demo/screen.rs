@@ -411,6 +411,7 @@ mod tests {
             waiting: 99_999,
             delay: Some(Delay {
                 cause: Outcome::TimedOut,
+                status: None,
                 since: Timestamp::MIN,
                 until: Timestamp::from_secs(1000 + 5999),
                 step: Duration::ZERO,

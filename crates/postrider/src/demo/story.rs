@@ -340,6 +340,7 @@ mod tests {
         };
         let mut delay = Delay {
             cause: Outcome::Busy,
+            status: None,
             since: at(0),
             until: at(10),
             step: Duration::from_secs(10),
