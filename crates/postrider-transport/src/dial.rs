@@ -8,6 +8,7 @@ use crate::tls::Tls;
 use crate::wire::Socket;
 use postrider_core::time::{Clock, Timestamp};
 use postrider_engine::deliver::{Failure, FailureKind};
+use rustls::InvalidMessage;
 use std::fmt;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -22,6 +23,17 @@ const ADDRESS_TIME_MIN: Duration = Duration::from_secs(2);
 
 /// Before a proxy is asked, the target's name is looked up for this part of the time to connect.
 const PROXY_RESOLVE_SHARE: u32 = 4;
+
+/// The detail of a failure where a port for https answers in another protocol.
+pub const NOT_TLS: &str = "tls: the port answers without TLS, so probably speaks plain http";
+
+fn speaks_no_tls(error: &io::Error) -> bool {
+    let cause = error.get_ref().and_then(|cause| cause.downcast_ref());
+    matches!(
+        cause,
+        Some(rustls::Error::InvalidMessage(InvalidMessage::InvalidContentType))
+    )
+}
 
 pub(crate) struct Dialler {
     pub egress: EgressPolicy,
@@ -54,7 +66,10 @@ impl Dialler {
                 let stream = within(&*self.clock, deadline, self.tls.handshake(target.host, tcp))
                     .await
                     .unwrap_or_else(|| Err(io::ErrorKind::TimedOut.into()))
-                    .map_err(|error| failed(&format_args!("tls: {error}")))?;
+                    .map_err(|error| match speaks_no_tls(&error) {
+                        true => failed(&NOT_TLS),
+                        false => failed(&format_args!("tls: {error}")),
+                    })?;
                 Ok(Socket::Tls(Box::new(stream)))
             }
         }

@@ -12,6 +12,7 @@ mod target;
 mod tls;
 mod wire;
 
+pub use dial::NOT_TLS;
 pub use egress::EgressPolicy;
 pub use pool::{IDLE_PER_ORIGIN_MAX, IDLE_TIME_MAX, ORIGINS_MAX};
 pub use proxy::Proxy;

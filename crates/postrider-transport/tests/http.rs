@@ -878,6 +878,31 @@ async fn connecting_takes_no_longer_than_allowed() {
     assert!(failure.detail.contains("tls: timed out"), "{}", failure.detail);
 }
 
+#[tokio::test]
+async fn a_port_for_https_that_speaks_plain_http_is_named_so() {
+    let (listener, url) = listener().await;
+    let accepting = Config {
+        accept_invalid_certs: true,
+        ..config()
+    };
+    let transport = Arc::new(HttpTransport::new(accepting, ManualClock::new()).unwrap());
+    let url = url.replace("http:", "https:");
+    let (failure, ()) = tokio::join!(failed(&transport, &url), async {
+        let (mut stream, _) = listener.accept().await.unwrap();
+        stream.read_u8().await.unwrap();
+        stream
+            .write_all(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+            .await
+            .unwrap();
+        closed(&mut stream).await;
+    });
+    assert!(
+        failure.detail.contains(postrider_transport::NOT_TLS),
+        "{}",
+        failure.detail
+    );
+}
+
 // ---- TLS ----
 
 mod tls {

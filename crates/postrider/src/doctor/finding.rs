@@ -1,6 +1,6 @@
 //! What the doctor has found, and how it is told.
 
-use crate::terminal::harmless;
+use crate::terminal::{harmless, with_times, wrapped};
 use serde_json::{Value, json};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -112,17 +112,19 @@ pub fn as_text(findings: &[Finding], colors: bool) -> String {
         } else {
             ("", "")
         };
-        let what = harmless(&one.what);
+        let indent = 7 + 2 + width + 2;
+        let told = |text: &str, indent: usize| wrapped(&with_times(&harmless(text)), indent);
+        let what = told(&one.what, indent);
         text.push_str(&format!(
             "{color}{name:<7}{plain}  {:<width$}  {what}\n",
             one.about
         ));
-        let indent = " ".repeat(7 + 2 + width + 2);
         if let Some(todo) = &one.todo {
-            text.push_str(&format!("{indent}→ {}\n", harmless(todo)));
+            text.push_str(&format!("{:indent$}→ {}\n", "", told(todo, indent + 2)));
         }
         for command in &one.commands {
-            text.push_str(&format!("{indent}  $ {}\n", harmless(command)));
+            // In one piece, so that it can be copied.
+            text.push_str(&format!("{:indent$}  $ {}\n", "", harmless(command)));
         }
     }
     let some = |count: usize, word: &str| match count {

@@ -133,7 +133,9 @@ async fn installation(args: &DoctorArgs, loaded: &Loaded, now: Timestamp, times:
                     Ok(all) => dead_letter_places = all,
                     Err(finding) => found.push(finding),
                 }
-                found.extend(subscriptions::examine(config, url).await);
+                let (told, failures) = subscriptions::examine(config, url).await;
+                found.extend(told);
+                network::add_earlier_failures(&mut endpoints, failures);
             }
             server = running.url;
         }

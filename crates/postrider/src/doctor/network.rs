@@ -299,6 +299,8 @@ enum LastKnown {
     Ended(LastRequest),
     /// Nothing has been sent there since the server's start.
     NothingSent,
+    /// The same, but attempts of an earlier run have failed with these causes.
+    FailedBefore(String),
     /// No server runs that could say.
     NoServer,
 }
@@ -432,6 +434,17 @@ fn told(one: &Value) -> Option<Endpoint> {
     })
 }
 
+/// Adds the causes of failures of an earlier run, by endpoint, where nothing has been sent since the server's start.
+pub fn add_earlier_failures(endpoints: &mut [Endpoint], mut failures: BTreeMap<String, String>) {
+    for endpoint in endpoints {
+        if endpoint.last == LastKnown::NothingSent
+            && let Some(causes) = failures.remove(&endpoint.name)
+        {
+            endpoint.last = LastKnown::FailedBefore(causes);
+        }
+    }
+}
+
 /// The command that has the endpoint of a subscription asked.
 fn probe(id: &str, url: &str, data_dir: &Path) -> Option<String> {
     let (on, name) = id.rsplit_once("/eventSubscriptions/")?;
@@ -497,7 +510,7 @@ pub fn endpoints_in(config: &Config, catalogue: Option<&Catalogue>) -> (Vec<Find
         let text = format!(
             "left alone until {} ({}, since {})",
             delay.until,
-            words_of(Some(delay.cause), None),
+            words_of(Some(delay.cause), delay.status),
             delay.since
         );
         // A delay may be that of one subscription only.
@@ -677,7 +690,7 @@ fn well_in_words(endpoint: &Endpoint) -> String {
             last.at,
             words_of(last.outcome, last.status)
         ),
-        LastKnown::NothingSent => {
+        LastKnown::NothingSent | LastKnown::FailedBefore(_) => {
             format!("{name} can be connected to; nothing was sent to it since the server's start")
         }
         LastKnown::NoServer => {
@@ -703,6 +716,10 @@ fn judge(endpoint: &Endpoint, reached: Result<(), (FailureKind, String)>) -> Opt
         _ => None,
     };
     match (reached, &endpoint.delay) {
+        (Ok(()), None) if let LastKnown::FailedBefore(causes) = &endpoint.last => {
+            let what = format!("{}, but before that: {causes}{waiting}", well_in_words(endpoint));
+            Some(Finding::warning(about, what, "see what is said of subscriptions"))
+        }
         (Ok(()), None) => failed.map(|last| {
             let what = format!("{name} can be connected to, but {}{waiting}", last.in_words());
             Finding::warning(about, what, last.todo())
@@ -728,6 +745,9 @@ fn judge(endpoint: &Endpoint, reached: Result<(), (FailureKind, String)>) -> Opt
             let todo = match kind {
                 FailureKind::Resolution => "look at the name and at this machine's DNS",
                 FailureKind::Proxy => "look at the proxy, and at egress.proxy and egress.no_proxy",
+                _ if detail.contains(postrider_transport::NOT_TLS) => {
+                    "have that port speak https, or correct scheme and port of the subscription's endpoint URL"
+                }
                 _ if detail.contains("tls") => {
                     "have it show a certificate that this machine trusts, or name its CA in transport.extra_ca_files"
                 }
@@ -959,6 +979,17 @@ mod tests {
         let well = endpoint(None);
         assert_eq!(judge(&well, Ok(())), None);
         assert!(well_in_words(&well).ends_with("nothing was sent to it since the server's start"));
+        let mut failed_before = [endpoint(None)];
+        let causes = BTreeMap::from([(well.name.clone(), "HTTP 400 Bad Request".to_owned())]);
+        add_earlier_failures(&mut failed_before, causes);
+        let found = judge(&failed_before[0], Ok(())).unwrap();
+        assert_eq!(found.level, Level::Warning);
+        assert!(
+            found
+                .what
+                .contains("start, but before that: HTTP 400 Bad Request"),
+            "{found:?}"
+        );
         let answered = |outcome: &str, status: Option<u16>| {
             let last = json!({"at": "T", "outcome": outcome, "status": status});
             Endpoint {
@@ -1034,6 +1065,9 @@ mod tests {
             (Level::Warning, &["getent hosts example.com".into()][..])
         );
         assert!(lost.what.ends_with("events waiting: 3"), "{lost:?}");
+        let plain = failed(FailureKind::Socket, postrider_transport::NOT_TLS);
+        let todo = judge(&well, plain).unwrap().todo.unwrap();
+        assert!(todo.contains("speak https"), "{todo}");
         let back = judge(&endpoint(Some("left alone until T")), Ok(())).unwrap();
         assert!(back.what.contains("left alone until T"), "{back:?}");
         assert_eq!(back.commands, ["postrider subscription probe x"]);

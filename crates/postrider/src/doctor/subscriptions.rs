@@ -4,15 +4,18 @@ use super::finding::Finding;
 use super::network;
 use crate::config::Config;
 use serde_json::Value;
+use std::collections::BTreeMap;
 
-/// Warns of every subscription that needs attention, with the server's own reasons.
-pub async fn examine(config: &Config, url: &str) -> Vec<Finding> {
+/// Warns of every subscription that needs attention, with the server's own reasons. Also the causes of their recent
+/// failures, by endpoint.
+pub async fn examine(config: &Config, url: &str) -> (Vec<Finding>, BTreeMap<String, String>) {
     match network::ask(config, url, "/postrider/v1/stats?top=0").await {
-        Ok(stats) => findings(&stats["verdict"]),
+        Ok(stats) => (findings(&stats["verdict"]), failures(&stats["verdict"])),
         Err(why) => {
             let what = format!("the server does not say how its subscriptions are: {why}");
             let todo = "run the doctor as a user who may read the data directory";
-            vec![Finding::warning("subscriptions", what, todo)]
+            let found = Finding::warning("subscriptions", what, todo);
+            (vec![found], BTreeMap::new())
         }
     }
 }
@@ -28,6 +31,17 @@ fn findings(verdict: &Value) -> Vec<Finding> {
         found.push(Finding::warning("subscriptions", text, todo));
     }
     found
+}
+
+fn failures(verdict: &Value) -> BTreeMap<String, String> {
+    let list = |value: &Value| value.as_array().cloned().unwrap_or_default();
+    let of = |one: &Value| {
+        let reasons = list(&one["reasons"]);
+        let mut causes = reasons.iter().flat_map(|reason| list(&reason["causes"]));
+        let cause = causes.find_map(|cause| cause["text"].as_str().map(str::to_owned))?;
+        Some((one["endpoint"].as_str()?.to_owned(), cause))
+    };
+    list(&verdict["subscriptions"]).iter().filter_map(of).collect()
 }
 
 fn finding(one: &Value) -> Option<Finding> {
@@ -59,10 +73,12 @@ mod tests {
         assert_eq!((well.len(), well[0].level), (1, Level::Ok));
 
         let reasons = json!([
-            {"code": "dropped", "text": "28 of 97 events dropped", "todo": "set a dead-letter destination"},
+            {"code": "dropped", "text": "28 of 97 events dropped", "todo": "set a dead-letter destination",
+             "causes": [{"count": 28, "text": "HTTP 400 Bad Request"}]},
             {"code": "backlog", "text": "3 events not delivered yet", "todo": "look"},
         ]);
-        let shop = json!({"name": "shop", "topic": "orders", "health": "failing", "reasons": reasons});
+        let shop = json!({"name": "shop", "topic": "orders", "health": "failing", "reasons": reasons,
+            "endpoint": "http://h/"});
         let found =
             findings(&json!({"status": "attention", "text": "", "count": 1, "subscriptions": [shop]}));
         let [one] = &found[..] else { panic!("{found:?}") };
@@ -72,6 +88,10 @@ mod tests {
             "subscription \"shop\" of topic \"orders\": 28 of 97 events dropped; 3 events not delivered yet"
         );
         assert_eq!(one.todo.as_deref(), Some("set a dead-letter destination"));
+        assert_eq!(
+            failures(&json!({"subscriptions": [shop]})),
+            BTreeMap::from([("http://h/".to_owned(), "HTTP 400 Bad Request".to_owned())])
+        );
 
         // More than are named, or nodes that did not answer.
         let text = "60 subscriptions need attention";

@@ -447,3 +447,28 @@ fn dead_letter_destinations_are_tried_while_the_server_runs_and_after_it_was_sto
     assert_eq!(stopped.level("storage", trouble), "warning", "{}", stopped.out);
     assert!(!stopped.out.contains("is not a URL"), "{}", stopped.out);
 }
+
+#[test]
+fn failures_before_a_restart_are_told_beside_the_endpoint() {
+    let receiver = Receiver::answering(|_| Reply::Status(400));
+    let mut server = Server::start_plain();
+    server.put_topic("orders");
+    server.subscribe("orders", "billing", &receiver.url("/"), json!(null));
+    for id in ["a", "b", "c"] {
+        server.publish("orders", &[event(id)]);
+    }
+    server.logged(&["dropped"]);
+    server.stop();
+    server.start();
+    let told = doctor_of(&server, "json");
+    let before = format!(
+        "{} can be connected to; nothing was sent to it since",
+        receiver.url("/")
+    );
+    assert_eq!(told.level("endpoints", &before), "warning", "{}", told.out);
+    assert!(
+        told.out.contains("but before that: HTTP 400 Bad Request"),
+        "{}",
+        told.out
+    );
+}
