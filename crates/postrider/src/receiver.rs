@@ -6,6 +6,7 @@ use std::net::SocketAddr;
 use std::rc::Rc;
 use std::time::Duration;
 
+use crate::config::read_address;
 use anyhow::{Context, Result};
 use bytes::Bytes;
 use http::header::{ALLOW, CONTENT_TYPE};
@@ -26,8 +27,8 @@ const SHOWN_BYTES_MAX: usize = 16 * 1024;
 
 #[derive(clap::Args, Clone, Debug)]
 pub struct ReceiverArgs {
-    /// Address to listen on.
-    #[arg(long, default_value = "127.0.0.1:9000")]
+    /// Address or port to listen on.
+    #[arg(long, default_value = "127.0.0.1:9000", value_parser = parse_listen)]
     listen: SocketAddr,
     /// Status to answer deliveries with.
     #[arg(long, default_value = "200", value_parser = parse_status)]
@@ -283,6 +284,10 @@ fn new_line(depth: usize, out: &mut String) {
     out.extend(std::iter::repeat_n("  ", depth));
 }
 
+fn parse_listen(text: &str) -> Result<SocketAddr, String> {
+    read_address(text).ok_or_else(|| "must be an address such as 127.0.0.1:9000, or a port".to_owned())
+}
+
 fn parse_status(text: &str) -> Result<StatusCode, String> {
     let status: Option<StatusCode> = text.parse().ok();
     let status = status.filter(|status| (200..600).contains(&status.as_u16()));
@@ -429,5 +434,10 @@ mod tests {
         assert_eq!(parse_status("503"), Ok(StatusCode::SERVICE_UNAVAILABLE));
         assert!(parse_status("100").is_err());
         assert!(parse_status("abc").is_err());
+        let here = "127.0.0.1:9000".parse().unwrap();
+        for text in ["9000", "localhost:9000", "127.0.0.1:9000"] {
+            assert_eq!(parse_listen(text), Ok(here), "{text}");
+        }
+        assert!(parse_listen("off").is_err());
     }
 }

@@ -52,43 +52,50 @@ pub fn check(config: &Config, edge: &EdgeConfig) -> Vec<ConfigError> {
     errors
 }
 
+/// What stands beside the properties of a declared topic.
+const OF_TOPICS: [&str; 4] = ["name", "key1", "key2", "subscription"];
+
 /// Members of declared topics and subscriptions that no API knows: each was surely meant to do something.
 fn unknown_members_of_declared(config: &Config) -> Vec<ConfigError> {
     let mut errors = Vec::new();
-    let mut look = |key: &str, properties: &Value, shape: &Shape| {
+    // `own`: what stands beside the properties.
+    let mut look = |key: &str, properties: &Value, shape: &Shape, own: &[&str]| {
         for unknown in unknown_members(properties, shape) {
             let key = format!("{key}.{}", snake_case(&unknown.path));
+            let own = own.iter().filter(|_| unknown.path == unknown.name);
             errors.push(ConfigError {
-                hint: nearest(&unknown.name, unknown.known).map(snake_case),
+                hint: nearest(&unknown.name, unknown.known.iter().chain(own).copied()).map(snake_case),
                 ..ConfigError::new(key, "unknown key")
             });
         }
     };
     let subscriptions =
-        |look: &mut dyn FnMut(&str, &Value, &Shape), owner: &str, all: &[DeclaredSubscription]| {
+        |look: &mut dyn FnMut(&str, &Value, &Shape, &[&str]), owner: &str, all: &[DeclaredSubscription]| {
             for (index, one) in all.iter().enumerate() {
                 let key = format!("{owner}.subscription[{index}]");
-                look(&key, &one.properties, &SUBSCRIPTION_PROPERTIES);
+                look(&key, &one.properties, &SUBSCRIPTION_PROPERTIES, &["name"]);
             }
         };
     for (index, topic) in config.topics.iter().enumerate() {
         let key = format!("topic[{index}]");
-        look(&key, &topic.properties, &DECLARED_TOPIC);
+        look(&key, &topic.properties, &DECLARED_TOPIC, &OF_TOPICS);
         subscriptions(&mut look, &key, &topic.subscriptions);
     }
     for (index, domain) in config.domains.iter().enumerate() {
         let key = format!("domain[{index}]");
-        look(&key, &domain.properties, &DECLARED_TOPIC);
+        let own = ["name", "key1", "key2", "subscription", "topic"];
+        look(&key, &domain.properties, &DECLARED_TOPIC, &own);
         subscriptions(&mut look, &key, &domain.subscriptions);
         for (index, topic) in domain.topics.iter().enumerate() {
             let key = format!("{key}.topic[{index}]");
-            look(&key, &topic.properties, &DECLARED_TOPIC);
+            look(&key, &topic.properties, &DECLARED_TOPIC, &OF_TOPICS);
             subscriptions(&mut look, &key, &topic.subscriptions);
         }
     }
     for (index, topic) in config.system_topics.iter().enumerate() {
         let key = format!("system_topic[{index}]");
-        look(&key, &topic.properties, &DECLARED_TOPIC);
+        let own = ["name", "source", "topicType", "subscription"];
+        look(&key, &topic.properties, &DECLARED_TOPIC, &own);
         subscriptions(&mut look, &key, &topic.subscriptions);
     }
     for (index, (_, one)) in config.subscriptions.iter().enumerate() {
@@ -96,6 +103,7 @@ fn unknown_members_of_declared(config: &Config) -> Vec<ConfigError> {
             &format!("subscription[{index}]"),
             &one.properties,
             &SUBSCRIPTION_PROPERTIES,
+            &["name", "topic"],
         );
     }
     errors

@@ -288,6 +288,9 @@ fn named(name: String) -> Result<String, String> {
 /// One object out of the properties written in their own table and those beside `name`.
 fn properties(inside: Map<String, Value>, beside: Map<String, Value>) -> Result<Value, String> {
     let (mut all, beside) = (camel_keys(inside)?, camel_keys(beside)?);
+    // Answers of the server show a subscription's topic there, by its id.
+    let is_id = |topic: &Value| topic.as_str().is_some_and(|topic| topic.starts_with('/'));
+    all.retain(|name, value| name != "topic" || !is_id(value));
     for (key, value) in beside {
         if all.contains_key(&key) {
             return Err(format!("{key} is given both beside \"properties\" and inside it"));

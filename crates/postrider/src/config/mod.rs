@@ -23,6 +23,7 @@ pub use custom::{EDGE_SUCCESS_STRICT, OrOff, ProbationCustom, ProfileCustom, Tim
 pub use declared::{DeclaredDomain, DeclaredSubscription, DeclaredSystemTopic, DeclaredTopic};
 pub use duration::{NEVER, print_hours};
 pub use edge::{EdgeConfig, MetricsReporter, TlsPolicy, batch_defaults, event_grid_hosts};
+pub use model::address::read as read_address;
 pub use model::{Azure, Client, Config, LogFormat, Role, Store as StoreConfig, StoreKind};
 pub use print::{default_config_text, print_config};
 pub use secret::Secret;
@@ -164,28 +165,37 @@ pub fn load_or_all(
 /// The candidate that `word` was probably meant to be.
 pub fn nearest<'a>(word: &str, candidates: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     let word = word.to_lowercase();
+    let most = 1.max(word.len() / 3);
     candidates
         .into_iter()
+        .filter(|candidate| candidate.len().abs_diff(word.len()) <= most)
         .map(|candidate| (distance(&word, &candidate.to_lowercase()), candidate))
         .min_by_key(|(distance, _)| *distance)
-        .filter(|(distance, _)| *distance <= 1.max(word.len() / 3))
+        .filter(|(distance, _)| *distance <= most)
         .map(|(_, candidate)| candidate)
 }
 
-/// How many letters must be added, dropped or changed to get from one word to the other.
+/// How many letters must be added, dropped, changed or swapped with the next to get from one word to the other.
 fn distance(from: &str, to: &str) -> usize {
-    let to: Vec<char> = to.chars().collect();
-    let mut row: Vec<usize> = (0..=to.len()).collect();
-    for (i, a) in from.chars().enumerate() {
-        let mut diagonal = row[0];
-        row[0] = i + 1;
-        for (j, b) in to.iter().enumerate() {
-            let changed = diagonal + usize::from(a != *b);
-            diagonal = row[j + 1];
-            row[j + 1] = changed.min(row[j] + 1).min(diagonal + 1);
+    let [from, to] = [from, to].map(|word| word.chars().collect::<Vec<char>>());
+    let mut rows = vec![vec![0; to.len() + 1]; from.len() + 1];
+    for i in 0..=from.len() {
+        for j in 0..=to.len() {
+            rows[i][j] = match (i, j) {
+                (0, n) | (n, 0) => n,
+                _ => {
+                    let changed = rows[i - 1][j - 1] + usize::from(from[i - 1] != to[j - 1]);
+                    let least = changed.min(rows[i - 1][j] + 1).min(rows[i][j - 1] + 1);
+                    let swapped = i > 1 && j > 1 && from[i - 2..i] == [to[j - 1], to[j - 2]];
+                    match swapped {
+                        true => least.min(rows[i - 2][j - 2] + 1),
+                        false => least,
+                    }
+                }
+            };
         }
     }
-    row[to.len()]
+    rows[from.len()][to.len()]
 }
 
 #[cfg(test)]

@@ -664,7 +664,7 @@ pub struct Transport {
 }
 
 /// `"127.0.0.1:4438"`, a port on this machine (`4438`, `"localhost:4438"`) or `"off"`.
-mod address {
+pub mod address {
     use super::*;
     use serde::Serializer;
     use serde::de::{Unexpected, Visitor};
@@ -715,7 +715,7 @@ mod address {
         }
     }
 
-    fn read(text: &str) -> Option<SocketAddr> {
+    pub fn read(text: &str) -> Option<SocketAddr> {
         let here = |port: &str| Some((Ipv4Addr::LOCALHOST, port.parse().ok()?).into());
         match text.rsplit_once(':') {
             None if text.bytes().all(|byte| byte.is_ascii_digit()) => here(text),

@@ -216,6 +216,17 @@ fn what_the_file_gets_wrong_is_named() {
          [topic.subscription.filter]\nsubject_starts_with = \"/\"",
         "topic[0].subscription[0].filter.subject_starts_with: unknown key (in postrider.toml); did you mean \"subject_begins_with\"?",
     );
+    let system_topic = "[[system_topic]]\nname = \"a\"\nsource = \"local\"\n";
+    for (key, meant) in [("sorce", "source"), ("nam", "name"), ("topic_typ", "topic_type")] {
+        check(
+            &format!("{system_topic}{key} = \"x\""),
+            &format!("system_topic[0].{key}: unknown key (in postrider.toml); did you mean \"{meant}\"?"),
+        );
+    }
+    check(
+        "[[storage_account]]\nname = \"a\"\nkind = \"directory\"\npaht = \"/tmp\"",
+        "storage_account[0].paht: unknown key (in postrider.toml); did you mean \"path\"?",
+    );
     check(
         "[[subscription]]\ntopic = \"orders\"\nname = \"shop\"\n[subscription.properties.retryPolicy]\n\
          maxDeliveryAttempt = 3",
