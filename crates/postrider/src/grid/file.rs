@@ -131,6 +131,17 @@ const OF_SUBSCRIPTIONS: [&str; 10] = [
     "postrider",
 ];
 
+/// What `show` prints beside that and nobody can write: files made of its output have it.
+const SHOWN_ONLY: [&str; 7] = [
+    "id",
+    "type",
+    "status",
+    "systemData",
+    "provisioningState",
+    "metricResourceId",
+    "privateEndpointConnections",
+];
+
 impl TryFrom<DeclaredTopic> for WrittenTopic {
     type Error = String;
     fn try_from(declared: DeclaredTopic) -> Result<WrittenTopic, String> {
@@ -231,6 +242,7 @@ fn resource(kind: Kind, name: &str, declared: Value, known: &[&[&str]]) -> Resul
         unreachable!("declared properties are an object");
     };
     let group = take_group(&mut given)?;
+    given.retain(|name, _| name != "endpoint" && !SHOWN_ONLY.contains(&name.as_str()));
     check_members(&given, &DECLARED_TOPIC)?;
     let mut body = json!({"properties": {}});
     if kind == Kind::Topic
@@ -273,6 +285,7 @@ fn subscriptions(
             unreachable!("declared properties are an object");
         };
         let own = take_group(&mut properties).map_err(about)?;
+        properties.retain(|name, _| !SHOWN_ONLY.contains(&name.as_str()));
         check_members(&properties, &SUBSCRIPTION_PROPERTIES).map_err(about)?;
         for member in properties.keys() {
             check_known(member, OF_SUBSCRIPTIONS).map_err(about)?;
@@ -646,6 +659,26 @@ subscriptions:
             "[[topic]]\nname = 'a'\n[[topic]]\n",
             Format::Toml,
             &["line 3", "name"],
+        );
+    }
+
+    #[test]
+    fn what_show_prints_can_be_put_into_a_file() {
+        let id = "/subscriptions/0/resourceGroups/g/providers/Microsoft.EventGrid/topics/a";
+        let file = json!({
+            "topics": [{"name": "a", "id": id, "type": "Microsoft.EventGrid/topics", "systemData": null,
+                "properties": {"endpoint": "https://h/", "provisioningState": "Succeeded", "metricResourceId": "1"}}],
+            "subscriptions": [{"topic": "a", "name": "s", "id": format!("{id}/eventSubscriptions/s"),
+                "type": "Microsoft.EventGrid/topics/eventSubscriptions", "status": {"health": "well"},
+                "properties": {"topic": id, "provisioningState": "Succeeded", "labels": ["x"]}}],
+        });
+        let grid = read(&file.to_string(), Format::Json).unwrap();
+        assert_eq!(grid.resources[0].body["properties"], json!({}));
+        let subscription = &grid.subscriptions[0];
+        assert_eq!(subscription.on.text(), "a");
+        assert_eq!(
+            Value::Object(subscription.properties.clone()),
+            json!({"labels": ["x"]})
         );
     }
 
