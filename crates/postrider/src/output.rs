@@ -1,5 +1,10 @@
 //! How commands print: for people, or as JSON for programs. Lists are arrays in JSON, whichever command lists them.
 
+use crate::terminal::harmless;
+use postrider_core::outcome::Outcome;
+use postrider_engine::subscription_health::words_of;
+use serde_json::Value;
+
 /// The same flag everywhere.
 #[derive(Clone, Copy, Debug, Default, clap::Args)]
 pub struct OutputFlags {
@@ -38,6 +43,17 @@ impl OutputFlags {
 
     pub fn is_json(self) -> bool {
         self.form() == Output::Json
+    }
+}
+
+/// An outcome by its name, in plain words: by the status where there was an answer.
+pub fn outcome_words(outcome: &Value, status: &Value) -> String {
+    let name = outcome.as_str().unwrap_or("-");
+    let known = Outcome::ALL.into_iter().find(|outcome| outcome.name() == name);
+    match (known, status.as_u64().and_then(|status| status.try_into().ok())) {
+        // A server of a later version may know more.
+        (None, None) => harmless(name),
+        (known, status) => words_of(known, status),
     }
 }
 

@@ -6,9 +6,10 @@ mod text;
 mod tests;
 
 use crate::client::{Client, ClientFlags, encoded};
+use crate::grid::Usage;
 use crate::output::OutputFlags;
 use crate::terminal::{can_ask, confirmed, harmless, print, time};
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use clap::ArgGroup;
 use follow::Job;
 use serde::{Deserialize, Serialize};
@@ -323,13 +324,13 @@ struct Pending {
 
 impl Pending {
     /// How many they are, and how they are written sooner; none where there are none.
-    fn note(&self, filter: &str) -> Option<String> {
+    fn note(&self, what: &str, filter: &str) -> Option<String> {
         let Pending { count, due } = self;
         let due = due.as_deref().map(time);
         let due = due.map_or(String::new(), |due| format!(", from {due} on"));
         (*count > 0).then(|| {
             format!(
-                "{count} more wait to be written to a blob{due}, and are not replayed before that; \
+                "{count} more wait to be written to a blob{due}, and are not {what} before that; \
                  write them now with: postrider deadletters write-now{filter}"
             )
         })
@@ -374,7 +375,7 @@ async fn replay(client: &Client, args: &ReplayArgs, json: bool) -> Result<ExitCo
     if args.dry_run {
         let counted = count(client, "replay", args.body()).await?;
         print_count(&counted, json)?;
-        note_pending(&counted.pending, &args.filter);
+        note_pending(&counted.pending, "replayed", &args.filter);
         return Ok(ExitCode::SUCCESS);
     }
     if let Some(id) = args.cancel {
@@ -395,7 +396,7 @@ async fn replay(client: &Client, args: &ReplayArgs, json: bool) -> Result<ExitCo
         }
     };
     let job: Job = read(&started)?;
-    note_pending(&job.pending, &args.filter);
+    note_pending(&job.pending, "replayed", &args.filter);
     if args.detach {
         match json {
             true => print_raw(&started)?,
@@ -409,8 +410,8 @@ async fn replay(client: &Client, args: &ReplayArgs, json: bool) -> Result<ExitCo
     follow::follow(client, job, json).await
 }
 
-fn note_pending(pending: &Pending, filter: &Filter) {
-    if let Some(note) = pending.note(&filter.flags()) {
+fn note_pending(pending: &Pending, what: &str, filter: &Filter) {
+    if let Some(note) = pending.note(what, &filter.flags()) {
         eprintln!("{}", harmless(&note));
     }
 }
@@ -446,13 +447,20 @@ struct Purged {
 async fn purge(client: &Client, args: &PurgeArgs, json: bool) -> Result<()> {
     let body = body(args.one.id(), &args.filter, args.all);
     if args.dry_run {
-        return print_count(&count(client, "purge", body).await?, json);
+        let counted = count(client, "purge", body).await?;
+        note_pending(&counted.pending, "purged", &args.filter);
+        return print_count(&counted, json);
     }
     if !args.yes {
         if !can_ask() {
-            bail!("there is no terminal to ask at: give --yes to purge, or --dry-run to count");
+            let reason = "there is no terminal to ask at: give --yes to purge, or --dry-run to count";
+            return Err(Usage::new(reason).into());
         }
-        let found = count(client, "purge", body.clone()).await?.count;
+        let Counted {
+            count: found,
+            pending,
+        } = count(client, "purge", body.clone()).await?;
+        note_pending(&pending, "purged", &args.filter);
         if found == 0 || !confirmed(&format!("Purge {found} dead letters for good?"))? {
             eprintln!("nothing purged");
             return Ok(());

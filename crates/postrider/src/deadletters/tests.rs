@@ -58,14 +58,17 @@ fn letters_that_are_not_written_are_said_with_the_command_that_writes_them() {
     };
     let counted: Counted =
         read(br#"{"count": 0, "pending": 10, "due": "2030-01-01T00:05:00.0000000Z"}"#).unwrap();
-    let note = counted.pending.note(&args.filter.flags()).unwrap();
+    let note = counted.pending.note("replayed", &args.filter.flags()).unwrap();
     assert_eq!(
         note,
         "10 more wait to be written to a blob, from 2030-01-01T00:05:00Z on, and are not replayed before that; \
          write them now with: postrider deadletters write-now --subscription a/b --since 2h"
     );
     assert_eq!(
-        read::<Counted>(br#"{"count": 3}"#).unwrap().pending.note(""),
+        read::<Counted>(br#"{"count": 3}"#)
+            .unwrap()
+            .pending
+            .note("replayed", ""),
         None
     );
 }

@@ -1,11 +1,12 @@
 //! Dead letters and replays for people. Whatever a publisher wrote is shown, never obeyed by the terminal.
 
-use super::follow::Job;
+use super::follow::{Job, ReplayOutcome};
+use crate::output::outcome_words;
 use crate::receiver::{indented, printable};
-use crate::terminal::{harmless, table, time, time_or_text};
-use comfy_table::Table;
+use crate::terminal::{Table, harmless, table, time, time_or_text};
 use serde::Deserialize;
 use serde_json::value::RawValue;
+use serde_json::{Value, json};
 use std::collections::BTreeMap;
 
 /// A dead letter as the server tells of it.
@@ -99,7 +100,7 @@ pub fn list(entries: &[Entry]) -> Table {
             harmless(&format!("{}/{}", entry.topic, entry.subscription)),
             harmless(&entry.reason),
             number(entry.delivery_attempts),
-            or_dash(&entry.last_delivery_outcome),
+            outcome(entry).unwrap_or_else(|| "-".into()),
             when,
             or_dash(&entry.event_id),
             or_dash(&entry.event_type),
@@ -109,9 +110,16 @@ pub fn list(entries: &[Entry]) -> Table {
     table
 }
 
+/// The letter does not have the status.
+fn outcome(entry: &Entry) -> Option<String> {
+    let name = entry.last_delivery_outcome.as_deref()?;
+    Some(outcome_words(&json!(name), &Value::Null))
+}
+
 pub fn show(entry: &Entry) -> String {
     let subscription = format!("{}/{}", entry.topic, entry.subscription);
     let blob = entry.blob.as_ref().map(BlobPlace::full_path);
+    let outcome = outcome(entry);
     let attempts = entry.delivery_attempts.map(|attempts| attempts.to_string());
     let replays = entry.replays.map(|replays| replays.to_string());
     let [published, attempted, due] = [&entry.publish_time, &entry.last_delivery_attempt_time, &entry.due]
@@ -122,7 +130,7 @@ pub fn show(entry: &Entry) -> String {
         ("subscription", Some(&subscription)),
         ("reason", Some(&entry.reason)),
         ("attempts", attempts.as_deref()),
-        ("last outcome", entry.last_delivery_outcome.as_deref()),
+        ("last outcome", outcome.as_deref()),
         ("published", published.as_deref()),
         ("last attempt", attempted.as_deref()),
         ("dead-lettered", Some(&time_or_text(&entry.dead_lettered_time))),
@@ -188,9 +196,22 @@ pub fn summary(tallies: &[Tally]) -> Table {
 }
 
 pub fn replays(jobs: &[Job]) -> Table {
-    let columns = ["replay", "state", "begun", "replayed", "failed", "of", "what"];
-    let mut table = table(&columns, &[0, 3, 4, 5]);
+    let columns = [
+        "replay",
+        "state",
+        "begun",
+        "replayed",
+        "failed",
+        "of",
+        "delivered",
+        "failed again",
+        "waiting",
+        "what",
+    ];
+    let mut table = table(&columns, &[0, 3, 4, 5, 6, 7, 8]);
     for job in jobs {
+        let became =
+            |count: fn(ReplayOutcome) -> u64| job.outcome.map_or("-".into(), |of| count(of).to_string());
         table.add_row([
             job.id.to_string(),
             harmless(&job.state),
@@ -198,6 +219,9 @@ pub fn replays(jobs: &[Job]) -> Table {
             job.replayed.to_string(),
             job.failed.to_string(),
             job.total.to_string(),
+            became(|outcome| outcome.delivered),
+            became(|outcome| outcome.failed),
+            became(|outcome| outcome.waiting),
             what(job),
         ]);
     }
@@ -238,6 +262,19 @@ mod tests {
         let shown = list(&[entry]).to_string();
         let expected = "2023-11-10T19:13:20Z (damaged: blob local/dead/p.json, 7 letters)";
         assert!(shown.contains(expected), "{shown}");
+    }
+
+    #[test]
+    fn a_replay_tells_what_became_of_its_events() {
+        let job: Job = serde_json::from_str(
+            r#"{"id":1,"state":"done","created":"2023-11-10T19:13:20Z","replayed":10,"failed":0,"total":10,
+                "request":{"all":true},"outcome":{"delivered":1,"failed":7,"waiting":2}}"#,
+        )
+        .unwrap();
+        let shown = replays(&[job]).to_string();
+        let last = shown.lines().rev().nth(1).unwrap();
+        let cells: Vec<&str> = last.split(['│', '┆']).map(str::trim).collect();
+        assert_eq!(cells[4..10], ["10", "0", "10", "1", "7", "2"], "{shown}");
     }
 
     #[test]

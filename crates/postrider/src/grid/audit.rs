@@ -3,10 +3,9 @@
 use super::ServerFlags;
 use crate::client::Client;
 use crate::serve::AUDIT_DIRECTORY;
-use crate::terminal::{harmless, print, table};
+use crate::terminal::{Table, harmless, print, table, time};
 use anyhow::{Context, Result, bail};
 use clap::Args;
-use comfy_table::Table;
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use serde::Deserialize;
 use serde_json::Value;
@@ -184,7 +183,7 @@ fn shown(lines: &[Value]) -> Table {
         };
         table.add_row([
             line["seq"].to_string(),
-            text("/time"),
+            time(&text("/time")),
             text("/actor/id"),
             text("/address"),
             text("/action"),

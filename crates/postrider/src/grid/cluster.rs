@@ -2,10 +2,9 @@
 
 use super::{GridFlags, Output, Usage};
 use crate::client::Client;
-use crate::terminal::{can_ask, confirmed, harmless, print, table};
+use crate::terminal::{Table, can_ask, confirmed, harmless, print, table, wrapped};
 use anyhow::{Context, Result, bail};
 use clap::Args;
-use comfy_table::Table;
 use postrider_core::duration;
 use postrider_core::time::Clock;
 use postrider_engine::clock::SystemClock;
@@ -217,7 +216,9 @@ fn shown(cluster: &Value) -> String {
     ));
     let trouble = list(store, "trouble").iter().filter_map(Value::as_str);
     lines.extend(trouble.map(|why| format!("trouble    {}", harmless(why))));
-    parts.push(lines.join("\n"));
+    // Beside the names, which are all as wide.
+    let lines = lines.iter().map(|line| wrapped(line, "counts     ".len()));
+    parts.push(lines.collect::<Vec<_>>().join("\n"));
     parts.join("\n")
 }
 

@@ -25,7 +25,7 @@ mod sessions;
 
 use crate::client::{Client, ClientFlags};
 use crate::output::{Output, OutputFlags};
-use crate::terminal::{can_ask, confirmed, print};
+use crate::terminal::{Table, can_ask, confirmed, print};
 use anyhow::Result;
 use arm::Arm;
 use serde_json::Value;
@@ -112,7 +112,7 @@ impl WaitFlags {
 pub struct Usage(String);
 
 impl Usage {
-    fn new(reason: impl Into<String>) -> Usage {
+    pub fn new(reason: impl Into<String>) -> Usage {
         Usage(reason.into())
     }
 }
@@ -146,13 +146,16 @@ pub fn run(command: Command) -> ExitCode {
     });
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
-        Err(e) => {
-            eprintln!("error: {e:#}");
-            match e.downcast_ref::<Usage>() {
-                Some(_) => ExitCode::from(USAGE),
-                None => ExitCode::FAILURE,
-            }
-        }
+        Err(e) => failed(&e),
+    }
+}
+
+/// Says why a command failed.
+pub fn failed(error: &anyhow::Error) -> ExitCode {
+    eprintln!("error: {error:#}");
+    match error.downcast_ref::<Usage>() {
+        Some(_) => ExitCode::from(USAGE),
+        None => ExitCode::FAILURE,
     }
 }
 
@@ -168,14 +171,14 @@ impl GridFlags {
     }
 
     /// Prints what a command brought, as a table unless JSON is wanted.
-    fn show(&self, value: &Value, table: impl FnOnce(&Value) -> comfy_table::Table) -> Result<()> {
+    fn show(&self, value: &Value, table: impl FnOnce(&Value) -> Table) -> Result<()> {
         match self.output.form() {
             Output::Json => print(serde_json::to_string_pretty(value)?),
             Output::Text => print(table(value)),
         }
     }
 
-    fn show_list(&self, list: Vec<Value>, table: impl FnOnce(&[Value]) -> comfy_table::Table) -> Result<()> {
+    fn show_list(&self, list: Vec<Value>, table: impl FnOnce(&[Value]) -> Table) -> Result<()> {
         match self.output.form() {
             Output::Json => print(serde_json::to_string_pretty(&Value::Array(list))?),
             Output::Text if list.is_empty() => {

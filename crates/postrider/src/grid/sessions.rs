@@ -2,10 +2,9 @@
 
 use super::{GridFlags, Output};
 use crate::client::Client;
-use crate::terminal::{harmless, print, table, time_or_text};
+use crate::terminal::{Table, harmless, print, table, time_or_text};
 use anyhow::Result;
 use clap::Args;
-use comfy_table::Table;
 use serde_json::{Value, json};
 
 const PATH: &str = "/postrider/v1/sessions";

@@ -1,7 +1,7 @@
 //! What became of events, for people: one story as a timeline, many as a table.
 
-use crate::terminal::{harmless, table, time_or_text};
-use comfy_table::Table;
+use crate::output::outcome_words;
+use crate::terminal::{Table, harmless, table, time_or_text};
 use serde_json::Value;
 use std::fmt::Write as _;
 
@@ -110,7 +110,7 @@ fn subscription(out: &mut String, one: &Value) {
             false => format!("ended {}", text(&hold["released"])),
         };
         let since = text(&hold["since"]);
-        let cause = text(&hold["cause"]);
+        let cause = outcome_words(&hold["cause"], &hold["status"]);
         put(
             out,
             2,
@@ -154,11 +154,8 @@ fn show_attempt(out: &mut String, attempt: &Value) {
         "{}  attempt {}: {}",
         text(&attempt["at"]),
         text(&attempt["number"]),
-        text(&attempt["outcome"])
+        outcome_words(&attempt["outcome"], &attempt["status"])
     );
-    if !attempt["status"].is_null() {
-        let _ = write!(line, " {}", text(&attempt["status"]));
-    }
     let timings = &attempt["timings"];
     let _ = write!(line, " in {} ms", text(&timings["totalMs"]));
     let parts = [
@@ -213,7 +210,7 @@ pub fn events(found: &[Value]) -> Table {
         let of = |one: &Value| {
             let outcome = match one["lastOutcome"].is_null() {
                 true => String::new(),
-                false => format!(" ({})", text(&one["lastOutcome"])),
+                false => format!(" ({})", outcome_words(&one["lastOutcome"], &Value::Null)),
             };
             format!("{}: {}{outcome}", text(&one["name"]), text(&one["state"]))
         };
@@ -271,15 +268,15 @@ event e1  Made  /o/1
   T0  accepted by orders, from key1, 120 bytes, EventGridSchema
   state: mixed
   billing: matched, deadLettered
-    T1  attempt 1: Busy 503 in 3.0 ms (queued 1.5, connect 0.5, first byte 2.0), https://h/x, 2 events in the request
+    T1  attempt 1: HTTP 503 Service Unavailable in 3.0 ms (queued 1.5, connect 0.5, first byte 2.0), https://h/x, 2 events in the request
       answered: later\\u000a\\u001b[2J …
       then: retry at T2: the wait is 10s
-    T2  attempt 2: SocketError in 1.0 ms (queued 0.0), https://h/x
+    T2  attempt 2: no connection in 1.0 ms (queued 0.0), https://h/x
       failed: refused
       then: dead letter: MaxDeliveryAttemptsExceeded
     T3  deadLettered, because of MaxDeliveryAttemptsExceeded, in acc/dead/a/b.json
   audit: matched, held
-    T1  endpoint left alone (Busy), until T9
+    T1  endpoint left alone (endpoint busy), until T9
     T9  next attempt: the endpoint keeps failing
   big: not matched by advanced: data.n NumberGreaterThan 5
 ";
@@ -294,7 +291,13 @@ event e1  Made  /o/1
             "subscriptions": [{"name": "s", "state": "retrying", "lastOutcome": "Busy"}]}),
         ];
         let text = events(&found).to_string();
-        for part in ["e\\u001b1", "d/t", "retrying", "s: retrying (Busy)", " 3 "] {
+        for part in [
+            "e\\u001b1",
+            "d/t",
+            "retrying",
+            "s: retrying (endpoint busy)",
+            " 3 ",
+        ] {
             assert!(text.contains(part), "{part}: {text}");
         }
         assert!(!text.contains('\u{1b}'));

@@ -2,8 +2,7 @@
 
 use super::ids::{group_of, name_of};
 use super::status;
-use crate::terminal::{harmless, table, time_or_text};
-use comfy_table::Table;
+use crate::terminal::{Table, harmless, table, time_or_text};
 use serde_json::Value;
 
 fn text(value: &Value) -> String {

@@ -7,6 +7,7 @@ mod json;
 
 use crate::config::{self, EDGE_SUCCESS_STRICT, Loaded, ServeFlags, nearest};
 use crate::output::OutputFlags;
+use crate::terminal::wrapped_lines;
 use anyhow::{Result, bail};
 use postrider_core::probation::Probation;
 use postrider_core::profile::{DeadLetterTiming, EDGE, OverrulingFloor, Profile, Profiles};
@@ -154,9 +155,11 @@ fn answer(args: &ProfilesArgs, env: impl IntoIterator<Item = (String, String)>) 
     };
     let profiles = of(&config::load(&flags, env)?);
     Ok(match (&args.command, args.output.is_json()) {
-        (None, false) => text::list(&profiles),
+        (None, false) => wrapped_lines(&text::list(&profiles)),
         (None, true) => json::list(&profiles),
-        (Some(Command::Show { name }), false) => text::show(named(&profiles, name)?, &profiles),
+        (Some(Command::Show { name }), false) => {
+            wrapped_lines(&text::show(named(&profiles, name)?, &profiles))
+        }
         (Some(Command::Show { name }), true) => json::show(named(&profiles, name)?, &profiles),
     })
 }

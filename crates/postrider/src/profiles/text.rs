@@ -2,6 +2,7 @@
 
 use super::course::{ATTEMPTS_RANGE, Course, End, TIME_TO_LIVE_MINUTES_RANGE};
 use crate::config::{NEVER, print_hours};
+use crate::terminal::columns;
 use postrider_core::profile::{EndpointKind, OverrulingFloor, Profile, Profiles, StatusRule, TimeToLiveRule};
 use std::time::Duration;
 
@@ -265,20 +266,4 @@ fn dead_letters(profile: &Profile) -> String {
         ],
     ];
     format!("dead letters\n{}", columns("  ", &rows))
-}
-
-/// Rows as columns, two spaces between; nothing trails.
-fn columns<const N: usize>(indent: &str, rows: &[[String; N]]) -> String {
-    let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max();
-    let widths: [usize; N] = std::array::from_fn(|column| width(column).unwrap_or(0));
-    let mut text = String::new();
-    for row in rows {
-        let mut line = indent.to_owned();
-        for (cell, width) in row.iter().zip(widths) {
-            line.push_str(&format!("{cell:width$}  "));
-        }
-        text.push_str(line.trim_end());
-        text.push('\n');
-    }
-    text
 }
