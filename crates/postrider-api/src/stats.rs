@@ -232,7 +232,15 @@ fn verdict(examined: Vec<Value>, missing: &[String]) -> Value {
     found.truncate(VERDICT_NAMED_MAX);
     let named = found.iter().map(|one| {
         let mut named = json!({});
-        for member in ["name", "id", "topic", "domainTopic", "health", "reasons"] {
+        for member in [
+            "name",
+            "id",
+            "topic",
+            "domainTopic",
+            "endpoint",
+            "health",
+            "reasons",
+        ] {
             if let Some(value) = one.get(member) {
                 named[member] = value.clone();
             }
