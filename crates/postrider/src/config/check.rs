@@ -52,6 +52,9 @@ pub fn check(config: &Config, edge: &EdgeConfig) -> Vec<ConfigError> {
     errors
 }
 
+/// Looks at the properties under a key, with the names of what stands beside them.
+type Look<'a> = dyn FnMut(&str, &Value, &Shape, &[&str]) + 'a;
+
 /// What stands beside the properties of a declared topic.
 const OF_TOPICS: [&str; 4] = ["name", "key1", "key2", "subscription"];
 
@@ -69,13 +72,12 @@ fn unknown_members_of_declared(config: &Config) -> Vec<ConfigError> {
             });
         }
     };
-    let subscriptions =
-        |look: &mut dyn FnMut(&str, &Value, &Shape, &[&str]), owner: &str, all: &[DeclaredSubscription]| {
-            for (index, one) in all.iter().enumerate() {
-                let key = format!("{owner}.subscription[{index}]");
-                look(&key, &one.properties, &SUBSCRIPTION_PROPERTIES, &["name"]);
-            }
-        };
+    let subscriptions = |look: &mut Look<'_>, owner: &str, all: &[DeclaredSubscription]| {
+        for (index, one) in all.iter().enumerate() {
+            let key = format!("{owner}.subscription[{index}]");
+            look(&key, &one.properties, &SUBSCRIPTION_PROPERTIES, &["name"]);
+        }
+    };
     for (index, topic) in config.topics.iter().enumerate() {
         let key = format!("topic[{index}]");
         look(&key, &topic.properties, &DECLARED_TOPIC, &OF_TOPICS);
