@@ -75,7 +75,7 @@ pub(crate) async fn answer(server: &Server, call: &mut Call, path: &[&str]) -> R
         }
         ["purge"] => {
             let members = read_object(call).await?;
-            ok(&call.id, &purge(engine, &members).await?)
+            ok(&call.id, &purge(engine, peers, &members).await?)
         }
         ["write"] => {
             let members = match call.announced_bytes() {
@@ -126,15 +126,22 @@ fn trouble(e: impl Into<postrider_engine::Error>) -> Problem {
     Problem::new(503, e.into().to_string())
 }
 
-async fn purge(engine: &Arc<Engine>, members: &Map<String, Value>) -> Result<Value, Problem> {
+async fn purge(
+    engine: &Arc<Engine>,
+    peers: Option<&dyn Peers>,
+    members: &Map<String, Value>,
+) -> Result<Value, Problem> {
     let asked = Asked::read(members, engine.clock.now(), LetterUse::Purge)?;
-    let filter = asked.meant(engine).await?.filter();
-    if asked.dry_run {
-        let count = engine.count_letters(&filter).await.map_err(trouble)?;
-        return Ok(json!({"count": count}));
+    let meant = asked.meant(engine).await?;
+    let filter = meant.filter();
+    if !asked.dry_run {
+        return Ok(json!({"purged": engine.purge_letters(&filter).await.map_err(trouble)?}));
     }
-    let purged = engine.purge_letters(&filter).await.map_err(trouble)?;
-    Ok(json!({"purged": purged}))
+    let mut answer = json!({"count": engine.count_letters(&filter).await.map_err(trouble)?});
+    if let Some(pending) = pending::left_out(&meant) {
+        pending::show(&mut answer, &pending::count(engine, peers, &pending).await?);
+    }
+    Ok(answer)
 }
 
 /// What one subscription has.

@@ -863,7 +863,7 @@ async fn connecting_takes_no_longer_than_allowed() {
     let clock = ManualClock::new();
     let accepting = Config {
         accept_invalid_certs: true,
-        ..config()
+        ..Config::default()
     };
     let transport = Arc::new(HttpTransport::new(accepting, clock.clone()).unwrap());
     let url = url.replace("http:", "https:");
@@ -883,7 +883,7 @@ async fn a_port_for_https_that_speaks_plain_http_is_named_so() {
     let (listener, url) = listener().await;
     let accepting = Config {
         accept_invalid_certs: true,
-        ..config()
+        ..Config::default()
     };
     let transport = Arc::new(HttpTransport::new(accepting, ManualClock::new()).unwrap());
     let url = url.replace("http:", "https:");

@@ -94,7 +94,7 @@ pub async fn count(
     Ok(all)
 }
 
-/// The letters that a request to replay leaves out because they are not written yet.
+/// Dead letters that a replay or a purge leaves out because they are not written yet.
 pub fn left_out(meant: &Meant) -> Option<PendingFilter> {
     let filter = meant.filter();
     filter.letter.is_none().then_some(PendingFilter {
