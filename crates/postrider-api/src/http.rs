@@ -608,9 +608,11 @@ pub(crate) async fn road(
         _ if is(0, "portal") => crate::portal::answer(server, call).await,
         _ if is(0, "docs") => crate::docs::answer(server, call),
         _ if is(0, "postrider") => crate::ours::answer(server, call, segments).await,
-        // An endpoint without its end, as publishers of the cloud are refused; the edge API has no such request.
-        2 if is(0, "topics") && call.method == Method::POST => crate::publish::unknown(server, call),
-        3 if is(0, "topics") && is(2, "api") && call.method == Method::POST => {
+        // An endpoint with another end, as publishers of the cloud are refused; the edge API has no such request.
+        count @ 2..=4
+            if call.method == Method::POST
+                && (is(0, "domains") || is(0, "api") || is(0, "topics") && (count == 2 || is(2, "api"))) =>
+        {
             crate::publish::unknown(server, call)
         }
         _ if is(0, "topics") => crate::edge::answer(server, call, segments).await,

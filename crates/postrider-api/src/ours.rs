@@ -460,7 +460,7 @@ fn join_endpoints(shown: &mut Vec<Value>, told: Vec<(String, Vec<Value>)>) {
 }
 
 /// The members that describe an endpoint's delay, without its state.
-const DELAY_MEMBERS: [&str; 4] = ["cause", "causeText", "since", "until"];
+const DELAY_MEMBERS: [&str; 5] = ["cause", "causeText", "since", "until", "probeDue"];
 
 fn join_endpoint(one: &mut Value, mut told: Vec<Value>) {
     let sum = |name: &str| -> u64 { told.iter().filter_map(|told| told[name].as_u64()).sum() };
@@ -500,12 +500,13 @@ fn set_or_remove(one: &mut Value, name: &str, value: Option<&Value>) {
 }
 
 pub(crate) fn endpoint(server: &Server, status: &EndpointStatus) -> Value {
+    let now = server.engine.clock.now();
     let subscriptions = status.subscriptions.iter().filter_map(|id| {
         let subscription = server.engine.directory.subscription_by_id(*id)?;
         let topic = server.engine.directory.topic_by_id(subscription.topic)?;
         let mut shown = json!({"topic": topic.topic.name, "name": subscription.name});
         if let Some(own) = status.held_subscriptions.get(id) {
-            show_state(&mut shown, own);
+            show_state(&mut shown, own, now);
         }
         Some(shown)
     });
@@ -518,7 +519,7 @@ pub(crate) fn endpoint(server: &Server, status: &EndpointStatus) -> Value {
     if is_this_server(server, &status.name) {
         body["thisServer"] = json!(true);
     }
-    show_state(&mut body, &status.state);
+    show_state(&mut body, &status.state, now);
     if let Some(last) = &status.last {
         body["last"] = json!({
             "at": last.at.to_string(),
@@ -566,7 +567,7 @@ fn is_this_server(server: &Server, endpoint: &str) -> bool {
     (named && server.ports.contains(&port)) || public == Some((host, port))
 }
 
-fn show_state(body: &mut Value, state: &State) {
+fn show_state(body: &mut Value, state: &State, now: Timestamp) {
     let Some(delay) = Delayed::of(state) else {
         body["state"] = json!("admitting");
         return;
@@ -576,6 +577,10 @@ fn show_state(body: &mut Value, state: &State) {
     body["causeText"] = json!(delay.cause_text());
     body["since"] = json!(delay.since().to_string());
     body["until"] = json!(delay.until().to_string());
+    // Nothing is sent until there is an event to probe with.
+    if delay.until() <= now && !state.probing {
+        body["probeDue"] = json!(true);
+    }
 }
 
 /// Ends an endpoint's delay by hand.

@@ -140,7 +140,8 @@ pub(crate) async fn stats(server: &Server, query: &str) -> Result<Value, Problem
     let letters = WrittenLetters::count(server).await;
     let (examined, more) = show_all(server, &letters, &ailing, now).await;
     missing.extend(more);
-    let mut totals = counts(&numbers.counted, letters.all(), numbers.letters);
+    let mut totals = counts(&numbers.counted, letters.all());
+    totals["deadLettersPending"] = json!(numbers.letters);
     totals["published"] = json!(sum(|published| published.events));
     totals["publishRefused"] = json!(sum(|published| published.refused));
     totals["unmatched"] = json!(sum(|published| published.unmatched));
@@ -535,7 +536,7 @@ fn show_one(
 ) -> Value {
     let topic = server.engine.directory.topic_by_id(subscription.topic);
     let endpoint_state = EndpointState::of(server, subscription.id).with(detail);
-    let mut shown = counts(&detail.counted, letters.of(subscription.id), detail.letters);
+    let mut shown = counts(&detail.counted, letters.of(subscription.id));
     shown["deliveredPerSec"] = json!(rounded(detail.metered.delivered));
     shown["failedPerSec"] = json!(rounded(detail.metered.failed));
     if let Some(latency) = latency(&detail.metered) {
@@ -671,14 +672,13 @@ fn endpoint_state(delayed: bool, probing: bool) -> &'static str {
     }
 }
 
-/// Counts, with the dead letters that there are: written ones by reason, and those that wait to be written. Where they
-/// cannot be counted, those that were ever given up.
-fn counts(counted: &Counted, written: Option<LettersByReason>, waiting: u64) -> Value {
+/// Counts, with the dead letters that there are in blobs. Where they cannot be counted, those that were ever written.
+fn counts(counted: &Counted, written: Option<LettersByReason>) -> Value {
     let by = |counts: &mut dyn Iterator<Item = (Reason, u64)>| -> LettersByReason {
         counts.map(|(reason, count)| (reason.name(), count)).collect()
     };
     let (dead_lettered, dead_lettered_by) = match written {
-        Some(written) => (written.values().sum::<u64>() + waiting, written),
+        Some(written) => (written.values().sum::<u64>(), written),
         None => (counted.dead_lettered, by(&mut counted.dead_lettered_by())),
     };
     json!({

@@ -12,6 +12,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{BuildHasher, Hash};
 use std::ops::Bound;
 use std::sync::{Arc, OnceLock, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::time::Duration;
 
 /// A topic with everything that accepting an event needs.
 #[derive(Clone, Debug)]
@@ -751,6 +752,16 @@ impl Directory {
         found.cloned().collect()
     }
 
+    /// The time of creation for a topic of a domain made now: after those that have this instant already, which lists
+    /// would order by name. A clock may stand, and be coarse.
+    pub(crate) fn domain_topic_created(&self, domain: TopicId, now: Timestamp) -> Timestamp {
+        let inner = self.read();
+        let instant = (domain, now, String::new())..(domain, now + Duration::from_millis(1), String::new());
+        let mut same = inner.domain_topics_by_creation.range(instant);
+        same.next_back()
+            .map_or(now, |(_, last, _)| *last + Duration::from_nanos(1))
+    }
+
     pub fn subscription(
         &self,
         topic: TopicId,
@@ -1279,6 +1290,11 @@ mod tests {
         let names =
             |topics: Vec<DomainTopic>| -> Vec<String> { topics.into_iter().map(|t| t.name).collect() };
         assert_eq!(names(directory.domain_topics(domain)), ["d", "b", "c", "A"]);
+        assert_eq!(directory.domain_topic_created(domain, at(4)), at(4));
+        assert_eq!(
+            directory.domain_topic_created(domain, at(3)),
+            at(3) + Duration::from_nanos(1)
+        );
         let rest = directory.domain_topics_after(domain, Some((at(2), "B")), 1);
         assert_eq!(names(rest), ["c"]);
         directory.delete_domain_topic(domain, "B");

@@ -264,7 +264,7 @@ impl Engine {
                     domain,
                     name,
                     automatic: false,
-                    created: engine.clock.now(),
+                    created: engine.directory.domain_topic_created(domain, engine.clock.now()),
                 },
             };
             let change = Change::PutDomainTopic(topic.clone());
@@ -498,7 +498,7 @@ impl Engine {
                 domain: domain.id,
                 name: name.clone(),
                 automatic: true,
-                created: self.clock.now(),
+                created: self.directory.domain_topic_created(domain.id, self.clock.now()),
             })),
             _ => Err(Error::DomainTopicMissing {
                 domain: domain.name.clone(),

@@ -437,6 +437,13 @@ impl Meter {
         }
     }
 
+    /// A request was refused as a whole and its events are sent again at once. Nothing is known of the events yet, so
+    /// that the request is in the totals alone: neither health nor charts take it for a failure.
+    pub fn note_split(&self, attempt: Attempt) {
+        let mut kept = self.lock();
+        kept.get_or_insert_default().totals.attempted(attempt);
+    }
+
     pub fn rates(&self, now: Timestamp) -> Rates {
         self.lock()
             .as_ref()
@@ -943,6 +950,20 @@ mod tests {
         let mut twice = all.clone();
         twice.add(&all);
         assert_eq!((twice.dropped, twice.causes[&refused]), (400, 4));
+    }
+
+    #[test]
+    fn a_refused_batch_that_is_sent_again_in_halves_is_no_failure() {
+        let meter = Meter::default();
+        meter.note_split(Attempt {
+            outcome: Outcome::PayloadTooLarge,
+            status: Some(413),
+            took: millis(5),
+            waited: None,
+        });
+        assert_eq!(meter.recent(at(0), 5), RecentCounts::default());
+        assert_eq!(meter.rates(at(0)), Rates::default());
+        assert_eq!(meter.totals().unwrap().duration.count(), 1);
     }
 
     // Two nodes, one fast and one slow: the percentiles of both together are those of all events.

@@ -69,6 +69,8 @@ pub struct HealthNumbers {
     pub retrying: u64,
     /// Events that were given up and are not in a blob yet.
     pub letters_waiting: u64,
+    /// Why the last try to write them failed.
+    pub letters_trouble: Option<String>,
     /// How long the oldest undelivered event has waited.
     pub oldest_age: Option<Duration>,
     pub delay: Option<DelayNumbers>,
@@ -78,7 +80,8 @@ pub struct HealthNumbers {
 /// Delayed delivery.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DelayNumbers {
-    pub until: Timestamp,
+    /// Nothing if a probe is due.
+    pub left: Duration,
     pub cause: Option<Outcome>,
     /// The status of the answer that is the cause, where it is known.
     pub status: Option<u16>,
@@ -103,12 +106,21 @@ impl HealthReason {
             FailureEffect::Dropped(reason) => lacks_destination(reason),
             _ => false,
         };
+        let unwritten = FailureEffect::Dropped(Reason::DeadLetterUnavailable);
+        let is_unwritten = |(cause, _): &(FailureCause, u64)| cause.effect == unwritten;
         match self.kind {
             HealthReasonKind::Dropped if self.causes.iter().any(lacks) => Some(
                 "correct the endpoint, and set a dead-letter destination (such as the storage account \"local\"), \
                  which keeps what is given up",
             ),
+            HealthReasonKind::Dropped if self.causes.iter().any(is_unwritten) => Some(
+                "make the dead-letter destination writable: the log and `postrider doctor` say what is wrong with it",
+            ),
             HealthReasonKind::Dropped => Some("see the traces of the dropped events"),
+            HealthReasonKind::DeadLetterStore => Some(
+                "make the dead-letter destination writable before its letters are dropped; then they are written by \
+                 themselves",
+            ),
             HealthReasonKind::DeadLettered => Some("correct the endpoint, then replay the dead letters"),
             HealthReasonKind::AttemptsFailed | HealthReasonKind::Delayed | HealthReasonKind::Backlog => {
                 Some("look at what the endpoint answers")
@@ -121,6 +133,7 @@ impl HealthReason {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HealthReasonKind {
     Dropped,
+    DeadLetterStore,
     DeadLettered,
     AttemptsFailed,
     Delayed,
@@ -129,8 +142,9 @@ pub enum HealthReasonKind {
 }
 
 impl HealthReasonKind {
-    pub const ALL: [HealthReasonKind; 6] = [
+    pub const ALL: [HealthReasonKind; 7] = [
         HealthReasonKind::Dropped,
+        HealthReasonKind::DeadLetterStore,
         HealthReasonKind::DeadLettered,
         HealthReasonKind::AttemptsFailed,
         HealthReasonKind::Delayed,
@@ -141,6 +155,7 @@ impl HealthReasonKind {
     pub fn name(self) -> &'static str {
         match self {
             HealthReasonKind::Dropped => "dropped",
+            HealthReasonKind::DeadLetterStore => "deadLetterStore",
             HealthReasonKind::DeadLettered => "deadLettered",
             HealthReasonKind::AttemptsFailed => "attemptsFailed",
             HealthReasonKind::Delayed => "delayed",
@@ -169,6 +184,7 @@ impl HealthVerdict {
     pub fn of(numbers: &HealthNumbers) -> HealthVerdict {
         let mut reasons: Vec<HealthReason> = [
             dropped(numbers),
+            dead_letter_store(numbers),
             dead_lettered(numbers),
             attempts_failed(&numbers.recent),
             delayed(numbers),
@@ -210,6 +226,17 @@ fn dropped(numbers: &HealthNumbers) -> Option<HealthReason> {
     ))
 }
 
+fn dead_letter_store(numbers: &HealthNumbers) -> Option<HealthReason> {
+    let trouble = numbers.letters_trouble.as_ref()?;
+    let waiting = numbers.letters_waiting;
+    let text = format!(
+        "{waiting} {} cannot be written to the dead-letter destination: {trouble}",
+        plural(waiting, "dead letter")
+    );
+    let (kind, health) = (HealthReasonKind::DeadLetterStore, SubscriptionHealth::Failing);
+    (waiting > 0).then(|| plain(kind, health, text))
+}
+
 fn dead_lettered(numbers: &HealthNumbers) -> Option<HealthReason> {
     if numbers.letters_waiting > 0 {
         return Some(letters_waiting(numbers));
@@ -245,12 +272,17 @@ fn letters_waiting(numbers: &HealthNumbers) -> HealthReason {
         true => SubscriptionHealth::Failing,
         false => SubscriptionHealth::Attention,
     };
-    let written = causes(recent, |effect| matches!(effect, FailureEffect::DeadLettered(_)));
-    // Of letters that wait it is only known how the attempts of these minutes failed.
-    let causes = match written.is_empty() {
-        true => causes(recent, |effect| effect == FailureEffect::AttemptFailed),
-        false => written,
-    };
+    let is_letter = |effect: FailureEffect| matches!(effect, FailureEffect::DeadLettered(_));
+    let is_attempt = |effect: FailureEffect| effect == FailureEffect::AttemptFailed;
+    // Of letters that wait it is only known how attempts failed lately: in these minutes, or before.
+    let causes = [
+        causes(recent, is_letter),
+        causes(recent, is_attempt),
+        causes(&numbers.hour, is_attempt),
+    ]
+    .into_iter()
+    .find(|found| !found.is_empty())
+    .unwrap_or_default();
     let text = format!(
         "{count} of {of} {} given up; {waiting} of them not written to a dead-letter blob yet{}",
         plural(of, "event"),
@@ -333,10 +365,13 @@ fn delayed(numbers: &HealthNumbers) -> Option<HealthReason> {
     };
     let cause = delay.cause.map(|outcome| words_of(Some(outcome), delay.status));
     let because = cause.map_or(String::new(), |cause| format!(" ({cause})"));
-    let text = format!(
-        "deliveries are delayed until {} because the endpoint keeps failing{because}",
-        to_the_second(delay.until)
-    );
+    let text = match delay.left {
+        Duration::ZERO => format!("deliveries are delayed until a probe, which is due, succeeds{because}"),
+        left => format!(
+            "deliveries are delayed for {} because the endpoint keeps failing{because}",
+            rough(left).replacen(' ', " more ", 1)
+        ),
+    };
     Some(plain(HealthReasonKind::Delayed, health, text))
 }
 
@@ -492,7 +527,8 @@ fn plural(count: u64, noun: &str) -> String {
 fn rough(age: Duration) -> String {
     let minutes = age.as_secs() / 60;
     let (count, unit) = match minutes {
-        0..120 => (minutes, "minute"),
+        0..2 => (age.as_secs().max(1), "second"),
+        2..120 => (minutes, "minute"),
         120..2880 => (minutes / 60, "hour"),
         _ => (minutes / 1440, "day"),
     };
@@ -637,20 +673,33 @@ mod tests {
         );
         let delayed = HealthNumbers {
             delay: Some(DelayNumbers {
-                until: NOW,
+                left: Duration::from_secs(12 * 60 + 3),
                 cause: Some(Outcome::Busy),
                 status: Some(503),
             }),
             waiting: 1,
             ..HealthNumbers::default()
         };
-        let text = "deliveries are delayed until 2023-11-14T22:13:20Z because the endpoint keeps failing (HTTP 503 Service Unavailable)";
+        let text = "deliveries are delayed for 12 more minutes because the endpoint keeps failing (HTTP 503 Service Unavailable)";
         check(&delayed, Failing, &[text]);
         let partly = HealthNumbers {
             recent: counts(1, 1, &[]),
             ..delayed
         };
         check(&partly, Attention, &[text]);
+        let due = HealthNumbers {
+            delay: Some(DelayNumbers {
+                left: Duration::ZERO,
+                cause: Some(Outcome::Busy),
+                status: Some(503),
+            }),
+            ..partly
+        };
+        check(
+            &due,
+            Attention,
+            &["deliveries are delayed until a probe, which is due, succeeds (HTTP 503 Service Unavailable)"],
+        );
 
         // A pause excuses waiting, not loss.
         let pause = "paused since 2023-11-14T22:13:20Z";
@@ -697,6 +746,37 @@ mod tests {
                 "5 of 100 events given up; 5 of them not written to a dead-letter blob yet (HTTP 400 Bad Request)",
             ],
         );
+        // The cause stays while the letters wait for longer than these minutes.
+        let older = HealthNumbers {
+            hour: counts(0, 1, &[(refused, 1)]),
+            ..waiting(counts(0, 0, &[]), 1)
+        };
+        let text =
+            "1 of 1 event given up; 1 of them not written to a dead-letter blob yet (HTTP 400 Bad Request)";
+        check(&older, SubscriptionHealth::Failing, &[text]);
+        let unwritable = HealthNumbers {
+            letters_trouble: Some("no container \"dead\"".into()),
+            ..older
+        };
+        let store = "1 dead letter cannot be written to the dead-letter destination: no container \"dead\"";
+        check(&unwritable, SubscriptionHealth::Failing, &[store, text]);
+        let todo = HealthVerdict::of(&unwritable).reasons[0].todo();
+        assert!(todo.is_some_and(|todo| todo.contains("dead-letter destination writable")));
+        let given_up = lately(counts(
+            0,
+            0,
+            &[(
+                cause(
+                    FailureEffect::Dropped(Reason::DeadLetterUnavailable),
+                    Outcome::BadRequest,
+                    400,
+                ),
+                1,
+            )],
+        ));
+        let todo = HealthVerdict::of(&given_up).reasons[0].todo();
+        assert!(todo.is_some_and(|todo| todo.contains("dead-letter destination writable")));
+
         let busy = cause(LETTER, Outcome::Busy, 503);
         check(
             &waiting(counts(3, 9, &[(busy, 1)]), 2),

@@ -422,6 +422,10 @@ async fn read_blob(
         Ok(()) => {
             let mut entry = known(blob, *place);
             entry.tell(letters[*place], whole);
+            // The decision follows the last attempt; the archive knows only when the blob was written.
+            if let Some(decided) = &entry.last_delivery_attempt_time {
+                entry.dead_lettered_time.clone_from(decided);
+            }
             entry
         }
         Err(fault) => faulty(blob, *place, &fault),

@@ -468,6 +468,9 @@ pub struct Detail {
     pub waits: Waits,
     /// Dead letters that have not been written.
     pub letters: u64,
+    /// Why the last try to write them failed.
+    #[serde(default)]
+    letters_trouble: Option<String>,
     pub delay: Option<Delayed>,
     pub probing: bool,
     /// Of the last [`HEALTH_MINUTES`] …
@@ -487,13 +490,14 @@ impl Detail {
             waiting: self.waits.waiting,
             retrying: self.waits.retrying,
             letters_waiting: self.letters,
+            letters_trouble: self.letters_trouble.clone(),
             oldest_age: self.waits.oldest().map(|oldest| now.since(oldest)),
             delay: self
                 .delay
                 .as_ref()
                 .filter(|_| paused_since.is_none())
                 .map(|delay| DelayNumbers {
-                    until: delay.until(),
+                    left: delay.until().since(now),
                     cause: delay.outcome(),
                     status: delay.status,
                 }),
@@ -506,6 +510,7 @@ impl Detail {
         self.metered.add(other.metered);
         self.waits.add(&other.waits);
         self.letters += other.letters;
+        self.letters_trouble = self.letters_trouble.take().or(other.letters_trouble);
         self.delay = Delayed::longer(self.delay.take(), other.delay);
         self.probing |= other.probing;
         self.recent.add(&other.recent);
@@ -545,12 +550,14 @@ fn own_detail(server: &Server, id: SubscriptionId, now: Timestamp, letters: &Has
 /// The part of a subscription's numbers that its health is judged by.
 fn own_condition(server: &Server, id: SubscriptionId, now: Timestamp, letters: &HashMap<u64, u64>) -> Detail {
     let letters = letters.get(&id.0).copied().unwrap_or(0);
+    let letters_trouble = server.engine.dead_letters.trouble(id).filter(|_| letters > 0);
     // Events that are being sent right now are in no list of busy ones.
     let waits = Waits::of(&server.engine.log().backlog(id));
     let Some(outlet) = server.engine.dispatcher.outlet(id) else {
         return Detail {
             waits,
             letters,
+            letters_trouble,
             ..Detail::default()
         };
     };
@@ -563,6 +570,7 @@ fn own_condition(server: &Server, id: SubscriptionId, now: Timestamp, letters: &
     Detail {
         waits,
         letters,
+        letters_trouble,
         probing: delay.is_some() && state.is_some_and(|state| state.probing),
         delay,
         recent: outlet.meter.recent(now, HEALTH_MINUTES).into(),

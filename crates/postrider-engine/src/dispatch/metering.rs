@@ -142,12 +142,8 @@ impl Dispatcher {
             took: sent.ended.since(sent.begun),
             waited: None,
         };
-        let noted = Noted {
-            attempt: Some(attempt),
-            ..Noted::default()
-        };
         for meter in self.meters(outlet) {
-            meter.note(sent.ended, &noted);
+            meter.note_split(attempt);
         }
     }
 

@@ -72,12 +72,8 @@ impl Type {
         }
     }
 
-    fn has_batches(self, road: Road) -> bool {
-        match self {
-            Type::WebHook | Type::AzureFunction => true,
-            Type::EventGrid => road != Road::Azure,
-            _ => false,
-        }
+    fn has_batches(self) -> bool {
+        matches!(self, Type::WebHook | Type::AzureFunction | Type::EventGrid)
     }
 
     fn has_attributes(self) -> bool {
@@ -121,9 +117,11 @@ fn read_destination(
     kept: Option<&Destination>,
 ) -> Result<Destination, FieldError> {
     let road = context.road;
-    let known = TYPES.iter().filter(|(_, _, edge, azure)| match road {
+    // A type that the management API does not make may come back from a read.
+    let previous = context.previous.map(|previous| Type::of(&previous.destination));
+    let known = TYPES.iter().filter(|(_, kind, edge, azure)| match road {
         Road::Edge => *edge,
-        Road::Azure => *azure,
+        Road::Azure => *azure || previous == Some(*kind),
         Road::Config => true,
     });
     let words: Vec<_> = known.map(|(name, kind, ..)| (*name, *kind)).collect();
@@ -188,14 +186,27 @@ fn refuse_foreign_members(properties: &Node<'_>, kind: Type, road: Road) -> Resu
         return Ok(());
     }
     let rules = [
-        ("maxEventsPerBatch", kind.has_batches(road)),
-        ("preferredBatchSizeInKilobytes", kind.has_batches(road)),
+        ("maxEventsPerBatch", kind.has_batches()),
+        ("preferredBatchSizeInKilobytes", kind.has_batches()),
         ("deliveryAttributeMappings", kind.has_attributes()),
         ("azureActiveDirectoryTenantId", kind == Type::WebHook),
         ("azureActiveDirectoryApplicationIdOrUri", kind == Type::WebHook),
         ("queueMessageTimeToLiveInSeconds", kind == Type::StorageQueue),
     ];
-    for (member, allowed) in rules {
+    // Where a person writes the destination, its address may not be of another type either.
+    let has_resource = !matches!(kind, Type::WebHook | Type::EventGrid | Type::EdgeHub);
+    let addresses = [
+        ("endpointUrl", matches!(kind, Type::WebHook | Type::EventGrid)),
+        ("resourceId", has_resource),
+        ("connectionString", has_resource && kind != Type::AzureFunction),
+        ("queueName", kind == Type::StorageQueue),
+        ("sasKey", kind == Type::EventGrid),
+        ("topicName", kind == Type::EventGrid),
+        ("outputName", kind == Type::EdgeHub),
+        ("minimumTlsVersionAllowed", kind == Type::WebHook),
+    ];
+    let addresses = addresses.into_iter().filter(|_| road == Road::Config);
+    for (member, allowed) in rules.into_iter().chain(addresses) {
         if let Some(given) = properties.get(member).filter(|_| !allowed) {
             return Err(given.fail(format!("must be left out: {} has no such property", kind.name())));
         }
@@ -304,8 +315,32 @@ impl Reader<'_> {
         let field = self.properties.at("endpointUrl");
         let text = self.properties.need_string("endpointUrl")?;
         let url = Url::parse(&text).map_err(|reason| field.fail(reason))?;
+        let previous = match self.previous_destination() {
+            Some(Destination::EventGrid { url, sas_key, .. }) => Some((url, sas_key)),
+            _ => None,
+        };
+        let unchanged = previous.is_some_and(|(previous, _)| *previous == text);
+        if self.context.road != Road::Azure || !unchanged {
+            self.check_event_grid_url(&field, &url)?;
+        }
+        // A masked key stays with the server it was given for.
+        let previous = previous
+            .filter(|(previous, _)| Url::parse(previous).is_ok_and(|previous| previous.same_origin(&url)))
+            .map(|(_, sas_key)| sas_key);
+        let sas_key = self.secret("sasKey", previous)?;
+        check_attribute_value(sas_key.expose())
+            .map_err(|reason| self.properties.at("sasKey").fail(reason))?;
+        Ok(Destination::EventGrid {
+            sas_key,
+            topic_name: self.properties.string("topicName")?,
+            batching: self.batching(batching)?,
+            url: text,
+        })
+    }
+
+    fn check_event_grid_url(&self, field: &Node<'_>, url: &Url<'_>) -> Result<(), FieldError> {
         let hosts = &self.context.limits.event_grid_hosts;
-        hosts.check_scheme(&url).map_err(|reason| field.fail(reason))?;
+        hosts.check_scheme(url).map_err(|reason| field.fail(reason))?;
         if !url.path.to_ascii_lowercase().contains("/api/events") {
             let rule = "must target the /api/events API of Azure Event Grid in the cloud";
             let error = field.fail(rule);
@@ -317,25 +352,7 @@ impl Reader<'_> {
         if !url.has_parameter("api-version", "2018-01-01") {
             return Err(field.fail("must have the query parameter api-version=2018-01-01"));
         }
-        hosts.check_host(&url).map_err(|reason| field.fail(reason))?;
-        // A masked key stays with the server it was given for.
-        let previous = match self.previous_destination() {
-            Some(Destination::EventGrid {
-                url: previous,
-                sas_key,
-                ..
-            }) if Url::parse(previous).is_ok_and(|previous| previous.same_origin(&url)) => Some(sas_key),
-            _ => None,
-        };
-        let sas_key = self.secret("sasKey", previous)?;
-        check_attribute_value(sas_key.expose())
-            .map_err(|reason| self.properties.at("sasKey").fail(reason))?;
-        Ok(Destination::EventGrid {
-            sas_key,
-            topic_name: self.properties.string("topicName")?,
-            batching: self.batching(batching)?,
-            url: text,
-        })
+        hosts.check_host(url).map_err(|reason| field.fail(reason))
     }
 
     /// A secret, or the mask that was shown for the previous one.
@@ -404,7 +421,15 @@ impl Reader<'_> {
         match self.context.road {
             Road::Edge => true,
             Road::Config => self.properties.get("connectionString").is_some(),
-            Road::Azure => false,
+            // Only to change a destination whose reads show a connection string.
+            Road::Azure => {
+                let previous = self.previous_destination().map(DestinationBody::of);
+                let member = "connectionString";
+                self.properties.get(member).is_some()
+                    && previous.is_some_and(|previous| {
+                        previous.endpoint_type == self.kind.name() && previous.properties.contains_key(member)
+                    })
+            }
         }
     }
 
@@ -425,7 +450,11 @@ impl Reader<'_> {
         } else if self.names_connection() {
             self.storage_connection()?
         } else {
-            let (account, rest) = storage_account(&self.properties, self.context.road)?;
+            let previous = match self.previous_destination() {
+                Some(Destination::StorageQueue { resource, .. }) => Some(resource.as_str()),
+                _ => None,
+            };
+            let (account, rest) = storage_account(&self.properties, self.context.road, previous)?;
             match rest.as_slice() {
                 [] => {}
                 [services, _, queues, queue]
@@ -633,10 +662,15 @@ const MASKED: &str = "is masked: give the secret itself";
 const ACCOUNT_ID: &str = "must be a resource id …/providers/Microsoft.Storage/storageAccounts/<name>";
 
 /// The account named by `resourceId`, and what follows it in the id.
-fn storage_account(properties: &Node<'_>, road: Road) -> Result<(String, Vec<String>), FieldError> {
+fn storage_account(
+    properties: &Node<'_>,
+    road: Road,
+    previous: Option<&str>,
+) -> Result<(String, Vec<String>), FieldError> {
     let id = properties.need_string("resourceId")?;
     let field = properties.at("resourceId");
-    if !id.starts_with('/') && road != Road::Azure {
+    // Reads show the bare name that the configuration gave.
+    if !id.starts_with('/') && (road != Road::Azure || previous == Some(&id)) {
         check_account_name(&id).map_err(|reason| field.fail(reason))?;
         return Ok((id, Vec::new()));
     }
@@ -685,11 +719,18 @@ fn broker_of(destination: &Destination) -> Option<&Broker> {
 
 /// Reads `{"endpointType":"StorageBlob","properties":{…}}`. The account may be given as the id of
 /// the container.
-pub(super) fn parse_dead_letter(node: &Node<'_>, road: Road) -> Result<DeadLetterDestination, FieldError> {
+pub(super) fn parse_dead_letter(
+    node: &Node<'_>,
+    context: &SubscriptionContext<'_>,
+) -> Result<DeadLetterDestination, FieldError> {
     node.need_string("endpointType")?;
     node.word("endpointType", &[("StorageBlob", ())])?;
     let properties = node.need_object("properties")?;
-    let (account, rest) = storage_account(&properties, road)?;
+    let previous = context
+        .previous
+        .and_then(|previous| previous.dead_letter.as_ref());
+    let previous = previous.map(|place| place.account.as_str());
+    let (account, rest) = storage_account(&properties, context.road, previous)?;
     let container_in_id = match rest.as_slice() {
         [] => None,
         [services, _, containers, container]
@@ -812,7 +853,7 @@ impl DestinationBody {
 impl DestinationBody {
     /// Both limits of a batch as they are in force, where the destination has batches.
     pub fn with_batch_limits(mut self, destination: &Destination, limits: BatchLimits) -> DestinationBody {
-        if Type::of(destination).has_batches(Road::Config) {
+        if Type::of(destination).has_batches() {
             let pairs = [
                 ("maxEventsPerBatch", limits.events_max),
                 ("preferredBatchSizeInKilobytes", limits.kilobytes),
@@ -931,6 +972,25 @@ mod tests {
             "~.endpointType must be one of WebHook, EventGrid, EdgeHub, EventHub, ServiceBusQueue, \
              ServiceBusTopic, StorageQueue, AzureFunction, HybridConnection, was \"MonitorAlert\"",
         );
+    }
+
+    #[test]
+    fn a_file_may_not_give_the_address_of_another_type() {
+        for (member, value) in [
+            ("queueName", "q"),
+            ("resourceId", "/x"),
+            ("sasKey", "k"),
+            ("outputName", "o"),
+        ] {
+            let properties = format!(r#"{{"endpointUrl":"https://a/x","{member}":"{value}"}}"#);
+            let refused = format!("@.{member} must be left out: WebHook has no such property");
+            check(Road::Config, "WebHook", &properties, &refused);
+            let destination = format!(r#"{{"endpointType":"WebHook","properties":{properties}}}"#);
+            for road in [Road::Azure, Road::Edge] {
+                let read = subscription(road, &Limits::default(), &destination, None);
+                assert!(read.is_ok(), "{road:?} {member}");
+            }
+        }
     }
 
     #[test]

@@ -191,7 +191,7 @@ pub fn parse_subscription(
         road,
     )?;
     let dead_letter = dead_letter
-        .map(|node| parse_dead_letter(&node, road))
+        .map(|node| parse_dead_letter(&node, context))
         .transpose()?;
 
     let mut extras = Extras::default();
@@ -289,7 +289,7 @@ pub fn patch_subscription(
         road,
     )?;
     if let Some(node) = dead_letter {
-        spec.dead_letter = Some(parse_dead_letter(&node, road)?);
+        spec.dead_letter = Some(parse_dead_letter(&node, context)?);
         spec.dead_letter_identity = dead_letter_identity;
     }
     match properties.object("filter")? {
@@ -331,6 +331,13 @@ fn name_event_types(
         return Ok(());
     }
     let field = node.at("includedEventTypes");
+    // The edge API and the configuration allow what is refused or a default here, and reads show it.
+    let previous = context
+        .previous
+        .and_then(|previous| previous.filter.included_event_types.as_ref());
+    if previous.is_some() && previous == filter.included_event_types.as_ref() {
+        return Ok(());
+    }
     match filter.included_event_types.as_deref() {
         None | Some([]) => filter.included_event_types = default_types(context),
         Some([word]) if word.eq_ignore_ascii_case("All") => {
@@ -459,15 +466,15 @@ fn parse_persistence(
     properties: &Node<'_>,
     context: &SubscriptionContext<'_>,
 ) -> Result<Option<String>, FieldError> {
-    if context.road != Road::Edge {
-        return Ok(None);
-    }
     let before = context.previous.filter(|previous| previous.origin == Road::Edge);
     let kept = before.and_then(|previous| {
         Raw::parse(previous.extras.as_deref()?)
             .ok()?
             .get("persistencePolicy")
     });
+    if context.road != Road::Edge {
+        return Ok(kept.map(|kept| kept.text().to_owned()));
+    }
     let is_persisted = |policy: &Node<'_>| {
         if let Some(inner) = policy.get("isPersisted") {
             return inner.as_bool();

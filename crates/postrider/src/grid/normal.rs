@@ -131,6 +131,38 @@ impl ServerBatchDefaults {
     }
 }
 
+/// Properties of a subscription with second names of members replaced by those that reads show.
+pub fn with_usual_names(properties: &Value) -> Value {
+    let mut renamed = properties.clone();
+    let rename = |object: Option<&mut Value>, from: &str, to: &str| {
+        if let Some(Value::Object(members)) = object
+            && let Some(value) = members.remove(from).filter(|value| !value.is_null())
+        {
+            let there = members.entry(to).or_insert(Value::Null);
+            if there.is_null() {
+                *there = value;
+            }
+        }
+    };
+    rename(
+        renamed.get_mut("retryPolicy"),
+        "eventExpiryInMinutes",
+        "eventTimeToLiveInMinutes",
+    );
+    rename(
+        renamed.get_mut("filter"),
+        "subjectIsCaseSensitive",
+        "isSubjectCaseSensitive",
+    );
+    let advanced = renamed
+        .get_mut("filter")
+        .and_then(|filter| filter["advancedFilters"].as_array_mut());
+    for filter in advanced.into_iter().flatten() {
+        rename(Some(filter), "operator", "operatorType");
+    }
+    renamed
+}
+
 /// A state, as paths and what is there.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Normal(BTreeMap<String, Value>);

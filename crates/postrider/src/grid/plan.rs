@@ -1,6 +1,6 @@
 //! What it takes to make a server be as files say.
 
-use super::normal::{Difference, Normal, ServerBatchDefaults};
+use super::normal::{Difference, Normal, ServerBatchDefaults, with_usual_names};
 use crate::terminal::harmless;
 use serde_json::{Value, json};
 
@@ -55,6 +55,7 @@ impl Wanted {
                 batch_defaults,
                 typed_source,
             } => {
+                let properties = &with_usual_names(properties);
                 let mut present = Normal::of_subscription(&present["properties"], schema);
                 for limit in ["maxDeliveryAttempts", "eventTimeToLiveInMinutes"] {
                     if !cloud_retries && properties["retryPolicy"][limit].is_null() {
@@ -273,6 +274,37 @@ mod tests {
             json!({"retryPolicy": {"eventTimeToLiveInMinutes": 1440}}),
             false
         )));
+    }
+
+    #[test]
+    fn members_with_two_names_are_compared_under_one() {
+        let action = |written: Value, shown: Value| {
+            let wanted = Wanted::Subscription {
+                properties: written,
+                schema: "EventGridSchema".into(),
+                cloud_retries: false,
+                batch_defaults: ServerBatchDefaults::USUAL,
+                typed_source: false,
+            };
+            step(&wanted, Some(json!({"properties": shown}))).action
+        };
+        let shown = |minutes: u32, sensitive: bool| {
+            json!({"retryPolicy": {"maxDeliveryAttempts": 30, "eventTimeToLiveInMinutes": minutes},
+                "filter": {"isSubjectCaseSensitive": sensitive,
+                    "advancedFilters": [{"operatorType": "StringIn", "key": "a", "values": ["x"]}]}})
+        };
+        let written = json!({"retryPolicy": {"eventExpiryInMinutes": 14},
+            "filter": {"subjectIsCaseSensitive": true,
+                "advancedFilters": [{"operator": "StringIn", "key": "a", "values": ["x"]}]}});
+        assert_eq!(action(written.clone(), shown(14, true)), Action::Keep);
+        let Action::Change(found) = action(written, shown(1440, true)) else {
+            panic!("14 minutes are no 1440");
+        };
+        let found: Vec<_> = found
+            .iter()
+            .map(|one| (&*one.field, &*one.old, &*one.new))
+            .collect();
+        assert_eq!(found, [("retryPolicy.eventTimeToLiveInMinutes", "1440", "14")]);
     }
 
     #[test]

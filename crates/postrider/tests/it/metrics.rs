@@ -308,6 +308,17 @@ fn refused_publishes_are_counted_by_reason_and_logged_with_their_target_whatever
     post("/topics/nobody/api/events", &[JSON, good], "[]", 404);
     post("/domains/nobody/api/events", &[JSON, good], "[]", 404);
     post("/api/events", &[JSON, good], "[]", 404);
+    for end in [
+        "/topics/orders",
+        "/topics/orders/api",
+        "/topics/orders/api/event",
+        "/domains/tenants",
+        "/domains/tenants/api",
+        "/domains/tenants/api/event",
+        "/api/event",
+    ] {
+        post(end, &[JSON, good], "[]", 404);
+    }
     post(
         "/topics/nobody/events?api-version=2019-01-01-preview",
         &[JSON],
@@ -338,7 +349,7 @@ fn refused_publishes_are_counted_by_reason_and_logged_with_their_target_whatever
         ("unauthorized", 4.0),
         ("bad_request", 2.0),
         ("too_large", 1.0),
-        ("not_found", 4.0),
+        ("not_found", 11.0),
         ("unsupported_media_type", 1.0),
         ("forbidden", 0.0),
         ("too_many_requests", 0.0),

@@ -26,7 +26,7 @@ export default function page(ctx) {
         { label: "State", cell: (one) => badge(one.state) },
         { label: "Cause", cell: (one) => (one.cause ? text(one.causeText ?? f.outcome(one.cause)) : "–") },
         { label: "Last answer", cell: (one) => (one.last ? [text(one.last.text), " ", h("span", { class: "muted" }, when(one.last.at))] : "–") },
-        { label: "Until", cell: (one) => (one.until ? when(one.until, { relative: true }) : "–") },
+        { label: "Until", cell: (one) => (one.probeDue ? "with the next event" : one.until ? when(one.until, { relative: true }) : "–") },
         { label: "In flight", number: true, cell: (one) => f.count(one.inFlight) },
         { label: "Waiting", number: true, cell: (one) => f.short(one.waiting) },
         { label: "Subscriptions", cell: (one) => subscriptionNames(one.subscriptions ?? []) },

@@ -72,7 +72,7 @@ function show(stats, again) {
       figure("Failed attempts", f.rate(rates.failedPerSec), { unit: "/s", tone: rates.failedPerSec > 0 ? "warn" : "", note: `${f.short(totals.attemptsFailed)} of ${f.short(totals.attempts)}` }),
       figure("Oldest undelivered", old ? f.seconds(old) : "none", { tone: old > 300 ? "warn" : "", note: `${f.short(totals.pending)} pending` }),
       figure("Latency p95", f.millis(latencyMs?.p95), { note: `p50 ${f.millis(latencyMs?.p50)}, p99 ${f.millis(latencyMs?.p99)}` }),
-      figure("Dead-lettered", f.short(totals.deadLettered), { tone: totals.deadLettered > 0 ? "warn" : "", note: byReason(totals.deadLetteredBy) }),
+      figure("Dead-lettered", f.short(totals.deadLettered), { tone: totals.deadLettered > 0 ? "warn" : "", note: totals.deadLettersPending > 0 ? `${f.short(totals.deadLettersPending)} not yet written` : byReason(totals.deadLetteredBy) }),
       figure("Dropped", f.short(totals.dropped), { tone: totals.dropped > 0 ? "bad" : "", note: byReason(totals.droppedBy) }),
     ),
     section(

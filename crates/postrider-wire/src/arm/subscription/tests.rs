@@ -38,7 +38,7 @@ fn read(
         now: NOW,
         previous,
         api_version: version,
-        shown: None,
+        shown: previous.map(settings),
     };
     let text = body.to_string();
     let raw = Raw::parse(&text).unwrap();
@@ -90,8 +90,12 @@ fn view<'a>(
         scope_id,
         nested,
         api_version: &VERSION,
-        shown: ShownSettings::of(subscription, &CLOUD_2021, &BatchDefaults::default()),
+        shown: settings(subscription),
     }
+}
+
+fn settings(subscription: &Subscription) -> ShownSettings {
+    ShownSettings::of(subscription, &CLOUD_2021, &BatchDefaults::default())
 }
 
 // What the cloud answered to a PUT and to the GET behind it, from the recording of the az test suite.
@@ -652,6 +656,119 @@ fn active_directory_is_kept_or_taken_away_as_a_whole() {
     let authorization = json!({"deliveryAttributeMappings": [
         {"name": "Authorization", "type": "Static", "properties": {"value": "x", "isSecret": true}}]});
     assert!(patch(authorization).is_err());
+}
+
+/// A subscription that another API made.
+fn made_by(road: Road, properties: &Value) -> Subscription {
+    let limits = Limits::default();
+    let context = SubscriptionContext {
+        road,
+        name: "sub",
+        topic: TopicContext {
+            name: "T",
+            input_schema: Schema::EventGrid,
+            mapping: None,
+            default_types: &[],
+        },
+        limits: &limits,
+        now: NOW,
+        previous: None,
+        api_version: "",
+        shown: None,
+    };
+    let text = json!({ "properties": properties }).to_string();
+    let spec = parse_subscription(Raw::parse(&text).unwrap(), &context).expect("it is well-formed");
+    spec.into_subscription(SubscriptionId(1), TopicId(1), None, NOW)
+}
+
+// Reads of what the edge API and the configuration made can be sent back, though nobody could make it here.
+#[test]
+fn what_was_read_can_be_sent_back() {
+    let eg = json!({"endpointType": "eventGrid", "properties": {"sasKey": "k", "topicName": "up",
+        "endpointUrl": "https://t.westus2-1.eventgrid.azure.net/api/events?api-version=2018-01-01"}});
+    let bus = "Endpoint=sb://n/;SharedAccessKeyName=a;SharedAccessKey=b;EntityPath=q";
+    let queue = "DefaultEndpointsProtocol=https;AccountName=acc;AccountKey=a2V5;EndpointSuffix=x";
+    let local = json!({"endpointType": "StorageBlob",
+        "properties": {"resourceId": "local", "blobContainerName": "dead"}});
+    for (road, properties) in [
+        (Road::Edge, json!({"destination": eg})),
+        (
+            Road::Edge,
+            json!({"destination": {"endpointType": "edgeHub", "properties": {"outputName": "o"}}}),
+        ),
+        (
+            Road::Edge,
+            json!({"destination":
+            {"endpointType": "ServiceBusQueue", "properties": {"connectionString": bus}}}),
+        ),
+        (
+            Road::Edge,
+            json!({"destination":
+            {"endpointType": "StorageQueue", "properties": {"connectionString": queue, "queueName": "one"}}}),
+        ),
+        (
+            Road::Config,
+            json!({"destination":
+            {"endpointType": "StorageQueue", "properties": {"resourceId": "local", "queueName": "one"}}}),
+        ),
+        (
+            Road::Config,
+            json!({"destination": hook("https://a/x"), "deadLetterDestination": local}),
+        ),
+        (
+            Road::Edge,
+            json!({"destination": hook("https://a/x"), "persistencePolicy": {"isPersisted": "true"}}),
+        ),
+        (
+            Road::Edge,
+            json!({"destination": hook("https://a/x"), "filter": {"includedEventTypes": ["All"]}}),
+        ),
+        (
+            Road::Edge,
+            json!({"destination": hook("https://a/x"), "filter": {"includedEventTypes": []}}),
+        ),
+        (
+            Road::Edge,
+            json!({"destination": hook("https://a/x"), "filter": {"includedEventTypes": [""]}}),
+        ),
+    ] {
+        let previous = made_by(road, &properties);
+        let mut body = shown(&previous);
+        if body["properties"]["destination"]["endpointType"] == "WebHook" {
+            body["properties"]["destination"] = hook("https://a/x");
+        }
+        for patch in [false, true] {
+            let after = read(&body, "2022-06-15", &[], Some(&previous), patch);
+            let after = after.unwrap_or_else(|error| panic!("{properties} {patch}: {error}"));
+            assert_eq!(shown(&after), shown(&previous), "{properties} {patch}");
+            assert_eq!(
+                after.filter.included_event_types,
+                previous.filter.included_event_types
+            );
+            let policy = |one: &Subscription| {
+                one.extras
+                    .as_deref()
+                    .is_some_and(|text| text.contains("isPersisted"))
+            };
+            assert_eq!(policy(&after), policy(&previous), "{properties} {patch}");
+            assert_eq!(
+                std::mem::discriminant(&after.destination),
+                std::mem::discriminant(&previous.destination)
+            );
+        }
+    }
+    // Nothing becomes possible by it that was not there.
+    let previous = made_by(Road::Edge, &json!({"destination": hook("https://a/x")}));
+    let refused = read(
+        &json!({"properties": {"destination": eg}}),
+        "2022-06-15",
+        &[],
+        Some(&previous),
+        false,
+    );
+    assert!(refused.is_err());
+    let all = json!({"properties": {"destination": hook("https://a/x"), "filter": {"includedEventTypes": ["All"]}}});
+    assert!(read(&all, "2022-06-15", &[], Some(&previous), false).is_err());
 }
 
 #[test]
