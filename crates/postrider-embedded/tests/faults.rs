@@ -1191,7 +1191,7 @@ async fn a_damaged_state_database_is_salvaged_and_what_may_be_open_is_delivered_
         if open().await.is_ok() {
             continue;
         }
-        let told = restore::accept_damage(copy.path()).unwrap();
+        let told = restore::accept_damage(copy.path(), None).unwrap();
         assert!(told.iter().any(|line| line.contains("kept as")), "{told:?}");
         let log = open().await.unwrap();
         for id in [1, 2] {
@@ -1403,7 +1403,7 @@ async fn a_damaged_beginning_does_not_keep_the_rest_from_being_salvaged() {
             std::fs::write(&path, &flipped).unwrap();
             let opened = EmbeddedCatalog::open(&path, keys());
             assert!(opened.is_err(), "{how}, byte {at_byte}: damage must be reported");
-            let told = restore::accept_damage(copy.path()).unwrap();
+            let told = restore::accept_damage(copy.path(), None).unwrap();
             let catalog = EmbeddedCatalog::open(&path, keys()).unwrap();
             let topics = catalog.load().await.unwrap().topics.len() as u64;
             assert_eq!(topics, TOPICS, "{how}, byte {at_byte}: {told:?}");
@@ -1416,7 +1416,7 @@ async fn a_damaged_beginning_does_not_keep_the_rest_from_being_salvaged() {
 async fn a_missing_state_database_is_made_anew_where_that_is_accepted() {
     for (how, accept) in [
         ("mixed", restore::accept_mixed_files as fn(&Path) -> _),
-        ("damage", restore::accept_damage),
+        ("damage", |path| restore::accept_damage(path, None)),
     ] {
         let directory = tempfile::tempdir().unwrap();
         let generations = Generations::check(directory.path()).unwrap();
