@@ -24,6 +24,7 @@ mod scrub;
 pub use archive::EmbeddedArchive;
 pub use catalog::{EmbeddedCatalog, catalog_key, rewrite_catalog};
 pub use disk::{compact, erase, replace_with};
+pub use recover::{Examination, examine};
 pub use scrub::{Scrub, ScrubStep};
 
 use async_trait::async_trait;
