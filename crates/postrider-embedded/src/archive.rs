@@ -2,14 +2,14 @@
 //!
 //! Whatever can be asked for has an index, so that a page costs what is on it and nothing else.
 
-use crate::database::{Reopening, Salvaged, salvage, walk_table};
+use crate::database::{ONLY_WHOLE, Reopening, Salvage};
 use crate::generations::{FileKind, GENERATIONS, Generations};
 use async_trait::async_trait;
 use postrider_core::ids::SubscriptionId;
 use postrider_core::retry::Reason;
 use postrider_store::record::{Record, decode_marks, encode_marks};
 use postrider_store::{Archive, BlobFilter, BlobId, BlobRecord, Error, Mark, ReplayJob};
-use redb::{ReadTransaction, ReadableDatabase, ReadableTable, Table, TableDefinition, WriteTransaction};
+use redb::{ReadTransaction, ReadableTable, Table, TableDefinition, WriteTransaction};
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -37,6 +37,7 @@ const FACTS: TableDefinition<&str, u64> = TableDefinition::new("facts");
 type Place = (u64, u64, u64);
 
 const CACHE_BYTES: usize = 8 << 20;
+const FILE: &str = FileKind::Archive.file();
 
 pub struct EmbeddedArchive {
     database: Arc<Reopening>,
@@ -105,7 +106,7 @@ impl EmbeddedArchive {
     /// The same beside other files, each of which records how far the others have come.
     pub fn open_with(path: &Path, generations: Arc<Generations>) -> Result<EmbeddedArchive, Error> {
         let kind = FileKind::Archive;
-        let database = Reopening::open("archive", path, CACHE_BYTES, kind, generations, walk)?;
+        let database = Reopening::open("archive", path, CACHE_BYTES, kind, generations)?;
         database.write(|txn| {
             Tables::of(txn)?;
             txn.open_table(JOBS)?;
@@ -140,24 +141,10 @@ impl EmbeddedArchive {
     }
 }
 
-/// Damaged parts of the archive.
-fn walk(txn: &ReadTransaction) -> Vec<String> {
-    let mut hit = Vec::new();
-    walk_table(txn, BLOBS, &mut hit);
-    walk_table(txn, MARKS, &mut hit);
-    walk_table(txn, INDEX, &mut hit);
-    walk_table(txn, TIMES, &mut hit);
-    walk_table(txn, COUNTS, &mut hit);
-    walk_table(txn, PATHS, &mut hit);
-    walk_table(txn, JOBS, &mut hit);
-    walk_table(txn, FACTS, &mut hit);
-    hit
-}
-
 /// Makes an archive of what can be read of a damaged one. Returns what is lost, in words.
-pub fn rebuild(old: Option<&redb::Database>, new: &Path) -> Result<Vec<String>, Error> {
+pub fn rebuild(old: Option<&Salvage>, new: &Path) -> Result<Vec<String>, Error> {
     let archive = EmbeddedArchive::open(new)?;
-    let Some(old) = old.and_then(|old| old.begin_read().ok()) else {
+    let Some(old) = old else {
         return Ok(vec![
             "archive.redb: nothing of it could be read; dead letters stay in their blobs and are not listed"
                 .into(),
@@ -165,21 +152,16 @@ pub fn rebuild(old: Option<&redb::Database>, new: &Path) -> Result<Vec<String>, 
     };
     archive.database.write(|txn| {
         let mut told = Vec::new();
-        let mut note = |what: &str, one: &Salvaged| {
-            if !one.is_whole() {
-                told.push(format!(
-                    "archive.redb: {} of {} {what} were kept",
-                    one.copied, one.all
-                ));
-            }
-        };
-        let blobs = salvage(&old, txn, BLOBS)?;
-        note("blobs", &blobs);
-        let marks = salvage(&old, txn, MARKS)?;
-        note("blobs' marks", &marks);
-        note("replays", &salvage(&old, txn, JOBS)?);
-        salvage(&old, txn, FACTS)?;
-        salvage(&old, txn, GENERATIONS)?;
+        let blobs = old.copy_also_older(txn, BLOBS, ONLY_WHOLE)?;
+        told.extend(blobs.describe(FILE, "blobs"));
+        let marks = old.copy_also_older(txn, MARKS, ONLY_WHOLE)?;
+        told.extend(marks.describe(FILE, "blobs' marks"));
+        told.extend(
+            old.copy_also_older(txn, JOBS, ONLY_WHOLE)?
+                .describe(FILE, "replays"),
+        );
+        old.copy_also_older(txn, FACTS, ONLY_WHOLE)?;
+        old.copy_also_older(txn, GENERATIONS, ONLY_WHOLE)?;
         let mut tables = Tables::of(txn)?;
         let mut stored = Vec::new();
         for row in tables.blobs.iter()? {

@@ -26,11 +26,6 @@ const FIRST: u64 = MAGIC.len() as u64;
 const VERIFY_BLOCKS: u64 = 256;
 /// Blocks that are looked at to recognize a file whose magic is damaged.
 const LOOKED_AT: u64 = 8;
-/// In redb's header, behind the magic and the flags: the size of a page.
-const PAGE_SIZE_AT: usize = 12;
-/// In redb's header: whether the file was not closed in order.
-const FLAGS_AT: usize = 9;
-const NOT_CLOSED: u8 = 2;
 
 #[derive(Debug)]
 pub struct BlockFile {
@@ -64,7 +59,11 @@ pub fn place(number: u64) -> u64 {
 /// Whether a stored block is whole, or was never written.
 fn holds(number: u64, stored: &[u8]) -> bool {
     let (prefix, block) = stored.split_at(PREFIX);
-    prefix == checksum(number, block) || stored.iter().all(|byte| *byte == 0)
+    prefix == checksum(number, block) || is_unwritten(stored)
+}
+
+fn is_unwritten(stored: &[u8]) -> bool {
+    stored.iter().all(|byte| *byte == 0)
 }
 
 /// Whether most of the first blocks of a file are whole, whatever its magic says.
@@ -72,7 +71,7 @@ pub fn looks_like_blocks(file: &File) -> bool {
     let whole = |number: &u64| {
         let mut stored = vec![0; STORED];
         let read = file.read_exact_at(&mut stored, place(*number));
-        read.is_ok() && holds(*number, &stored) && stored.iter().any(|byte| *byte != 0)
+        read.is_ok() && holds(*number, &stored) && !is_unwritten(&stored)
     };
     (0..LOOKED_AT).filter(whole).count() > 1
 }
@@ -88,35 +87,12 @@ impl BlockFile {
             lenient: AtomicBool::new(false),
             writing: Mutex::new(()),
         };
-        if made.blocks()? > 0 {
-            // Damaged or not: whoever reads it for its content is told.
-            let header = made.read_stored(0, 1)?;
-            made.lenient
-                .store(header[PREFIX + FLAGS_AT] & NOT_CLOSED != 0, Relaxed);
-        }
         Ok(made)
     }
 
-    /// For a salvage: gives a damaged header a checksum that holds, and the parts of it that are the same in every file.
-    /// What else is in it redb verifies by its own checksums, as far as there are any.
-    pub fn mend_header(&self) -> io::Result<()> {
-        self.file.write_all_at(MAGIC, 0)?;
-        if self.blocks()? == 0 {
-            return Ok(());
-        }
-        let stored = self.read_stored(0, 1)?;
-        if holds(0, &stored) {
-            return Ok(());
-        }
-        let mut block = stored[PREFIX..].to_vec();
-        block[..PLAIN_MAGIC.len()].copy_from_slice(PLAIN_MAGIC);
-        block[PAGE_SIZE_AT..PAGE_SIZE_AT + 4].copy_from_slice(&(BLOCK as u32).to_le_bytes());
-        self.write_blocks(0, &block)
-    }
-
-    /// From now on every damaged block is an error.
-    pub fn be_strict(&self) {
-        self.lenient.store(false, Relaxed);
+    /// Whether redb is shown damaged blocks as they are. Otherwise every damaged block is an error.
+    pub fn set_lenient(&self, lenient: bool) {
+        self.lenient.store(lenient, Relaxed);
     }
 
     /// How many blocks there are.
@@ -131,13 +107,27 @@ impl BlockFile {
         Ok(stored)
     }
 
+    /// The content of blocks, and whether all of them were written and are whole.
+    pub fn read_unverified(&self, first: u64, count: u64) -> io::Result<(Vec<u8>, bool)> {
+        let stored = self.read_stored(first, count)?;
+        let mut blocks = Vec::with_capacity(count as usize * BLOCK);
+        let mut is_whole = true;
+        for (number, one) in (first..).zip(stored.chunks_exact(STORED)) {
+            is_whole &= holds(number, one) && !is_unwritten(one);
+            blocks.extend_from_slice(&one[PREFIX..]);
+        }
+        Ok((blocks, is_whole))
+    }
+
     fn read_blocks(&self, first: u64, count: u64) -> io::Result<Vec<u8>> {
         let stored = self.read_stored(first, count)?;
         let mut blocks = Vec::with_capacity(count as usize * BLOCK);
         for (number, one) in (first..).zip(stored.chunks_exact(STORED)) {
             // The header lies within one sector and is never torn.
             let strict = number == 0 || !self.lenient.load(Relaxed);
-            if strict && !holds(number, one) {
+            // Only the header is read before it is written: any other block of zeros has lost its write.
+            let is_lost = number > 0 && is_unwritten(one);
+            if strict && (is_lost || !holds(number, one)) {
                 let what = format!("the block at byte {} is damaged", place(number));
                 return Err(io::Error::new(io::ErrorKind::InvalidData, what));
             }
@@ -187,6 +177,12 @@ impl BlockFile {
             next = following;
         }
         Ok(damaged)
+    }
+
+    /// Makes the checksum of a block anew whose content is known to be right.
+    pub fn reseal(&self, number: u64) -> io::Result<()> {
+        let (block, _) = self.read_unverified(number, 1)?;
+        self.write_blocks(number, &block)
     }
 
     /// Empties a block that nothing refers to.
@@ -261,21 +257,24 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_is_read_and_what_is_new_is_zero() {
+    fn what_is_written_is_read_and_what_lost_its_write_is_an_error() {
         let (blocks, _) = file();
         let backend = Backend(blocks.clone());
         assert_eq!(backend.len().unwrap(), 0);
         backend.set_len(5 * BLOCK as u64).unwrap();
-        let mut all = vec![1; 5 * BLOCK];
-        backend.read(0, &mut all).unwrap();
-        assert!(all.iter().all(|byte| *byte == 0));
-        backend.write(BLOCK as u64, &vec![7; 2 * BLOCK]).unwrap();
+        let mut header = vec![1; BLOCK];
+        backend.read(0, &mut header).unwrap();
+        assert!(header.iter().all(|byte| *byte == 0));
+        // Nothing reads what it has not written: these zeros are those of a lost write.
+        assert!(backend.read(BLOCK as u64, &mut header).is_err());
+        assert_eq!(blocks.verify_all().unwrap(), [0; 0]);
+        backend.write(BLOCK as u64, &vec![7; 3 * BLOCK]).unwrap();
         backend.write(10, b"header").unwrap();
         let mut some = [0; 8];
         backend.read(9, &mut some).unwrap();
         assert_eq!(&some, b"\0header\0");
         backend.read(3 * BLOCK as u64 - 4, &mut some).unwrap();
-        assert_eq!(some, [7, 7, 7, 7, 0, 0, 0, 0]);
+        assert_eq!(some, [7; 8]);
         assert_eq!(blocks.verify_all().unwrap(), [0; 0]);
     }
 

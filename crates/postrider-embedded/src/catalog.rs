@@ -1,15 +1,17 @@
 //! The catalogue in redb, in a file of its own: it changes seldom and is read whole. Its records are sealed, because
 //! they hold keys, webhook URLs and the secrets of deliveries.
 
-use crate::database::{Reopening, Salvaged, salvage, walk_table};
+use crate::database::{ONLY_WHOLE, Reopening, Salvage, Salvaged};
 use crate::disk::{open_database, replace_file};
 use crate::generations::{FileKind, GENERATIONS, Generations};
+use crate::pages::u64_at;
 use async_trait::async_trait;
 use postrider_core::ids::TopicId;
 use postrider_core::probation::EndpointDelay;
+use postrider_core::subscription::{DomainTopic, Subscription, Topic};
 use postrider_store::record::Record;
-use postrider_store::seal::{KeyId, Keyring, key_of};
-use postrider_store::{Catalog, Change, Error, Loaded};
+use postrider_store::seal::{KeyId, Keyring, SealError, key_of};
+use postrider_store::{Catalog, Change, Error, Handshake, Loaded};
 use redb::{
     Database, Key, Range, ReadTransaction, ReadableDatabase, ReadableTable, ReadableTableMetadata,
     StorageError, Table, TableDefinition, TableError, TableHandle, Value, WriteTransaction,
@@ -73,14 +75,7 @@ enum Work {
 }
 
 fn open_file(path: &Path, generations: Arc<Generations>) -> Result<Reopening, Error> {
-    Reopening::open(
-        "catalogue",
-        path,
-        CACHE_BYTES,
-        FileKind::Catalog,
-        generations,
-        walk,
-    )
+    Reopening::open("catalogue", path, CACHE_BYTES, FileKind::Catalog, generations)
 }
 
 /// The key under which a catalogue file is sealed; none if there is no file or it is not sealed. Commits nothing, but may
@@ -286,44 +281,64 @@ impl Drop for Writer {
     }
 }
 
-/// Damaged parts of the catalogue.
-fn walk(txn: &ReadTransaction) -> Vec<String> {
-    let mut hit = Vec::new();
-    walk_table(txn, TOPICS, &mut hit);
-    walk_table(txn, DOMAIN_TOPICS, &mut hit);
-    walk_table(txn, SUBSCRIPTIONS, &mut hit);
-    walk_table(txn, ENDPOINT_DELAYS, &mut hit);
-    walk_table(txn, HANDSHAKES, &mut hit);
-    walk_table(txn, FACTS, &mut hit);
-    hit
-}
-
-/// Makes a catalogue of what can be read of a damaged one, records as they are sealed. Returns what is lost, in words.
-pub fn rebuild(old: Option<&redb::Database>, new: &Path) -> Result<Vec<String>, Error> {
-    let begun = old.and_then(|old| old.begin_read().ok());
-    let Some(old) = begun else {
+/// Makes a catalogue of what can be read of a damaged one, records as they are sealed. With the keys, rows of damaged
+/// pages are kept if they open and stand under their own key, and rows that do not open are left out wherever they are.
+/// Returns what is lost, in words.
+pub fn rebuild(old: Option<&Salvage>, new: &Path, keys: Option<&Keyring>) -> Result<Vec<String>, Error> {
+    let Some(old) = old else {
         return Err(Error::Corrupt(
             "nothing of catalog.redb can be read, and nothing else knows topics and subscriptions: put back a backup"
                 .into(),
         ));
     };
-    open_file(new, Arc::default())?.write(|txn| {
-        let mut told = Vec::new();
-        let mut note = |what: &str, one: Salvaged| {
-            if !one.is_whole() {
-                told.push(format!(
-                    "catalog.redb: {} of {} {what} were kept",
-                    one.copied, one.all
-                ));
-            }
+    let told = open_file(new, Arc::default())?.write(|txn| {
+        let of_number = |key: &[u8], id: u64| key == id.to_le_bytes();
+        let topic = |key: &[u8], one: Topic| of_number(key, one.id.0);
+        let subscription = |key: &[u8], one: Subscription| of_number(key, one.id.0);
+        let domain_topic = |key: &[u8], one: DomainTopic| {
+            let place = (one.domain.0, one.name.to_lowercase());
+            key == <(u64, &str)>::as_bytes(&(place.0, place.1.as_str()))
         };
-        note("topics", salvage(&old, txn, TOPICS)?);
-        note("domain topics", salvage(&old, txn, DOMAIN_TOPICS)?);
-        note("subscriptions", salvage(&old, txn, SUBSCRIPTIONS)?);
-        note("endpoint delays", salvage(&old, txn, ENDPOINT_DELAYS)?);
-        note("handshakes", salvage(&old, txn, HANDSHAKES)?);
-        salvage(&old, txn, FACTS)?;
-        salvage(&old, txn, GENERATIONS)?;
+        let handshake = |key: &[u8], one: Handshake| key == one.operation.as_bytes();
+        let delay = |key: &[u8], one: EndpointDelay| {
+            keys.is_some_and(|keys| key == keys.name_of(&one.endpoint).as_bytes())
+        };
+        let kept = [
+            (copy_sealed(old, txn, keys, TOPICS, topic)?, "topics", true),
+            (
+                copy_sealed(old, txn, keys, DOMAIN_TOPICS, domain_topic)?,
+                "domain topics",
+                false,
+            ),
+            (
+                copy_sealed(old, txn, keys, SUBSCRIPTIONS, subscription)?,
+                "subscriptions",
+                true,
+            ),
+            (
+                copy_sealed(old, txn, keys, ENDPOINT_DELAYS, delay)?,
+                "endpoint delays",
+                false,
+            ),
+            (
+                copy_sealed(old, txn, keys, HANDSHAKES, handshake)?,
+                "handshakes",
+                false,
+            ),
+        ];
+        let mut told = Vec::new();
+        for (salvaged, what, has_ids) in &kept {
+            told.extend(salvaged.describe(FileKind::Catalog.file(), what).map(|mut text| {
+                let ids = salvaged.left_out.iter().filter_map(|key| u64_at(key, 0));
+                let ids: Vec<String> = ids.map(|id| id.to_string()).collect();
+                if *has_ids && !ids.is_empty() {
+                    text.push_str(&format!("; left out: ids {}", ids.join(", ")));
+                }
+                text
+            }));
+        }
+        old.copy_also_older(txn, FACTS, ONLY_WHOLE)?;
+        old.copy_also_older(txn, GENERATIONS, ONLY_WHOLE)?;
         // The number of the next id may be among what is lost.
         let mut facts = txn.open_table(FACTS)?;
         let highest = |table: TableDefinition<u64, &'static [u8]>| {
@@ -337,7 +352,53 @@ pub fn rebuild(old: Option<&redb::Database>, new: &Path) -> Result<Vec<String>, 
         if let Some(id) = sealed_under(txn, TOPICS)?.or(sealed_under(txn, SUBSCRIPTIONS)?) {
             facts.insert(SEALED_BY, id.0)?;
         }
-        Ok(told)
+        let is_empty = kept.iter().all(|(salvaged, ..)| salvaged.copied == 0);
+        Ok((
+            told,
+            is_empty && kept.iter().any(|(salvaged, ..)| !salvaged.is_whole()),
+        ))
+    })?;
+    match told {
+        (_, true) => rebuild(None, new, keys),
+        (told, false) => Ok(told),
+    }
+}
+
+/// Copies the rows of a table, each judged by its seal as far as there are keys. `belongs` tells whether a record stands
+/// under its own key.
+fn copy_sealed<K: Key + 'static, T: Record>(
+    old: &Salvage,
+    txn: &WriteTransaction,
+    keys: Option<&Keyring>,
+    table: TableDefinition<K, &'static [u8]>,
+    belongs: impl Fn(&[u8], T) -> bool,
+) -> Result<Salvaged, redb::Error> {
+    old.copy_also_older(txn, table, &|key, value, is_whole| {
+        let Some(keys) = keys else { return is_whole };
+        match keys.open(table.name(), value) {
+            Ok(record) if is_whole => T::decode(&record).is_ok(),
+            // A value that is not sealed proves nothing.
+            Ok(record) => key_of(value).is_some() && T::decode(&record).is_ok_and(|one| belongs(key, one)),
+            // Another key may open it.
+            Err(SealError::UnknownKey { .. }) => is_whole,
+            Err(SealError::Damaged(_)) => false,
+        }
+    })
+}
+
+/// Whether every record opens, as far as these keys can tell. Nothing is written to the file.
+pub fn opens(old: &Salvage, keys: &Keyring) -> bool {
+    let tables = [
+        TOPICS.name(),
+        DOMAIN_TOPICS.name(),
+        SUBSCRIPTIONS.name(),
+        ENDPOINT_DELAYS.name(),
+        HANDSHAKES.name(),
+    ];
+    tables.into_iter().all(|table| {
+        let rows = old.rows(table);
+        let mut values = rows.whole.values();
+        values.all(|value| !matches!(keys.open(table, value), Err(SealError::Damaged(_))))
     })
 }
 
@@ -626,7 +687,6 @@ mod tests {
     use super::*;
     use postrider_core::outcome::Outcome;
     use postrider_core::probation::Probation;
-    use postrider_core::subscription::DomainTopic;
     use postrider_store::conformance::{self, at};
 
     // A file as the first version left it: without the table of endpoint delays.
@@ -911,7 +971,9 @@ mod tests {
         let txn = damaged.begin_write().unwrap();
         txn.open_table(FACTS).unwrap().remove(SEALED_BY).unwrap();
         txn.commit().unwrap();
-        assert_eq!(rebuild(Some(&damaged), &new).unwrap(), [""; 0]);
+        drop(damaged);
+        let damaged = Salvage::open(&path, FileKind::Catalog);
+        assert_eq!(rebuild(damaged.as_ref(), &new, None).unwrap(), [""; 0]);
         assert_eq!(catalog_key(&new).unwrap(), Some(keys().current()));
         assert!(!holds_secrets(directory.path()));
         let catalog = EmbeddedCatalog::open(&new, keys()).unwrap();

@@ -7,7 +7,7 @@
 use crate::disk::Disk;
 use crate::losses::Loss;
 use crate::record::Progress;
-use crate::segment::{Head, POSITIONS_MAX, SPARE_NAMES, Segment, base_of, log_name, retired_name};
+use crate::segment::{Damage, FIRST_RECORD, Head, POSITIONS_MAX, Segment, log_name};
 use crate::state::State;
 use postrider_core::ids::{Position, SubscriptionId};
 use postrider_store::Error;
@@ -15,6 +15,7 @@ use postrider_store::log::{LostDeliveries, LostEvents};
 use rustc_hash::FxHashMap;
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
+use std::ops::Range;
 use std::path::Path;
 
 /// Subscriptions that a message names; all of them are in the health report.
@@ -113,6 +114,12 @@ pub fn is_headless(disk: &dyn Disk, base: Position, identity: u64) -> io::Result
     Ok(head.is_none_or(|head| head.base != base || head.identity != identity))
 }
 
+/// Names a damaged head.
+pub fn headless(base: Position) -> String {
+    let name = log_name(base);
+    format!("{name} at bytes 0 to {FIRST_RECORD}: the segment's own facts")
+}
+
 /// What the subscriptions lose with a gap: exactly with the segment's index, at most so much without it.
 pub fn losses(
     gap: Gap,
@@ -128,7 +135,7 @@ pub fn losses(
             Some(index) => {
                 let mut count = 0;
                 for entry in index.entries(*of, Position(from), usize::MAX)? {
-                    if index.base.0 + u64::from(entry.first) >= from {
+                    if (from..gap.to).contains(&(index.base.0 + u64::from(entry.first))) {
                         count += u64::from(entry.matches);
                     }
                 }
@@ -158,7 +165,8 @@ pub fn settle_lost(gap: Gap, progress: &mut FxHashMap<SubscriptionId, Progress>)
 pub fn describe(lost: &LostEvents) -> String {
     let last = lost.to.0.saturating_sub(1);
     let events = match (lost.end_known, last >= lost.from.0) {
-        (true, _) => format!("events {} to {last} are lost", lost.from),
+        (true, _) if last > lost.from.0 => format!("{} are lost", events_text(&(lost.from.0..lost.to.0))),
+        (true, _) => format!("event {} is lost", lost.from),
         (false, true) => format!("events {} to {last} and possibly later ones are lost", lost.from),
         (false, false) => format!(
             "events from {} on are lost, if there were any; how many is not known",
@@ -199,6 +207,21 @@ pub fn describe(lost: &LostEvents) -> String {
     text
 }
 
+/// Names positions as a message does: from the first to the last of them.
+pub fn events_text(events: &Range<u64>) -> String {
+    match events.end.saturating_sub(events.start) {
+        0 => "no event".to_owned(),
+        1 => format!("event {}", events.start),
+        _ => format!("events {} to {}", events.start, events.end - 1),
+    }
+}
+
+/// Names a damaged place of a segment.
+pub fn place_text(base: Position, damage: &Damage) -> String {
+    let (name, events) = (log_name(base), events_text(&damage.events));
+    format!("{name} at bytes {} to {}, {events}", damage.from, damage.to)
+}
+
 /// Why the events of a gap are lost.
 pub fn cause(gap: Gap) -> String {
     let name = log_name(gap.base);
@@ -216,84 +239,6 @@ pub fn known_losses(state: &Path) -> Result<Vec<String>, Error> {
         Loss::Damage(place) => place.clone(),
     });
     Ok(described.collect())
-}
-
-/// Looks for what is lost without changing anything but `state`, which is a copy of the state database. Nobody may be
-/// writing the log.
-pub fn examine(state: &Path, disk: &dyn Disk) -> Result<Vec<LostEvents>, Error> {
-    let unreadable = |e: io::Error| Error::Unavailable(format!("reading the log: {e}"));
-    let known = State::open(state, 0)?.recover()?;
-    let progress: FxHashMap<SubscriptionId, Progress> = known.cursors.iter().cloned().collect();
-    let names = disk.names().map_err(unreadable)?;
-    let mut present: BTreeSet<u64> = names
-        .iter()
-        .filter_map(|name| base_of(name))
-        .map(|base| base.0)
-        .collect();
-    for name in SPARE_NAMES
-        .iter()
-        .filter(|name| names.iter().any(|known| known == *name))
-    {
-        // A segment whose new name was lost; the next start gives it back.
-        let file = disk.open(name).map_err(unreadable)?;
-        let head = Head::read(&*file).map_err(unreadable)?;
-        present.extend(
-            head.filter(|head| head.identity == known.identity)
-                .map(|head| head.base.0),
-        );
-    }
-    let mut recorded = known.segments.clone();
-    recorded.retain(|base, _| !names.contains(&retired_name(Position(*base))));
-    let mut gaps = missing(&recorded, &present, known.next.0);
-    let named = present
-        .iter()
-        .filter(|base| names.contains(&log_name(Position(**base))));
-    for &base in named {
-        let expected = expected_end(&recorded, &present, base, known.next.0);
-        let end = match Segment::open_fitting(disk, Position(base), &recorded).map_err(unreadable)? {
-            Some(segment) => segment.end().0,
-            None => {
-                let limit = present.range(base + 1..).next().map_or(u64::MAX, |base| *base);
-                let (_, scan) = Segment::open_scanned(disk, Position(base), Position(limit), |_, _, _, _| {})
-                    .map_err(unreadable)?;
-                // Damaged records are reported as such.
-                scan.damage
-                    .iter()
-                    .map(|one| one.events.end)
-                    .fold(scan.next.0, u64::max)
-            }
-        };
-        let is_open = recorded.get(&base) == Some(&base);
-        if is_open && end == base && is_headless(disk, Position(base), known.identity).map_err(unreadable)? {
-            gaps.push(whole_segment(&recorded, &present, base, known.next.0));
-            continue;
-        }
-        gaps.extend(
-            expected
-                .filter(|expected| expected.end > end)
-                .map(|expected| Gap {
-                    base: Position(base),
-                    from: end,
-                    to: expected.end,
-                    end_known: expected.exact,
-                }),
-        );
-    }
-    gaps.sort_by_key(|gap| gap.from);
-    gaps.into_iter()
-        .map(|mut gap| {
-            let index = Segment::open_index(disk, gap.base).map_err(unreadable)?;
-            let index = index.filter(|index| index.end().0 >= gap.to);
-            gap.end_at(index.as_ref());
-            Ok(LostEvents {
-                from: Position(gap.from),
-                to: Position(gap.to),
-                end_known: gap.end_known,
-                cause: cause(gap),
-                deliveries: losses(gap, index.as_ref(), &progress).map_err(unreadable)?,
-            })
-        })
-        .collect()
 }
 
 #[cfg(test)]

@@ -2,11 +2,12 @@
 
 pub use crate::database::open_database;
 use postrider_store::Error;
+use std::collections::BTreeMap;
 use std::fs::{DirBuilder, File, OpenOptions};
 use std::io::{self, IoSlice};
 use std::os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 const COMPACT_CACHE_BYTES: usize = 32 << 20;
 
@@ -163,6 +164,96 @@ impl DiskFile for RealFile {
 
     fn size(&self) -> io::Result<u64> {
         Ok(self.0.metadata()?.len())
+    }
+}
+
+/// A disk on which changes of names and lengths only seem to happen, and nothing can be written.
+pub struct DryDisk {
+    disk: Arc<dyn Disk>,
+    /// Names as they seem to be, and what they are on the disk.
+    names: Mutex<Option<BTreeMap<String, String>>>,
+}
+
+struct DryFile(Arc<dyn DiskFile>);
+
+impl DryDisk {
+    pub fn over(disk: Arc<dyn Disk>) -> DryDisk {
+        let names = Mutex::default();
+        DryDisk { disk, names }
+    }
+
+    fn with_names<T>(&self, work: impl FnOnce(&mut BTreeMap<String, String>) -> T) -> io::Result<T> {
+        let mut names = self.names.lock().expect("no panic holds it");
+        let names = match &mut *names {
+            Some(names) => names,
+            unread => {
+                let all = self.disk.names()?.into_iter();
+                unread.insert(all.map(|name| (name.clone(), name)).collect())
+            }
+        };
+        Ok(work(names))
+    }
+}
+
+impl Disk for DryDisk {
+    fn open(&self, name: &str) -> io::Result<Arc<dyn DiskFile>> {
+        let found = self.with_names(|names| names.get(name).cloned())?;
+        let file = self.disk.open(&found.ok_or(io::ErrorKind::NotFound)?)?;
+        Ok(Arc::new(DryFile(file)))
+    }
+
+    fn create(&self, _: &str) -> io::Result<Arc<dyn DiskFile>> {
+        Err(io::ErrorKind::ReadOnlyFilesystem.into())
+    }
+
+    fn names(&self) -> io::Result<Vec<String>> {
+        self.with_names(|names| names.keys().cloned().collect())
+    }
+
+    fn remove(&self, name: &str) -> io::Result<()> {
+        self.with_names(|names| drop(names.remove(name)))
+    }
+
+    fn rename(&self, from: &str, to: &str) -> io::Result<()> {
+        self.with_names(|names| {
+            if let Some(found) = names.remove(from) {
+                names.insert(to.to_owned(), found);
+            }
+        })
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn space(&self) -> io::Result<(u64, u64)> {
+        self.disk.space()
+    }
+}
+
+impl DiskFile for DryFile {
+    fn write_at(&self, _: &mut [IoSlice<'_>], _: u64) -> io::Result<()> {
+        Err(io::ErrorKind::ReadOnlyFilesystem.into())
+    }
+
+    fn read_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<usize> {
+        self.0.read_at(buffer, offset)
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn allocate(&self, _: u64) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn truncate(&self, _: u64) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn size(&self) -> io::Result<u64> {
+        self.0.size()
     }
 }
 

@@ -26,7 +26,7 @@ pub enum FileKind {
 impl FileKind {
     pub const ALL: [FileKind; 3] = [FileKind::State, FileKind::Catalog, FileKind::Archive];
 
-    pub fn file(self) -> &'static str {
+    pub const fn file(self) -> &'static str {
         match self {
             FileKind::State => "state.redb",
             FileKind::Catalog => "catalog.redb",

@@ -2,6 +2,7 @@
 
 pub mod disk;
 mod block_file;
+mod pages;
 pub mod generations;
 mod entry_cache;
 pub mod record;
@@ -23,6 +24,7 @@ mod scrub;
 pub use archive::EmbeddedArchive;
 pub use catalog::{EmbeddedCatalog, catalog_key, rewrite_catalog};
 pub use disk::{compact, erase, replace_with};
+pub use recover::{Examination, examine};
 pub use scrub::{Scrub, ScrubStep};
 
 use async_trait::async_trait;
@@ -1342,8 +1344,11 @@ impl EventLog for EmbeddedLog {
             let _ = task.await;
         }
         let threads = std::mem::take(&mut *self.threads.lock().expect("no panic holds it"));
+        let state = self.shared.state.database();
         let joined = tokio::task::spawn_blocking(move || {
-            threads.into_iter().try_for_each(|t| t.join().map_err(|_| ()))
+            let joined = threads.into_iter().try_for_each(|t| t.join().map_err(|_| ()));
+            state.close();
+            joined
         });
         match joined.await {
             Ok(Ok(())) => Ok(()),

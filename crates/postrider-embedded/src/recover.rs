@@ -1,14 +1,14 @@
 //! Opening the log: what is on disk becomes what is known, and what a crash cut short is repaired.
 
 use crate::chain::{self, ExpectedEnd, Gap};
-use crate::disk::Disk;
+use crate::disk::{Disk, DryDisk};
 use crate::entry_cache::EntryCache;
 use crate::generations::{self, FileKind, Generations};
 use crate::losses::Loss;
 use crate::queue::Queue;
 use crate::record::{self, Kind, Progress, Reader, STATE_GENERATION};
 use crate::segment::{
-    FIRST_RECORD, Head, POSITIONS_MAX, SPARE_NAMES, Segment, base_of, index_base_of, index_name, log_name,
+    Damage, Head, POSITIONS_MAX, SPARE_NAMES, Segment, base_of, index_base_of, index_name, log_name,
     orphan_name, retired_base_of, retired_name, scan_is_empty,
 };
 use crate::state::{Recovered, RetryEntry, State, Write};
@@ -183,6 +183,46 @@ pub fn recover(
     })
 }
 
+/// What a start would find.
+#[derive(Debug, Default)]
+pub struct Examination {
+    /// Why it would refuse the files.
+    pub refused: Option<String>,
+    pub lost: Vec<LostEvents>,
+    /// Damaged places at which no event stood.
+    pub damaged: Vec<String>,
+}
+
+/// Does what a start does to find out what is lost, and changes nothing but `state`, which is a copy of the state
+/// database. Nobody may be writing the log.
+pub fn examine(state: &Path, disk: Arc<dyn Disk>) -> Result<Examination, Error> {
+    let directory = state.parent().unwrap_or(state);
+    let state = State::open(state, 0)?;
+    let known = state.recover()?;
+    let mut progress = known.cursors.iter().cloned().collect();
+    let disk = DryDisk::over(disk);
+    let mut found = Found::default();
+    let mut look = || {
+        found.check_heads(&disk, &known)?;
+        found.check_generation(&state, directory)?;
+        found.open_all(&disk, &known, &mut progress)?;
+        found.check_generation(&state, directory)?;
+        found.account(&state, &known, &mut progress)
+    };
+    match look() {
+        Ok((lost, _)) => Ok(Examination {
+            refused: None,
+            lost,
+            damaged: found.corrupt,
+        }),
+        Err(Error::Corrupt(why)) => Ok(Examination {
+            refused: Some(why),
+            ..Examination::default()
+        }),
+        Err(e) => Err(e),
+    }
+}
+
 #[derive(Default)]
 struct Found {
     segments: Vec<Segment>,
@@ -191,6 +231,8 @@ struct Found {
     corrupt: Vec<String>,
     /// Each with the index that says what it held, if there is one.
     gaps: Vec<(Gap, Option<Segment>)>,
+    /// Damaged places within segments that held events, each with the index that says whose, if there is one.
+    damaged: Vec<(Gap, Option<Segment>, String)>,
     retired: Vec<Position>,
     /// The latest generation of the state database that the log has seen.
     generation: u64,
@@ -354,17 +396,28 @@ impl Found {
     ) -> Result<(Vec<LostEvents>, Vec<Write>), Error> {
         let unreadable = |e: io::Error| Error::Unavailable(format!("reading the log: {e}"));
         let mut lost = Vec::new();
-        for (gap, index) in std::mem::take(&mut self.gaps) {
+        let gaps = std::mem::take(&mut self.gaps).into_iter();
+        let gaps = gaps.map(|(gap, index)| (gap, index, chain::cause(gap)));
+        for (gap, index, cause) in gaps.chain(std::mem::take(&mut self.damaged)) {
             let deliveries = chain::losses(gap, index.as_ref(), progress).map_err(unreadable)?;
             chain::settle_lost(gap, progress);
             lost.push(LostEvents {
                 from: Position(gap.from),
                 to: Position(gap.to),
                 end_known: gap.end_known,
-                cause: chain::cause(gap),
+                cause,
                 deliveries,
             });
         }
+        // An index that could not be written makes the next start read the segment again.
+        let is_known = |one: &LostEvents| {
+            known.losses.iter().any(|known| match known {
+                Loss::Events(known) => (known.from, known.to, &known.cause) == (one.from, one.to, &one.cause),
+                Loss::Damage(_) => false,
+            })
+        };
+        lost.retain(|one| !is_known(one));
+        let ranges: Vec<(Position, Position)> = lost.iter().map(|one| (one.from, one.to)).collect();
         let ends: BTreeMap<u64, u64> = self
             .segments
             .iter()
@@ -373,6 +426,9 @@ impl Found {
         let is_lost = |delivery: &RetryEntry| {
             let end = ends.get(&delivery.segment.0);
             end.is_none_or(|end| delivery.position.0 >= *end)
+                || ranges
+                    .iter()
+                    .any(|(from, to)| (*from..*to).contains(&delivery.position))
         };
         let mut writes = Vec::new();
         if lost.is_empty() && known.references.keys().all(|base| ends.contains_key(base)) {
@@ -473,9 +529,7 @@ impl Found {
                 // Before the first commit it need not have reached the disk.
                 let empty = scan_is_empty(&*file).map_err(unreadable)?;
                 if !empty {
-                    self.corrupt.push(format!(
-                        "{name} at bytes 0 to {FIRST_RECORD}: the segment's own facts"
-                    ));
+                    self.corrupt.push(chain::headless(base));
                 }
                 Ok(())
             }
@@ -573,20 +627,38 @@ impl Found {
             self.corrupt
                 .push(format!("{name} at byte {offset}: not a record of this version"));
         }
+        let mut counted = base.0;
         for damage in &damages {
             let (from, to) = (damage.events.start, damage.events.end);
-            let what = format!(
-                "{name} at bytes {} to {}, events {from} to {to}",
-                damage.from, damage.to
-            );
+            let what = chain::place_text(base, damage);
             let acknowledged = limit.unwrap_or(known_next).0;
             if damage.torn && from >= acknowledged {
                 tracing::warn!(place = %what, "a commit was cut short; it was never acknowledged");
-            } else {
-                self.corrupt.push(what);
-                // Somebody may have seen these events: their positions are not given out again.
-                self.next = self.next.max(to);
+                continue;
             }
+            // Somebody may have seen these events: their positions are not given out again.
+            self.next = self.next.max(to);
+            let gap = Gap {
+                base,
+                from: from.max(counted),
+                to,
+                end_known: true,
+            };
+            counted = counted.max(to);
+            let tail = self.gaps.last_mut().map(|(tail, _)| tail);
+            if let Some(tail) = tail.filter(|tail| tail.base == base && tail.from == to) {
+                // One loss: the record that was cut, and all that followed it.
+                tail.from = gap.from;
+                continue;
+            }
+            if gap.from == to {
+                self.corrupt.push(what);
+                continue;
+            }
+            let index = Segment::open_index(disk, base)?.filter(|index| index.end().0 >= to);
+            let Damage { from, to, .. } = damage;
+            let cause = format!("damaged record: {name} at bytes {from} to {to}");
+            self.damaged.push((gap, index, cause));
         }
         if segment.end() == base && damages.iter().any(|damage| !damage.torn) {
             // Nothing in it can be read: it is set aside as it is.

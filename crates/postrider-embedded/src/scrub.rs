@@ -4,11 +4,11 @@
 //! The log's closed segments are read record by record, their indexes whole, and the databases block by block. The
 //! segment that is being written is verified in a later round, when it is closed.
 
-use crate::Shared;
 use crate::archive::EmbeddedArchive;
 use crate::catalog::EmbeddedCatalog;
 use crate::database::Reopening;
-use crate::segment::{FIRST_RECORD, ReadError, Segment, index_name, log_name};
+use crate::segment::{FIRST_RECORD, ReadError, Segment, index_name};
+use crate::{Shared, chain};
 use std::io;
 use std::sync::Arc;
 
@@ -83,6 +83,7 @@ impl Scrub {
         if segment.base.0 != base || offset == 0 {
             at = FIRST_RECORD;
             step.damaged += u64::from(self.verify_index(&segment)?);
+            step.damaged += u64::from(self.verify_head(&segment)?);
         }
         let read = self.read_records(&segment, at);
         // Its files may have gone meanwhile, when nothing needed them any more.
@@ -121,6 +122,13 @@ impl Scrub {
         Ok(self.log.is_current(segment) && self.report(format!("{name}: the index of a segment")))
     }
 
+    fn verify_head(&self, segment: &Arc<Segment>) -> io::Result<bool> {
+        if !chain::is_headless(&*self.log.disk, segment.base, self.log.identity)? {
+            return Ok(false);
+        }
+        Ok(self.log.is_current(segment) && self.report(chain::headless(segment.base)))
+    }
+
     fn read_records(&self, segment: &Segment, from: u64) -> io::Result<RecordsRead> {
         let (mut at, end) = (from, segment.bytes());
         while at < end && at - from < STEP_BYTES {
@@ -149,15 +157,11 @@ impl Scrub {
     fn report_segment(&self, segment: &Segment) -> io::Result<u64> {
         let limit = segment.end();
         let (_, scan) = Segment::open_scanned(&*self.log.disk, segment.base, limit, |_, _, _, _| {})?;
-        let name = log_name(segment.base);
         let mut reported = 0;
         for damage in scan.damage.iter().filter(|damage| damage.from < segment.bytes()) {
-            let (from, to) = (damage.events.start, damage.events.end.min(limit.0));
-            let place = format!(
-                "{name} at bytes {} to {}, events {from} to {to}",
-                damage.from, damage.to
-            );
-            reported += u64::from(self.report(place));
+            let mut damage = damage.clone();
+            damage.events.end = damage.events.end.min(limit.0);
+            reported += u64::from(self.report(chain::place_text(segment.base, &damage)));
         }
         Ok(reported)
     }

@@ -2,11 +2,12 @@
 //! how far subscriptions have come.
 
 use crate::chain::Recorded;
-use crate::database::{Reopening, Salvaged, salvage, walk_table};
+use crate::database::{ONLY_WHOLE, Reopening, Salvage};
 use crate::disk::Disk;
 use crate::generations::GENERATIONS;
 use crate::generations::{FileKind, Generations};
 use crate::losses::{LOSSES_MAX, Loss};
+use crate::pages::{count_by_id, u64_at};
 use crate::queue::RetryKey;
 use crate::record::{Header, Kind, Progress, Reader, decode_batch};
 use crate::segment::{Head, Segment, base_of, log_name};
@@ -17,7 +18,7 @@ use postrider_core::retry::Reason;
 use postrider_core::time::Timestamp;
 use postrider_store::log::LastAttempt;
 use postrider_store::{Error, LetterKey};
-use redb::{Key, ReadTransaction, ReadableDatabase, ReadableTable, Table, TableDefinition, TableHandle};
+use redb::{Key, ReadTransaction, ReadableTable, Table, TableDefinition, TableHandle};
 use rustc_hash::FxHashMap;
 use std::borrow::Borrow;
 use std::collections::BTreeSet;
@@ -49,6 +50,9 @@ const LOSSES: TableDefinition<u64, &[u8]> = TableDefinition::new("losses");
 /// identity, next position, where reading progress from the log begins.
 const FACTS: TableDefinition<&str, u64> = TableDefinition::new("facts");
 
+const FILE: &str = FileKind::State.file();
+/// Rewound subscriptions that a restore names.
+const REWOUND_NAMED_MAX: usize = 20;
 /// Pages that redb may keep in memory.
 const CACHE_BYTES: usize = 16 << 20;
 
@@ -254,85 +258,32 @@ fn is_complete(txn: &ReadTransaction) -> Result<bool, redb::Error> {
     Ok(complete && there(FACTS.name()) && txn.open_table(FACTS)?.get("identity")?.is_some())
 }
 
-/// Damaged parts of the state database, by table and subscription.
-fn walk(txn: &ReadTransaction) -> Vec<String> {
-    let mut hit = Vec::new();
-    walk_table(txn, FACTS, &mut hit);
-    walk_table(txn, CURSORS, &mut hit);
-    walk_table(txn, REFERENCES, &mut hit);
-    walk_table(txn, SEGMENTS, &mut hit);
-    walk_table(txn, RETRY_AGES, &mut hit);
-    walk_table(txn, LOSSES, &mut hit);
-    for (rows, counts, what) in [
-        (RETRIES, RETRY_COUNTS, "retries"),
-        (LETTERS, LETTER_COUNTS, "dead letters"),
-    ] {
-        walk_table(txn, counts, &mut hit);
-        let before = hit.len();
-        walk_table(txn, rows, &mut hit);
-        if hit.len() == before {
-            continue;
-        }
-        let (Ok(rows), Ok(counts)) = (txn.open_table(rows), txn.open_table(counts)) else {
-            continue;
-        };
-        for (of, count) in counts.iter().into_iter().flatten().flatten() {
-            let (of, count) = (of.value(), count.value());
-            let readable = rows.range(all_of(of)).into_iter().flatten();
-            let readable = readable.take_while(Result::is_ok).count() as u64;
-            if readable < count {
-                hit.push(format!(
-                    "subscription {of}: {readable} of {count} {what} can be read"
-                ));
-            }
-        }
-    }
-    hit
-}
-
 impl State {
     /// Makes a state database of what can be read of a damaged one, and of the log. Subscriptions of which retries,
     /// letters or progress are lost begin at the oldest event that the log still holds: at least once. Returns what
     /// was lost and what follows, in words.
-    pub fn rebuild(old: Option<&redb::Database>, new: &Path, log: &dyn Disk) -> Result<Vec<String>, Error> {
+    pub fn rebuild(old: Option<&Salvage>, new: &Path, log: &dyn Disk) -> Result<Vec<String>, Error> {
         let held = Held::of(log)?;
-        let mut told = Vec::new();
-        let mut identity = held.identity;
-        let database = old.map(|old| old.begin_read()).transpose();
-        let old = database.map_err(|e| Error::Corrupt(e.to_string())).ok().flatten();
-        if let Some(old) = &old
-            && let Ok(facts) = old.open_table(FACTS)
-            && let Ok(Some(known)) = facts.get("identity")
-        {
-            identity = Some(known.value());
-        }
-        let Some(identity) = identity else {
+        let known = old.and_then(|old| u64_at(old.rows(FACTS.name()).whole.get(b"identity".as_slice())?, 0));
+        let Some(identity) = known.or(held.identity) else {
             return Err(Error::Corrupt(
                 "neither the state database nor the log says which log this is: put back a backup".into(),
             ));
         };
         let state = State::open(new, identity)?;
-        let lost = state.database.write(|txn| {
-            let nothing = |is_there: bool| Salvaged {
-                copied: 0,
-                all: u64::from(!is_there),
-            };
-            let (retries, letters, cursors) = match &old {
-                None => (nothing(false), nothing(false), nothing(false)),
-                Some(old) => {
-                    salvage(old, txn, FACTS)?;
-                    salvage(old, txn, SEGMENTS)?;
-                    salvage(old, txn, LOSSES)?;
-                    salvage(old, txn, GENERATIONS)?;
-                    (
-                        salvage(old, txn, RETRIES)?,
-                        salvage(old, txn, LETTERS)?,
-                        salvage(old, txn, CURSORS)?,
-                    )
-                }
-            };
-            recount(txn)?;
+        state.database.write(|txn| {
+            let mut told = Vec::new();
             let mut rewound: BTreeSet<u64> = BTreeSet::new();
+            let Some(old) = old else {
+                told.push("state.redb: nothing of it could be read".to_owned());
+                rewind(txn, &held, &held.subscriptions, &mut told)?;
+                return Ok(told);
+            };
+            old.copy_also_older(txn, FACTS, ONLY_WHOLE)?;
+            old.copy_also_older(txn, LOSSES, ONLY_WHOLE)?;
+            old.copy_also_older(txn, GENERATIONS, ONLY_WHOLE)?;
+            old.copy(txn, SEGMENTS, ONLY_WHOLE)?;
+            let cursors = old.copy_also_older(txn, CURSORS, ONLY_WHOLE)?;
             if !cursors.is_whole() {
                 rewound.extend(&held.subscriptions);
                 let table = txn.open_table(CURSORS)?;
@@ -340,50 +291,23 @@ impl State {
                     rewound.remove(&row?.0.value());
                 }
             }
-            for (salvaged, counts) in [(&retries, RETRY_COUNTS), (&letters, LETTER_COUNTS)] {
-                if salvaged.is_whole() {
-                    continue;
+            told.extend(cursors.describe(FILE, "positions"));
+            for (rows, counts, what) in [
+                (RETRIES, RETRY_COUNTS, "retries"),
+                (LETTERS, LETTER_COUNTS, "dead letters"),
+            ] {
+                // Not of an older commit: what was settled since then would hide what is lost.
+                let salvaged = old.copy(txn, rows, ONLY_WHOLE)?;
+                if !salvaged.is_whole() {
+                    let short = short_of(old, rows.name(), counts.name());
+                    rewound.extend(short.unwrap_or_else(|| held.subscriptions.clone()));
                 }
-                rewound.extend(short_of(old.as_ref(), txn, counts)?.unwrap_or(held.subscriptions.clone()));
+                told.extend(salvaged.describe(FILE, what));
             }
-            let mut table = txn.open_table(CURSORS)?;
-            for of in &rewound {
-                let mut bytes = Vec::new();
-                Progress::default().encode(SubscriptionId(*of), &mut bytes);
-                table.insert(of, bytes.as_slice())?;
-            }
-            drop(table);
-            let mut facts = txn.open_table(FACTS)?;
-            // The log's own progress records must not undo this.
-            facts.insert("replay_from", u64::MAX)?;
-            let next = facts.get("next")?.map_or(0, |next| next.value());
-            facts.insert("next", next.max(held.next))?;
-            Ok((retries, letters, cursors, rewound))
-        })?;
-        let (retries, letters, cursors, rewound) = lost;
-        for (what, salvaged) in [
-            ("retries", retries),
-            ("dead letters", letters),
-            ("positions", cursors),
-        ] {
-            if !salvaged.is_whole() && old.is_some() {
-                let Salvaged { copied, all } = salvaged;
-                told.push(format!("state.redb: {copied} of {all} {what} were kept"));
-            }
-        }
-        if old.is_none() {
-            told.push("state.redb: nothing of it could be read".into());
-        }
-        if !rewound.is_empty() {
-            let named: Vec<String> = rewound.iter().take(20).map(u64::to_string).collect();
-            told.push(format!(
-                "{} subscriptions begin again at the oldest event in the log, so that deliveries are made twice rather \
-                 than never: ids {}",
-                rewound.len(),
-                named.join(", ")
-            ));
-        }
-        Ok(told)
+            recount(txn)?;
+            rewind(txn, &held, &rewound, &mut told)?;
+            Ok(told)
+        })
     }
 
     pub fn database(&self) -> Arc<Reopening> {
@@ -400,7 +324,7 @@ impl State {
         generations: Arc<Generations>,
     ) -> Result<State, Error> {
         let kind = FileKind::State;
-        let database = Reopening::open("state database", path, CACHE_BYTES, kind, generations, walk)?;
+        let database = Reopening::open("state database", path, CACHE_BYTES, kind, generations)?;
         // Not by every start: an older copy that is refused stays as old as it is.
         if database.read(is_complete)? {
             return Ok(State {
@@ -780,29 +704,49 @@ impl Held {
     }
 }
 
-/// Subscriptions with fewer rows now than were counted; none if the counts cannot be read.
-fn short_of(
-    old: Option<&ReadTransaction>,
+/// Subscriptions of which fewer rows can be read than were counted; none if not all counts can be read.
+fn short_of(old: &Salvage, rows: &str, counts: &str) -> Option<BTreeSet<u64>> {
+    let readable = count_by_id(&old.rows(rows));
+    let counts = old.rows(counts);
+    let short = counts.whole.iter().filter_map(|(of, count)| {
+        let (of, count) = (u64_at(of, 0)?, u64_at(count, 0)?);
+        (readable.get(&of).copied().unwrap_or(0) < count).then_some(of)
+    });
+    counts.is_complete.then(|| short.collect())
+}
+
+/// Lets these subscriptions begin at the oldest event in the log.
+fn rewind(
     txn: &redb::WriteTransaction,
-    counts: TableDefinition<u64, u64>,
-) -> Result<Option<BTreeSet<u64>>, redb::Error> {
-    let Some(table) = old.and_then(|old| old.open_table(counts).ok()) else {
-        return Ok(None);
-    };
-    let Ok(rows) = table.iter() else {
-        return Ok(None);
-    };
-    let now = txn.open_table(counts)?;
-    let mut short = BTreeSet::new();
-    for row in rows {
-        let Ok((of, count)) = row else {
-            return Ok(None);
-        };
-        if now.get(of.value())?.map_or(0, |now| now.value()) < count.value() {
-            short.insert(of.value());
-        }
+    held: &Held,
+    rewound: &BTreeSet<u64>,
+    told: &mut Vec<String>,
+) -> Result<(), redb::Error> {
+    let mut cursors = txn.open_table(CURSORS)?;
+    for of in rewound {
+        let mut bytes = Vec::new();
+        Progress::default().encode(SubscriptionId(*of), &mut bytes);
+        cursors.insert(of, bytes.as_slice())?;
     }
-    Ok(Some(short))
+    let mut facts = txn.open_table(FACTS)?;
+    // The log's own progress records must not undo this.
+    facts.insert("replay_from", u64::MAX)?;
+    let next = facts.get("next")?.map_or(0, |next| next.value());
+    facts.insert("next", next.max(held.next))?;
+    if !rewound.is_empty() {
+        let named: Vec<String> = rewound
+            .iter()
+            .take(REWOUND_NAMED_MAX)
+            .map(u64::to_string)
+            .collect();
+        told.push(format!(
+            "{} subscriptions begin again at the oldest event in the log, so that deliveries are made twice rather \
+             than never: ids {}",
+            rewound.len(),
+            named.join(", ")
+        ));
+    }
+    Ok(())
 }
 
 /// Makes the counts anew that follow from the retries and letters.

@@ -8,7 +8,8 @@ use postrider_core::retry::{Next, Reason};
 use postrider_core::time::Timestamp;
 use postrider_embedded::generations::Generations;
 use postrider_embedded::{
-    EmbeddedArchive, EmbeddedCatalog, EmbeddedLog, Scrub, ScrubStep, chain, restore, rewrite_catalog, segment,
+    EmbeddedArchive, EmbeddedCatalog, EmbeddedLog, Scrub, ScrubStep, chain, examine, restore,
+    rewrite_catalog, segment,
 };
 use postrider_store::conformance::{
     Seeded, WANT, at, claim_all, events, eventually, is_unavailable, settled, sub, topic,
@@ -253,6 +254,12 @@ async fn a_damaged_record_is_reported_and_the_others_are_delivered() {
             let mut image = image.clone();
             only_log(&mut image)[start + within] ^= 0x10;
             let when = format!("request {request}, byte {within}");
+            let directory = tempfile::tempdir().unwrap();
+            let copy = directory.path().join("state.redb");
+            std::fs::write(&copy, &state).unwrap();
+            let examined = examine(&copy, Arc::new(FaultDisk::new(image.clone())))
+                .unwrap()
+                .lost;
             let restarted = Opened::on(image, Some(&state), SEGMENT).await;
             let mut expected = texts(&claims);
             expected.drain(request * 2..request * 2 + 2);
@@ -266,6 +273,17 @@ async fn a_damaged_record_is_reported_and_the_others_are_delivered() {
                 "{when}: {:?}",
                 health.corrupt
             );
+            let [lost] = &health.lost[..] else {
+                panic!("{when}: {:?}", health.lost);
+            };
+            let lost_of = |id| lost.deliveries[&sub(id)].first_attempts;
+            assert!(
+                (2..=3).contains(&lost_of(1)) && (1..=3).contains(&lost_of(2)),
+                "{when}: {lost:?}"
+            );
+            assert_eq!((lost.to.0 - lost.from.0, lost.end_known), (3, true), "{when}");
+            assert_eq!(examined, health.lost, "{when}");
+            assert_eq!(health.corrupt_deliveries, lost_of(1) + lost_of(2), "{when}");
             assert_eq!(restarted.log.backlog(sub(1)).waiting, 0, "{when}");
             // What is left is settled, and nothing holds on to the segment.
             settle_all(&restarted.log, sub(1), &found, Next::Done).await;
@@ -315,6 +333,42 @@ async fn damage_behind_an_index_is_found_when_it_is_read() {
             );
         }
     }
+}
+
+// A look at the files finds what a start finds, and changes nothing.
+#[tokio::test]
+async fn a_look_at_the_files_finds_what_a_start_finds() {
+    let (opened, claims) = twelve_requests(900).await;
+    let older = opened.state();
+    settle_all(&opened.log, sub(1), &claims, Next::RetryAt(at(5))).await;
+    let (image, state) = opened.closed().await;
+    let names = logs(&image);
+    let directory = tempfile::tempdir().unwrap();
+    let copy = directory.path().join("state.redb");
+    let look = |image: &Image, state: &[u8]| {
+        std::fs::write(&copy, state).unwrap();
+        let disk = FaultDisk::new(image.clone());
+        let found = examine(&copy, Arc::new(disk.clone())).unwrap();
+        assert!(disk.image() == *image, "a look changed something");
+        found
+    };
+    // Retries and first attempts of a segment that is missing.
+    let mut missing = image.clone();
+    missing.remove(&names[1]);
+    let found = look(&missing, &state);
+    let restarted = Opened::on(missing, Some(&state), 900).await;
+    assert_eq!(found.lost, restarted.log.health().lost);
+    assert!(found.lost[0].deliveries[&sub(1)].retries > 0, "{found:?}");
+    // The head of a closed segment.
+    let mut headless = image.clone();
+    headless.get_mut(&names[1]).unwrap()[..64].fill(0);
+    let found = look(&headless, &state);
+    assert!(found.damaged[0].contains(&names[1]), "{found:?}");
+    // An older state database beside a newer log.
+    let (newer, _) = Opened::on(image, Some(&state), 900).await.closed().await;
+    let found = look(&newer, &older);
+    let why = found.refused.expect("a start refuses it");
+    assert!(why.contains("is an older copy"), "{why}");
 }
 
 /// The file that holds a claim's record, and where in it.
@@ -1019,7 +1073,9 @@ async fn the_segment_that_a_killed_process_wrote_to_cannot_vanish_silently() {
             let directory = tempfile::tempdir().unwrap();
             let copy = directory.path().join("state.redb");
             std::fs::write(&copy, &state).unwrap();
-            let examined = chain::examine(&copy, &FaultDisk::new(image.clone())).unwrap();
+            let examined = examine(&copy, Arc::new(FaultDisk::new(image.clone())))
+                .unwrap()
+                .lost;
 
             let restarted = Opened::on(image, Some(&state), SEGMENT).await;
             let health = restarted.log.health();
@@ -1191,7 +1247,7 @@ async fn a_damaged_state_database_is_salvaged_and_what_may_be_open_is_delivered_
         if open().await.is_ok() {
             continue;
         }
-        let told = restore::accept_damage(copy.path()).unwrap();
+        let told = restore::accept_damage(copy.path(), None).unwrap();
         assert!(told.iter().any(|line| line.contains("kept as")), "{told:?}");
         let log = open().await.unwrap();
         for id in [1, 2] {
@@ -1403,7 +1459,7 @@ async fn a_damaged_beginning_does_not_keep_the_rest_from_being_salvaged() {
             std::fs::write(&path, &flipped).unwrap();
             let opened = EmbeddedCatalog::open(&path, keys());
             assert!(opened.is_err(), "{how}, byte {at_byte}: damage must be reported");
-            let told = restore::accept_damage(copy.path()).unwrap();
+            let told = restore::accept_damage(copy.path(), None).unwrap();
             let catalog = EmbeddedCatalog::open(&path, keys()).unwrap();
             let topics = catalog.load().await.unwrap().topics.len() as u64;
             assert_eq!(topics, TOPICS, "{how}, byte {at_byte}: {told:?}");
@@ -1416,7 +1472,7 @@ async fn a_damaged_beginning_does_not_keep_the_rest_from_being_salvaged() {
 async fn a_missing_state_database_is_made_anew_where_that_is_accepted() {
     for (how, accept) in [
         ("mixed", restore::accept_mixed_files as fn(&Path) -> _),
-        ("damage", restore::accept_damage),
+        ("damage", |path| restore::accept_damage(path, None)),
     ] {
         let directory = tempfile::tempdir().unwrap();
         let generations = Generations::check(directory.path()).unwrap();

@@ -1,7 +1,7 @@
 //! `postrider restore`: makes the directory of a stopped server usable again, with what is lost said first.
 
 use crate::private_files::restrict_new_files;
-use crate::{offline_audit, serve, terminal};
+use crate::{offline_audit, secrets, serve, terminal};
 use anyhow::{Result, bail};
 use postrider_embedded::restore::{accept_damage, accept_mixed_files, forget_losses};
 use serde_json::json;
@@ -46,7 +46,13 @@ pub fn run(args: &RestoreArgs) -> Result<()> {
 fn restore(args: &RestoreArgs) -> Result<Vec<String>> {
     let mut told = Vec::new();
     if args.accept_damage {
-        told.extend(accept_damage(&args.data_dir)?);
+        let keys = secrets::keys_of_directory(&args.data_dir);
+        if let Err(e) = &keys {
+            told.push(format!(
+                "records of catalog.redb cannot be judged by their seals: {e:#}"
+            ));
+        }
+        told.extend(accept_damage(&args.data_dir, keys.unwrap_or(None).as_ref())?);
     }
     if args.accept_mixed_files {
         told.extend(accept_mixed_files(&args.data_dir)?);

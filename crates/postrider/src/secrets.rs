@@ -56,6 +56,19 @@ impl DirectoryFlags {
     }
 }
 
+/// The keys of a stopped server's directory, whatever is damaged in it. None where nothing is sealed yet.
+pub fn keys_of_directory(data_dir: &Path) -> Result<Option<Keyring>> {
+    let flags = DirectoryFlags {
+        config: None,
+        data_dir: Some(data_dir.to_owned()),
+    };
+    let config = flags.load()?;
+    match configured(&config)? {
+        None => own(&config),
+        keys => Ok(keys),
+    }
+}
+
 /// The keys of this installation. The first start makes one if none is configured.
 pub fn keyring(config: &Config) -> Result<Keyring> {
     if let Some(keys) = existing(config, &catalog(&config.data_dir))? {

@@ -10,8 +10,8 @@ use postrider_embedded::database::damaged_blocks;
 use postrider_embedded::disk::{Directory, Disk, open_database};
 use postrider_embedded::generations::{FileKind, Generations};
 use postrider_embedded::record::{Kind, decode_batch};
-use postrider_embedded::segment::{Segment, base_of, index_base_of, index_name, log_name};
-use postrider_embedded::{EmbeddedArchive, EmbeddedCatalog, chain};
+use postrider_embedded::segment::{Segment, base_of, index_base_of, index_name};
+use postrider_embedded::{EmbeddedArchive, EmbeddedCatalog, Examination, chain, examine};
 use postrider_engine::letter_blob::letters_of;
 use postrider_store::seal::Keyring;
 use postrider_store::{Archive, BlobFilter, Catalog, Error, Loaded};
@@ -416,14 +416,7 @@ fn scan(path: &Path, deep: bool) -> io::Result<Scanned> {
         scanned.read += 1;
         scanned.bytes += found.end;
         for damage in found.damage {
-            let place = format!(
-                "{} at bytes {} to {}, events {} to {}",
-                log_name(base),
-                damage.from,
-                damage.to,
-                damage.events.start,
-                damage.events.end
-            );
+            let place = chain::place_text(base, &damage);
             match damage.torn && limit == Position(u64::MAX) {
                 true => scanned.torn.push(place),
                 false => scanned.damaged.push(place),
@@ -535,10 +528,10 @@ pub async fn databases(config: &Config, deep: bool) -> (Vec<Finding>, Option<Loa
     let lost = look(data_dir, "state.redb", "log", deep, &mut found, |copy| {
         open_database(copy, 1 << 20).map(drop)?;
         if !data_dir.join("log").exists() && fs::metadata(copy).is_ok_and(|file| file.len() == 0) {
-            return Ok(Vec::new());
+            return Ok(Examination::default());
         }
         let log = Directory::look_at(data_dir.join("log"));
-        chain::examine(copy, &log).map_err(|e| e.to_string())
+        examine(copy, Arc::new(log)).map_err(|e| e.to_string())
     });
     let known = look(data_dir, "state.redb", "log", deep, &mut Vec::new(), |copy| {
         chain::known_losses(copy).map_err(|e| e.to_string())
@@ -554,9 +547,19 @@ pub async fn databases(config: &Config, deep: bool) -> (Vec<Finding>, Option<Loa
             .command(format!("postrider restore --data-dir {place} --forget-losses")),
         );
     }
-    if let Some((_kept, lost)) = lost {
+    if let Some((kept, lost)) = lost {
         found.push(readable("state.redb", "retries and dead letters on their way"));
-        found.extend(lost.iter().map(|one| {
+        if let Some(why) = lost.refused {
+            let todo = "put back all files of one backup; the server does not start with these";
+            let original = data_dir.display().to_string();
+            let why = why.replace(&kept.path().display().to_string(), &original);
+            found.push(Finding::problem("log", why, todo));
+        }
+        found.extend(lost.damaged.into_iter().map(|place| {
+            let todo = "look at the disk; the server goes on without what stood there";
+            Finding::problem("log", format!("damaged: {place}"), todo)
+        }));
+        found.extend(lost.lost.iter().map(|one| {
             Finding::problem(
                 "log",
                 chain::describe(one),
