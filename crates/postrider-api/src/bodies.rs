@@ -15,8 +15,9 @@ pub(crate) struct Share {
     weight: usize,
 }
 
-/// Groups that one body belongs to.
-const SHARES: usize = 3;
+/// Weights of the groups that one body belongs to, the widest group first. Each weight is smaller than the one before:
+/// a group that has all it may have leaves room to the other groups within the wider one.
+const WEIGHTS: [usize; 3] = [3, 2, 1];
 
 pub(crate) struct BodyRoom {
     bytes_max: usize,
@@ -52,19 +53,17 @@ impl BodyRoom {
         }
     }
 
-    /// Groups that lie in each other, the widest first, each with its weight.
-    pub fn shares<A: Hash, B: Hash, C: Hash>(
-        &self,
-        wide: (A, usize),
-        middle: (B, usize),
-        narrow: (C, usize),
-    ) -> [Share; SHARES] {
-        let share = |group: u64, weight: usize| Share { group, weight };
-        [
-            share(self.hashes.hash_one((0, &wide.0)), wide.1),
-            share(self.hashes.hash_one((1, &wide.0, &middle.0)), middle.1),
-            share(self.hashes.hash_one((2, &wide.0, &middle.0, &narrow.0)), narrow.1),
-        ]
+    /// Groups that lie in each other, the widest first.
+    pub fn shares(&self, wide: impl Hash, middle: impl Hash, narrow: impl Hash) -> [Share; WEIGHTS.len()] {
+        let groups = [
+            self.hashes.hash_one((0, &wide)),
+            self.hashes.hash_one((1, &wide, &middle)),
+            self.hashes.hash_one((2, &wide, &middle, &narrow)),
+        ];
+        std::array::from_fn(|at| Share {
+            group: groups[at],
+            weight: WEIGHTS[at],
+        })
     }
 
     fn used(&self) -> MutexGuard<'_, Used> {
@@ -80,16 +79,20 @@ impl BodyRoom {
 /// Room taken by one body, given back on drop.
 pub(crate) struct BodyCharge {
     room: Arc<BodyRoom>,
-    shares: [Share; SHARES],
+    shares: [Share; WEIGHTS.len()],
     bytes: usize,
+    /// Bytes that are not charged any more.
+    free: usize,
 }
 
 impl BodyCharge {
-    pub fn new(room: Arc<BodyRoom>, shares: [Share; SHARES]) -> BodyCharge {
+    /// The first `free` bytes take no room: a body that is no longer is never refused.
+    pub fn new(room: Arc<BodyRoom>, shares: [Share; WEIGHTS.len()], free: usize) -> BodyCharge {
         BodyCharge {
             room,
             shares,
             bytes: 0,
+            free,
         }
     }
 
@@ -98,10 +101,17 @@ impl BodyCharge {
     /// Only what has arrived is charged, so that announcing a body takes no room.
     #[must_use]
     pub fn grow(&mut self, bytes: usize) -> bool {
+        let uncharged = bytes.min(self.free);
+        let bytes = bytes - uncharged;
+        if bytes == 0 {
+            self.free -= uncharged;
+            return true;
+        }
         let mut used = self.room.used();
         if !used.fits(self.room.bytes_max, &self.shares, bytes) {
             return false;
         }
+        self.free -= uncharged;
         used.bytes += bytes;
         for share in &self.shares {
             *used.by_group.entry(share.group).or_default() += bytes;
@@ -134,8 +144,8 @@ mod tests {
     use super::*;
 
     fn charge(room: &Arc<BodyRoom>, topic: &str, key: &str, client: u32) -> BodyCharge {
-        let shares = room.shares((topic, 3), (key, 2), (client, 1));
-        BodyCharge::new(room.clone(), shares)
+        let shares = room.shares(topic, key, client);
+        BodyCharge::new(room.clone(), shares, 0)
     }
 
     /// Takes as much as it gets, 100 bytes at a time.
@@ -166,6 +176,35 @@ mod tests {
         drop((hogs, more));
         assert_eq!(room.bytes(), 0);
         assert!(room.used().by_group.is_empty());
+    }
+
+    /// Clients without a credential are one key in a topic of its own: only their addresses tell them apart.
+    #[test]
+    fn one_address_leaves_room_to_the_others_of_its_only_key() {
+        let room = Arc::new(BodyRoom::new(100_000));
+        let mut hog = charge(&room, "strangers", "none", 1);
+        for piece in [1000, 100, 10, 1] {
+            while hog.grow(piece) {}
+        }
+        assert!(charge(&room, "strangers", "none", 2).grow(10_000));
+    }
+
+    #[test]
+    fn a_small_body_finds_room_beside_any_number_of_hogs() {
+        let room = Arc::new(BodyRoom::new(1000));
+        let mut hogs: Vec<BodyCharge> = (0..20)
+            .map(|client| charge(&room, "strangers", "none", client))
+            .collect();
+        for hog in &mut hogs {
+            while hog.grow(1) {}
+        }
+        assert!(!charge(&room, "strangers", "none", 20).grow(1));
+        let mut small = BodyCharge::new(room.clone(), room.shares("strangers", "none", 20), 100);
+        assert!(small.grow(60) && small.grow(40));
+        assert!(!small.grow(1));
+        let used = room.bytes();
+        drop(small);
+        assert_eq!(room.bytes(), used);
     }
 
     #[test]

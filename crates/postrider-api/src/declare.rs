@@ -1,10 +1,12 @@
 //! Making topics and subscriptions from what a road or the configuration file says about them.
 
 use crate::quotas::{QuotaReached, QuotaReservation};
-use crate::{Server, listen, locks};
+use crate::{EdgeAccess, Server, listen, locks};
 use postrider_core::ids::{Secret, SubscriptionId, TopicId};
 use postrider_core::json::Raw;
-use postrider_core::subscription::{DeadLetterDestination, Destination, Subscription, Topic, TopicKind};
+use postrider_core::subscription::{
+    DeadLetterDestination, Destination, Origin, Subscription, Topic, TopicKind,
+};
 use postrider_engine::blobs::BlobError;
 use postrider_engine::directory::{Directory, TopicEntry};
 use postrider_engine::manage::Read;
@@ -29,6 +31,12 @@ pub enum Error {
          set edge = true on the topic of that name"
     )]
     NameTaken(String),
+    /// A caller of the edge API without a credential has named something that was made, or set, elsewhere.
+    #[error(
+        "{0} was made or changed through another API, or has subscriptions that were: the edge API without a credential \
+         does not change it; use a token of a client that may write, or the management API"
+    )]
+    Protected(String),
     #[error(transparent)]
     Quota(#[from] QuotaReached),
     #[error(transparent)]
@@ -262,6 +270,17 @@ pub(crate) async fn store(
     Ok(server.engine.put_topic_over(topic, known).await?)
 }
 
+/// Tells the operator when the management API changes a topic that callers without a credential reach.
+pub(crate) fn warn_if_open(server: &Server, topic: &Topic) {
+    if topic.is_edge() && matches!(server.config.edge, EdgeAccess::Open) {
+        tracing::warn!(
+            topic = %topic.name,
+            "the edge API, which asks for no credential, reaches this topic and may publish to it; to end that, set \
+             properties.postrider.edge to false"
+        );
+    }
+}
+
 /// Makes a subscription of a topic or changes it.
 pub async fn subscription(
     server: &Server,
@@ -270,15 +289,47 @@ pub async fn subscription(
     topic: &str,
     name: &str,
 ) -> Result<(Arc<TopicEntry>, Arc<Subscription>), Error> {
+    put_topic_subscription(server, body, road, topic, name, Overwrite::Any).await
+}
+
+/// The same for a caller of the edge API without a credential: what was made elsewhere stays.
+pub async fn edge_subscription_unless_protected(
+    server: &Server,
+    body: Raw<'_>,
+    topic: &str,
+    name: &str,
+) -> Result<(Arc<TopicEntry>, Arc<Subscription>), Error> {
+    put_topic_subscription(server, body, Road::Edge, topic, name, Overwrite::EdgeOnly).await
+}
+
+/// Subscriptions that a request may replace.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Overwrite {
+    Any,
+    /// Only those that were made through the edge API.
+    EdgeOnly,
+}
+
+async fn put_topic_subscription(
+    server: &Server,
+    body: Raw<'_>,
+    road: Road,
+    topic: &str,
+    name: &str,
+    overwrite: Overwrite,
+) -> Result<(Arc<TopicEntry>, Arc<Subscription>), Error> {
     let directory = &server.engine.directory;
-    let Some(topic) = directory
+    let missing = || Error::TopicMissing(topic.to_owned());
+    let entry = directory
         .topic(topic)
         .filter(|entry| road != Road::Edge || entry.topic.is_edge())
-    else {
-        return Err(Error::TopicMissing(topic.to_owned()));
-    };
-    let made = put_subscription(server, body, road, &topic, None, name).await?;
-    Ok((topic, made))
+        .ok_or_else(missing)?;
+    let made = put_subscription(server, body, road, &entry, None, name, overwrite).await;
+    // The topic may have been deleted during the await above.
+    if matches!(made, Err(Error::Engine(_))) && directory.topic_by_id(entry.topic.id).is_none() {
+        return Err(missing());
+    }
+    Ok((entry, made?))
 }
 
 /// The same for a domain, or a topic inside it.
@@ -293,7 +344,7 @@ pub async fn domain_subscription(
     let Some(topic) = server.engine.directory.domain(domain) else {
         return Err(Error::TopicMissing(domain.to_owned()));
     };
-    put_subscription(server, body, road, &topic, domain_topic, name).await
+    put_subscription(server, body, road, &topic, domain_topic, name, Overwrite::Any).await
 }
 
 /// The same for a system topic.
@@ -311,7 +362,7 @@ pub async fn system_subscription(
     else {
         return Err(Error::TopicMissing(topic.to_owned()));
     };
-    put_subscription(server, body, road, &topic, None, name).await
+    put_subscription(server, body, road, &topic, None, name, Overwrite::Any).await
 }
 
 async fn put_subscription(
@@ -321,12 +372,20 @@ async fn put_subscription(
     topic: &TopicEntry,
     domain_topic: Option<&str>,
     name: &str,
+    overwrite: Overwrite,
 ) -> Result<Arc<Subscription>, Error> {
     let lock = locks::subscription(topic.topic.id, domain_topic, name);
     let _one_at_a_time = server.declaring.hold(lock).await;
     let engine = &server.engine;
     let read = engine.read_subscription(topic.topic.id, domain_topic, name);
     let previous = read.in_force.clone();
+    let is_foreign = previous
+        .as_ref()
+        .is_some_and(|known| known.origin != Origin::Edge)
+        || read.pending.is_some();
+    if overwrite == Overwrite::EdgeOnly && is_foreign {
+        return Err(Error::Protected(format!("subscription {name:?}")));
+    }
     let context = SubscriptionContext {
         road,
         name,

@@ -1,7 +1,8 @@
 //! The edge module's API: topics and subscriptions by their short names, all at once, no handshake.
 //!
 //! The API reaches topics that were made through it or declared with `edge = true`, whether it asks for keys or not.
-//! Any other topic is answered as one that does not exist.
+//! Any other topic is answered as one that does not exist. Where no credential is asked for, a caller without one neither
+//! changes subscriptions that were made elsewhere nor sees their secrets, and does not delete a topic that has any.
 
 use crate::access::{Need, NoAccess, bearer};
 use crate::declare;
@@ -68,6 +69,7 @@ impl From<declare::Error> for Refusal {
             declare::Error::Field(e) => Refusal::new(400, e.code, e.to_string()),
             declare::Error::TopicMissing(name) => Refusal::topic_missing(&name),
             e @ declare::Error::NameTaken(_) => Refusal::new(409, "Conflict", e.to_string()),
+            e @ declare::Error::Protected(_) => Refusal::new(403, "Forbidden", e.to_string()),
             declare::Error::Quota(e) => Refusal::new(409, "Conflict", e.to_string()),
             declare::Error::Engine(e) => Refusal::new(503, "ServiceUnavailable", e.to_string()),
         }
@@ -76,7 +78,7 @@ impl From<declare::Error> for Refusal {
 
 pub async fn answer(server: &Arc<Server>, call: &mut Call, segments: &Segments<'_>) -> Answer {
     let outcome = match admit(server, call, segments) {
-        Ok(secrets) => route(server, call, segments, secrets).await,
+        Ok(rights) => route(server, call, segments, rights).await,
         Err(refusal) => Err(refusal),
     };
     outcome.unwrap_or_else(|refusal| {
@@ -94,32 +96,61 @@ pub async fn answer(server: &Arc<Server>, call: &mut Call, segments: &Segments<'
     })
 }
 
-/// Whether a caller sees the secrets of subscriptions.
+/// Rights of a caller beyond those that the method of its request needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum SecretsShown {
-    Yes,
-    No,
+enum Rights {
+    /// An edge key, or a credential that may change everything.
+    Full,
+    /// No credential, where none is asked for.
+    Anonymous,
+    /// A credential that may not see secrets.
+    Reader,
 }
 
-fn admit(server: &Server, call: &Call, segments: &Segments<'_>) -> Result<SecretsShown, Refusal> {
+impl Rights {
+    fn sees_secrets(self, subscription: &Subscription) -> bool {
+        match self {
+            Rights::Full => true,
+            Rights::Anonymous => subscription.origin == Origin::Edge,
+            Rights::Reader => false,
+        }
+    }
+
+    fn may_delete_topic(self, server: &Server, topic: &Topic) -> bool {
+        let engine = &server.engine;
+        // The edge API has no members for these: they were set elsewhere.
+        let is_plain =
+            !topic.local_auth_disabled && topic.public_network && topic.inbound_ip_rules.is_empty();
+        let subscriptions = engine.directory.subscriptions(topic.id);
+        self != Rights::Anonymous
+            || (is_plain
+                && subscriptions.iter().all(|one| one.origin == Origin::Edge)
+                && engine.handshakes.pending_of(topic.id).is_empty())
+    }
+}
+
+fn admit(server: &Server, call: &Call, segments: &Segments<'_>) -> Result<Rights, Refusal> {
+    let presented = publish::presented(call);
+    let with_token = || match server.caller(call, need(call, segments)) {
+        Ok(caller) if caller.may(Need::Write) => Ok(Rights::Full),
+        Ok(_) => Ok(Rights::Reader),
+        Err(NoAccess::Unknown(reason)) => Err(Refusal::new(401, "UnAuthorized", reason)),
+        Err(NoAccess::Forbidden(reason)) => Err(Refusal::new(403, "Forbidden", reason)),
+        Err(NoAccess::LockedOut(reason)) => Err(Refusal::new(429, "TooManyRequests", reason)),
+    };
+    let has_token = presented.key.is_none() && presented.authorization.and_then(bearer).is_some();
     match &server.config.edge {
         EdgeAccess::Open => {
             crate::own_address::addressed_by_name(server, call)
                 .map_err(|message| Refusal::new(403, "Forbidden", message))?;
             check_not_a_page(call)?;
-            Ok(SecretsShown::Yes)
-        }
-        EdgeAccess::Keys(keys) => {
-            let presented = publish::presented(call);
-            if presented.key.is_none() && presented.authorization.and_then(bearer).is_some() {
-                return match server.caller(call, need(call, segments)) {
-                    Ok(caller) if caller.may(Need::Write) => Ok(SecretsShown::Yes),
-                    Ok(_) => Ok(SecretsShown::No),
-                    Err(NoAccess::Unknown(reason)) => Err(Refusal::new(401, "UnAuthorized", reason)),
-                    Err(NoAccess::Forbidden(reason)) => Err(Refusal::new(403, "Forbidden", reason)),
-                    Err(NoAccess::LockedOut(reason)) => Err(Refusal::new(429, "TooManyRequests", reason)),
-                };
+            if has_token {
+                return with_token();
             }
+            Ok(Rights::Anonymous)
+        }
+        EdgeAccess::Keys(_) if has_token => with_token(),
+        EdgeAccess::Keys(keys) => {
             let (keys, kind) = ([&keys[0], &keys[1]], CredentialKind::EdgeKey);
             if presented.key.is_some() && !are_unguessable(keys) {
                 server.check_lockout(call, kind)?;
@@ -130,7 +161,7 @@ fn admit(server: &Server, call: &Call, segments: &Segments<'_>) -> Result<Secret
             }
             authorized?;
             call.notes.actor("edge-key", &[], "edge-key");
-            Ok(SecretsShown::Yes)
+            Ok(Rights::Full)
         }
     }
 }
@@ -184,7 +215,7 @@ async fn route(
     server: &Arc<Server>,
     call: &mut Call,
     segments: &Segments<'_>,
-    secrets: SecretsShown,
+    rights: Rights,
 ) -> Result<Answer, Refusal> {
     publish::check_version(call)?;
     let subscriptions = |at: usize| segments.get(at).eq_ignore_ascii_case("eventSubscriptions");
@@ -206,6 +237,9 @@ async fn route(
         }
         (Method::DELETE, 2) => {
             let topic = find_topic(server, &name(1))?;
+            if !rights.may_delete_topic(server, &topic.topic) {
+                return Err(declare::Error::Protected(format!("topic {:?}", topic.topic.name)).into());
+            }
             server
                 .engine
                 .delete_topic(topic.topic.id)
@@ -227,33 +261,38 @@ async fn route(
         (Method::GET, 3) if subscriptions(2) => {
             let topic = find_topic(server, &name(1))?;
             let found = server.engine.directory.subscriptions(topic.topic.id);
-            if secrets == SecretsShown::Yes && found.iter().any(|one| has_secret_url(one)) {
+            if found
+                .iter()
+                .any(|one| rights.sees_secrets(one) && has_secret_url(one))
+            {
                 call.notes.secret_was_shown();
             }
             let module = server.config.module_path.clone();
             let defaults = server.config.resource_limits.batch_defaults;
             let bodies = found
                 .into_iter()
-                .map(move |s| text(&shown(&s, &topic.topic, &module, &defaults, secrets)));
+                .map(move |s| text(&shown(&s, &topic.topic, &module, &defaults, rights)));
             Ok(list(call, bodies))
         }
-        (Method::PUT, 4) if subscriptions(2) => put_subscription(server, call, &name(1), &name(3)).await,
+        (Method::PUT, 4) if subscriptions(2) => {
+            put_subscription(server, call, &name(1), &name(3), rights).await
+        }
         (Method::GET, 4) if subscriptions(2) => {
             let topic = find_topic(server, &name(1))?;
             let found = find_subscription(server, &topic, &name(3))?;
-            if secrets == SecretsShown::Yes && has_secret_url(&found) {
+            if rights.sees_secrets(&found) && has_secret_url(&found) {
                 call.notes.secret_was_shown();
             }
             let module = &server.config.module_path;
             let defaults = &server.config.resource_limits.batch_defaults;
-            Ok(body(
-                call,
-                &shown(&found, &topic.topic, module, defaults, secrets),
-            ))
+            Ok(body(call, &shown(&found, &topic.topic, module, defaults, rights)))
         }
         (Method::DELETE, 4) if subscriptions(2) => {
             let topic = find_topic(server, &name(1))?;
             let found = find_subscription(server, &topic, &name(3))?;
+            if rights == Rights::Anonymous && found.origin != Origin::Edge {
+                return Err(declare::Error::Protected(format!("subscription {:?}", found.name)).into());
+            }
             server
                 .engine
                 .delete_subscription(found.id)
@@ -280,12 +319,12 @@ fn shown(
     topic: &Topic,
     module_path: &str,
     batch_defaults: &BatchDefaults,
-    secrets: SecretsShown,
+    rights: Rights,
 ) -> EdgeSubscription {
     let body = edge_subscription(subscription, topic, module_path, batch_defaults);
-    match secrets {
-        SecretsShown::Yes => body,
-        SecretsShown::No => body.without_secrets(),
+    match rights.sees_secrets(subscription) {
+        true => body,
+        false => body.without_secrets(),
     }
 }
 
@@ -479,10 +518,16 @@ async fn put_subscription(
     call: &mut Call,
     topic: &str,
     name: &str,
+    rights: Rights,
 ) -> Result<Answer, Refusal> {
     let bytes = resource_body(call).await?;
     let raw = parse_body(&bytes)?;
-    let (topic, made) = declare::subscription(server, raw, resources::Road::Edge, topic, name).await?;
+    let (topic, made) = match rights {
+        Rights::Anonymous => declare::edge_subscription_unless_protected(server, raw, topic, name).await?,
+        Rights::Full | Rights::Reader => {
+            declare::subscription(server, raw, resources::Road::Edge, topic, name).await?
+        }
+    };
     let unknown = unknown_members_of(&bytes, &EDGE_SUBSCRIPTION);
     let config = &server.config;
     let defaults = &config.resource_limits.batch_defaults;

@@ -142,6 +142,13 @@ fn warnings(server: &Server, store: &log::Health, cluster: Option<&Cluster>, stu
         );
         warnings.push(Notice::new("audit", detail));
     }
+    if let Some(damage) = server.audit.as_ref().and_then(|audit| audit.status().damage) {
+        let detail = format!(
+            "lines of the audit log are missing or changed: {damage}; \"postrider audit verify\" names the place, and a backup \
+             of audit/ has what is missing"
+        );
+        warnings.push(Notice::new("auditDamaged", detail));
+    }
     if let Some(trouble) = server.recordings.status().trouble {
         warnings.push(Notice::new("recorder", trouble));
     }

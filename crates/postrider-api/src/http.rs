@@ -43,6 +43,8 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 const HEAD_TIMEOUT: Duration = Duration::from_secs(30);
 /// A request's head, and what is read of a body at once, takes no more memory than this.
 const HEAD_BYTES_MAX: usize = 64 * 1024;
+/// The beginning of a body that takes no room: a login or a token request is no longer, and connections are bounded.
+const SMALL_BODY_BYTES: usize = 4096;
 /// A request's body must have arrived within this time.
 const BODY_TIMEOUT: Duration = Duration::from_secs(60);
 /// A body of which less than this comes within `limits.body_stall_max` is cut.
@@ -362,15 +364,13 @@ impl Call {
         read
     }
 
-    /// Strangers together get no more than half of the room; clients with a credential have shares of
-    /// their own.
+    /// Strangers together get no more than two thirds of the room; clients with a credential have shares of
+    /// their own. A login always fits.
     fn management_charge(&self) -> BodyCharge {
         let room: &Arc<BodyRoom> = &self.limits.management_bodies;
         let principal = self.principal.get();
-        let weight = if principal.is_some() { 3 } else { 1 };
-        let address = client_network(self.peer);
-        let shares = room.shares((principal.is_some(), weight), (principal, 2), (address, 1));
-        BodyCharge::new(room.clone(), shares)
+        let shares = room.shares(principal.is_some(), principal, client_network(self.peer));
+        BodyCharge::new(room.clone(), shares, SMALL_BODY_BYTES)
     }
 
     /// Takes what is left of a body that was refused: most clients look for an answer only after they

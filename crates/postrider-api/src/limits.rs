@@ -112,7 +112,7 @@ impl Limit {
                 "request refused with 408: its body did not keep coming (limits.body_stall_max)"
             }
             Limit::BodyRoom => {
-                "request refused: no room for its body (limits.publish_body_bytes_max, shared by topics and clients)"
+                "request refused: no room for its body beside those of other clients (publishes share limits.publish_body_bytes_max, all other requests 64 MB)"
             }
             Limit::Streams => {
                 "live stream refused: too many are being read (limits.streams_max, limits.streams_per_client_max)"

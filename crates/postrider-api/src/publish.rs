@@ -250,8 +250,8 @@ pub async fn accept(
     let limits = server.config.limits;
     let room = &call.limits.publish_bodies;
     let address = client_network(call.peer);
-    let shares = room.shares((topic.topic.id, 3), (publisher, 2), (address, 1));
-    call.charge = Some(BodyCharge::new(room.clone(), shares));
+    let shares = room.shares(topic.topic.id, publisher, address);
+    call.charge = Some(BodyCharge::new(room.clone(), shares, 0));
     let body = match call.read_body(limits.request_bytes).await {
         Ok(Some(body)) => body,
         Ok(None) => return Err(PublishError::request_too_large(limits.request_bytes)),

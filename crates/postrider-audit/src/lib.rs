@@ -4,6 +4,7 @@
 
 mod line;
 mod segment;
+mod checkpoint;
 mod writer;
 mod log;
 mod read;

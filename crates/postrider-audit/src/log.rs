@@ -1,6 +1,7 @@
 //! The log as callers know it.
 
 use crate::Error;
+use crate::checkpoint;
 use crate::line::{Entry, Head};
 use crate::read::{self, Page, Query};
 use crate::segment::Segment;
@@ -39,6 +40,8 @@ pub struct Unwritable(pub String);
 pub struct Status {
     /// When and why the last write failed, if it did.
     pub trouble: Option<(Timestamp, String)>,
+    /// Why lines that were durable are missing or changed, as found at the start or since.
+    pub damage: Option<String>,
     pub last_seq: u64,
     pub bytes: u64,
 }
@@ -48,6 +51,7 @@ struct State {
     segments: Vec<Segment>,
     head: Head,
     trouble: Option<(Timestamp, String)>,
+    damage: Option<String>,
 }
 
 /// What the writer and the readers share.
@@ -83,6 +87,16 @@ impl Shared {
     }
 }
 
+impl Shared {
+    /// Tells the operator that recorded lines are missing or changed.
+    pub fn set_damage(&self, why: &str) {
+        let directory = self.config.directory.display();
+        tracing::error!(%directory, why, "the audit log was damaged: recorded lines are missing or changed; it goes on, and \"postrider audit verify\" names the place");
+        let mut state = self.state.lock().expect("no panic holds it");
+        state.damage.get_or_insert_with(|| why.to_owned());
+    }
+}
+
 /// The log of one server. Appending returns once the line is durable.
 pub struct AuditLog {
     shared: Arc<Shared>,
@@ -111,8 +125,12 @@ impl AuditLog {
                     segments: opened.segments.clone(),
                     head: opened.head.clone(),
                     trouble: None,
+                    damage: None,
                 }),
             });
+            if let Some(why) = &opened.damage {
+                shared.set_damage(why);
+            }
             let (commands, todo) = sync_channel(QUEUE_MAX);
             let writer = Writer::new(shared.clone(), clock, disk, opened);
             let thread = std::thread::Builder::new()
@@ -169,6 +187,7 @@ impl AuditLog {
         let state = self.shared.state.lock().expect("no panic holds it");
         Status {
             trouble: state.trouble.clone(),
+            damage: state.damage.clone(),
             last_seq: state.head.seq,
             bytes: state.segments.iter().map(|segment| segment.bytes).sum(),
         }
@@ -185,8 +204,10 @@ impl AuditLog {
         const TRIES: u32 = 3;
         let mut tries = 1;
         loop {
+            // Read first: the segments then have its line.
+            let checkpoint = checkpoint::read(&self.shared.config.directory)?;
             let segments = self.shared.segments();
-            match verify_segments(&segments) {
+            match verify_segments(&segments, checkpoint) {
                 Err(e)
                     if e.kind() == io::ErrorKind::NotFound
                         && tries < TRIES

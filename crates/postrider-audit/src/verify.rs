@@ -1,5 +1,6 @@
 //! Walking the chain: the first line that is not as it was written is named.
 
+use crate::checkpoint::{self, Checkpoint};
 use crate::line::{GENESIS, parse};
 use crate::segment::{self, Segment};
 use serde::Serialize;
@@ -44,23 +45,59 @@ pub struct Broken {
 
 /// Verifies a directory whose server does not run.
 pub fn verify(directory: &Path) -> io::Result<Verification> {
-    verify_segments(&segment::find(directory)?)
+    let checkpoint = checkpoint::read(directory)?;
+    let segments = match segment::find(directory) {
+        Err(e) if e.kind() == io::ErrorKind::NotFound && checkpoint.is_some() => Vec::new(),
+        found => found?,
+    };
+    verify_segments(&segments, checkpoint)
+}
+
+/// Verifies the newest lines, of at most about so many bytes; the reason if they are not as they were written.
+pub(crate) fn verify_end(
+    segments: &[Segment],
+    checkpoint: Option<Checkpoint>,
+    bytes_max: u64,
+) -> io::Result<Option<String>> {
+    let mut bytes = 0;
+    let newest = segments.iter().rev().take_while(|segment| {
+        bytes += segment.bytes;
+        bytes <= bytes_max
+    });
+    let begin = segments.len() - newest.count().max(1).min(segments.len());
+    let found = match begin {
+        0 => verify_segments(segments, checkpoint)?,
+        _ => walk_segments(&segments[begin..], checkpoint)?.found,
+    };
+    let broken = found.broken;
+    Ok(broken.map(|broken| format!("{} line {}: {}", broken.file, broken.line, broken.reason)))
 }
 
 /// Verifies segments up to where they are durable.
-pub(crate) fn verify_segments(segments: &[Segment]) -> io::Result<Verification> {
-    let mut walk = Walk::new();
+pub(crate) fn verify_segments(
+    segments: &[Segment],
+    checkpoint: Option<Checkpoint>,
+) -> io::Result<Verification> {
+    let mut walk = walk_segments(segments, checkpoint)?;
+    if walk.found.broken.is_none() {
+        walk.end(segments);
+    }
+    Ok(walk.found)
+}
+
+fn walk_segments(segments: &[Segment], checkpoint: Option<Checkpoint>) -> io::Result<Walk> {
+    let mut walk = Walk::new(checkpoint);
     for (index, segment) in segments.iter().enumerate() {
         let mut content = std::fs::read(&segment.path)?;
         content.truncate(segment.bytes as usize);
         let is_last = index + 1 == segments.len();
         if let Err(broken) = walk.segment(segment, &content, is_last) {
             walk.found.broken = Some(broken);
-            return Ok(walk.found);
+            return Ok(walk);
         }
     }
-    walk.end(segments);
-    Ok(walk.found)
+    walk.found.broken = walk.cut_off(segments);
+    Ok(walk)
 }
 
 struct Walk {
@@ -69,10 +106,11 @@ struct Walk {
     expected: Option<u64>,
     /// The last line that was dropped for its age or for room, as recorded by a later line.
     dropped_through: u64,
+    checkpoint: Option<Checkpoint>,
 }
 
 impl Walk {
-    fn new() -> Walk {
+    fn new(checkpoint: Option<Checkpoint>) -> Walk {
         Walk {
             found: Verification {
                 anchor: GENESIS.to_owned(),
@@ -81,6 +119,7 @@ impl Walk {
             },
             expected: None,
             dropped_through: 0,
+            checkpoint,
         }
     }
 
@@ -136,6 +175,12 @@ impl Walk {
                 }
                 Some(_) => {}
             }
+            let expected = self.checkpoint.as_ref().filter(|kept| kept.seq == seq);
+            if expected.is_some_and(|kept| kept.hash != line.hash) {
+                return broken(
+                    "the line is not the one that was written: it and what follows were replaced".into(),
+                );
+            }
             if line.header.action == crate::writer::PRUNE {
                 let through = line.header.details.get("throughSeq").and_then(|n| n.as_u64());
                 self.dropped_through = self.dropped_through.max(through.unwrap_or(0));
@@ -146,6 +191,24 @@ impl Walk {
             self.expected = Some(seq + 1);
         }
         Ok(())
+    }
+
+    /// Lines at the end that were durable and are gone.
+    fn cut_off(&self, segments: &[Segment]) -> Option<Broken> {
+        let last = self.found.last_seq;
+        let kept = self.checkpoint.as_ref().filter(|kept| kept.seq > last)?;
+        Some(Broken {
+            file: segments.last().map_or("audit/".to_owned(), Segment::name),
+            line: segments
+                .last()
+                .map_or(1, |file| (last + 2).saturating_sub(file.first)),
+            seq: last + 1,
+            reason: format!(
+                "lines {} to {} are missing: the end of the log was removed",
+                last + 1,
+                kept.seq
+            ),
+        })
     }
 
     /// Lines that the log itself dropped are recorded as dropped: others were taken away.

@@ -1,15 +1,17 @@
 //! The thread that appends: whatever waits becomes one write and one fdatasync.
 
 use crate::Config;
+use crate::checkpoint;
 use crate::line::{Entry, Head, Outcome, Verdict, hash_of, parse};
 use crate::log::{Shared, Unwritable};
 use crate::segment::{self, Segment, open_to_write, path_of};
+use crate::verify::verify_end;
 use postrider_core::time::{Clock, Timestamp};
 use serde_json::{Map, Value, json};
 use std::cell::LazyCell;
 use std::fs::File;
 use std::io;
-use std::os::unix::fs::{DirBuilderExt, FileExt};
+use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
@@ -36,6 +38,8 @@ const RESERVE_BYTES: u64 = 1 << 20;
 const PIECES: u32 = 8;
 /// … within these limits.
 const SEGMENT_BYTES: [u64; 2] = [64 << 10, 16 << 20];
+/// The newest lines that every start verifies.
+const VERIFIED_BYTES_MAX: u64 = 64 << 20;
 const SEGMENT_AGE_MAX: Duration = Duration::from_secs(24 * 3600);
 
 pub type Written = Result<u64, Unwritable>;
@@ -82,12 +86,31 @@ pub struct Opened {
     pub head: Head,
     /// Tells of a repair, if there was one.
     pub repaired: Option<Entry>,
+    /// Why lines that were durable are missing or changed.
+    pub damage: Option<String>,
 }
 
-/// Finds the end of the log, and cuts off what a crash left unfinished there.
-pub fn open(directory: &Path) -> io::Result<Opened> {
+fn make_directory(directory: &Path) -> io::Result<()> {
     let mut builder = std::fs::DirBuilder::new();
-    builder.recursive(true).mode(0o700).create(directory)?;
+    builder.recursive(true).mode(0o700).create(directory)
+}
+
+/// Finds the end of the log, cuts off what a crash left unfinished there, and verifies the newest lines.
+pub fn open(directory: &Path) -> io::Result<Opened> {
+    make_directory(directory)?;
+    let mut opened = open_end(directory)?;
+    let checkpoint = checkpoint::read(directory)?;
+    opened.damage = verify_end(&opened.segments, checkpoint.clone(), VERIFIED_BYTES_MAX)?;
+    // The chain continues the line that is gone, so that the gap shows from then on.
+    if let Some(kept) = checkpoint
+        && (kept.seq > opened.head.seq || (kept.seq == opened.head.seq && kept.hash != opened.head.hash))
+    {
+        opened.head = kept.head(opened.head.time);
+    }
+    Ok(opened)
+}
+
+fn open_end(directory: &Path) -> io::Result<Opened> {
     let mut segments = segment::find(directory)?;
     let mut repaired = None;
     while let Some(last) = segments.last_mut() {
@@ -111,6 +134,7 @@ pub fn open(directory: &Path) -> io::Result<Opened> {
                 segments,
                 head,
                 repaired,
+                damage: None,
             });
         }
         // Made by a life that ended before its first line was durable.
@@ -121,6 +145,7 @@ pub fn open(directory: &Path) -> io::Result<Opened> {
         segments,
         head: Head::default(),
         repaired,
+        damage: None,
     })
 }
 
@@ -253,6 +278,8 @@ pub struct Writer {
     dropped_through: u64,
     /// The current file takes no more: what an fdatasync that failed has left of it is not known.
     renew: bool,
+    /// The line of the checkpoint, as far as this life has written one.
+    checkpoint_seq: u64,
 }
 
 impl Writer {
@@ -269,6 +296,7 @@ impl Writer {
             lost: 0,
             dropped_through: 0,
             renew: false,
+            checkpoint_seq: 0,
         };
         if let Some(repaired) = opened.repaired {
             writer.add(&repaired);
@@ -349,8 +377,16 @@ impl Writer {
             self.add(&entry);
         }
         let mut segments = self.shared.segments();
-        if self.must_rotate(&segments, now) {
-            self.release();
+        let damage = segments.last().map_or(Ok(None), |last| self.damage_of(last))?;
+        if let Some(why) = &damage {
+            self.shared.set_damage(why);
+            make_directory(&self.shared.config.directory)?;
+            segments.retain(|segment| segment.path.exists());
+        }
+        if damage.is_some() || self.must_rotate(&segments, now) {
+            if damage.is_none() {
+                self.release();
+            }
             self.file = None;
             segments.push(self.begin_segment(now)?);
         }
@@ -401,11 +437,36 @@ impl Writer {
         }
         let end = segments.last().map_or(0, |last| last.bytes);
         self.shared.publish(segments, self.head.clone());
+        if self.checkpoint_seq < self.head.seq {
+            match checkpoint::write(&self.shared.config.directory, &self.head) {
+                Ok(()) => self.checkpoint_seq = self.head.seq,
+                Err(e) => {
+                    tracing::warn!(error = %e, "the checkpoint of the audit log cannot be written: removed lines would not be noticed")
+                }
+            }
+        }
         if end + RESERVE_BYTES / 2 > self.reserved {
             self.disk.reserve(file, end, RESERVE_BYTES)?;
             self.reserved = end + RESERVE_BYTES;
         }
         Ok(())
+    }
+
+    /// Why the open file is not the one that has its name any more.
+    fn damage_of(&self, last: &Segment) -> io::Result<Option<String>> {
+        let Some(file) = &self.file else { return Ok(None) };
+        let ours = file.metadata()?;
+        let why = match std::fs::metadata(&last.path) {
+            Ok(named) if (named.dev(), named.ino()) != (ours.dev(), ours.ino()) => "was replaced",
+            Ok(named) if named.len() < last.bytes => "was cut short",
+            Ok(_) => return Ok(None),
+            Err(e) if e.kind() == io::ErrorKind::NotFound => "was removed",
+            Err(e) => return Err(e),
+        };
+        Ok(Some(format!(
+            "{} {why} while the server ran",
+            last.path.display()
+        )))
     }
 
     fn must_rotate(&self, segments: &[Segment], now: Timestamp) -> bool {

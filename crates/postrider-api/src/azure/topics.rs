@@ -186,6 +186,9 @@ async fn put(server: &Arc<Server>, call: &mut Call, kind: Kind, id: &GridId, con
         declare::store(server, spec, &id.group, known.clone(), None).await
     };
     let topic = &entry.map_err(refused)?.topic;
+    if !created {
+        declare::warn_if_open(server, topic);
+    }
     let mut answer = if kind == Kind::SystemTopic {
         // The service has no operation for these: what it answers is in force.
         if let Err(e) = server.engine.in_force_everywhere().await {
@@ -302,7 +305,9 @@ pub(super) fn refused(error: declare::Error) -> ArmError {
         declare::Error::TopicMissing(name) => {
             ArmError::new(404, "ResourceNotFound", format!("topic {name:?} does not exist"))
         }
-        e @ declare::Error::NameTaken(_) => ArmError::new(409, "Conflict", e.to_string()),
+        e @ (declare::Error::NameTaken(_) | declare::Error::Protected(_)) => {
+            ArmError::new(409, "Conflict", e.to_string())
+        }
         declare::Error::Quota(reached) => over_quota(reached),
         declare::Error::Engine(error) => unavailable(&error),
     }

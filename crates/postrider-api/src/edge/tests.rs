@@ -100,6 +100,69 @@ async fn topics_of_the_management_api_are_out_of_its_reach() {
 }
 
 #[tokio::test]
+async fn without_a_credential_what_was_made_elsewhere_stays() {
+    let lab = Lab::new(true).await;
+    lab.edge("PUT", "/topics/orders", None).await.expect(200);
+    // The owner makes the same topic, which the edge API reaches, and a subscription with a secret.
+    put_managed(&lab, "orders", json!({})).await.expect(201);
+    let path = format!("{}/eventSubscriptions/hook", arm("orders"));
+    let made = lab
+        .arm("PUT", &path, Some(web_hook("/yes?code=TOPSECRET", json!({}))))
+        .await;
+    lab.ends(&made).await;
+    let mine = web_hook("/mine?code=MINE", json!({}));
+    let list = "/topics/orders/eventSubscriptions";
+    let hook = format!("{list}/hook");
+    let own = format!("{list}/own");
+    ask(&lab, "PUT", &own, Some(&mine), &[JSON]).await.expect(200);
+
+    let reader = ("authorization", "Bearer reader secret");
+    for path in [list, &hook] {
+        let seen = ask(&lab, "GET", path, None, &[JSON])
+            .await
+            .expect(200)
+            .body
+            .to_string();
+        assert!(!seen.contains("TOPSECRET"), "{seen}");
+        let seen = ask(&lab, "GET", path, None, &[reader])
+            .await
+            .expect(200)
+            .body
+            .to_string();
+        assert!(!seen.contains("TOPSECRET") && !seen.contains("MINE"), "{seen}");
+    }
+    let seen = ask(&lab, "GET", list, None, &[]).await.body.to_string();
+    assert!(seen.contains("MINE"), "{seen}");
+    for (method, path, body) in [
+        ("PUT", hook.as_str(), Some(&mine)),
+        ("DELETE", &hook, None),
+        ("DELETE", "/topics/orders", None),
+    ] {
+        let refused = ask(&lab, method, path, body, &[JSON]).await.expect(403);
+        assert!(
+            refused.body.to_string().contains("without a credential"),
+            "{}",
+            refused.body
+        );
+        ask(&lab, method, path, body, &[JSON, reader]).await.expect(403);
+    }
+    let wrong = [JSON, ("authorization", "Bearer nonsense")];
+    ask(&lab, "GET", list, None, &wrong).await.expect(401);
+
+    let owner = ("authorization", "Bearer owner secret");
+    let seen = ask(&lab, "GET", &hook, None, &[owner]).await.body.to_string();
+    assert!(seen.contains("TOPSECRET"), "{seen}");
+    ask(&lab, "DELETE", &hook, None, &[owner]).await.expect(200);
+    // Rules that were set elsewhere would go with the topic.
+    put_managed(&lab, "orders", json!({"disableLocalAuth": true}))
+        .await
+        .expect(201);
+    ask(&lab, "DELETE", "/topics/orders", None, &[]).await.expect(403);
+    put_managed(&lab, "orders", json!({})).await.expect(201);
+    ask(&lab, "DELETE", "/topics/orders", None, &[]).await.expect(200);
+}
+
+#[tokio::test]
 async fn only_custom_topics_can_be_of_the_edge() {
     let lab = Lab::new(true).await;
     let path = format!("{GROUP}/providers/Microsoft.EventGrid/domains/dom");

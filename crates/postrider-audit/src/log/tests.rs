@@ -391,3 +391,96 @@ async fn lines_are_found_by_what_is_asked_and_page_by_page() {
     assert_eq!(query.after.as_ref().map(|at: &Position| at.seq), Some(2));
     check(query, &[1]);
 }
+
+#[tokio::test]
+async fn a_log_that_is_removed_while_it_is_written_is_noticed_and_goes_on() {
+    let place = TempDir::new().unwrap();
+    let config = config(place.path());
+    let log = AuditLog::open(config.clone(), clock()).unwrap();
+    written(&log, 3).await;
+    assert_eq!(log.status().damage, None);
+    std::fs::remove_dir_all(&config.directory).unwrap();
+    written(&log, 2).await;
+    let damage = log.status().damage.expect("it was noticed");
+    assert!(damage.contains("was removed while the server ran"), "{damage}");
+    // The lines after it are on disk, and continue the chain.
+    let found = log.verify().unwrap();
+    let reason = found.broken.expect("lines are missing").reason;
+    assert!(reason.starts_with("lines 1 to 3 are missing"), "{reason}");
+    assert_eq!((found.first_seq, found.last_seq), (4, 5));
+    drop(log);
+    let log = AuditLog::open(config.clone(), clock()).unwrap();
+    assert!(log.status().damage.is_some(), "the next start tells of it, too");
+}
+
+#[tokio::test]
+async fn a_file_that_is_replaced_or_cut_while_it_is_written_is_noticed() {
+    let place = TempDir::new().unwrap();
+    let config = config(place.path());
+    let log = AuditLog::open(config.clone(), clock()).unwrap();
+    written(&log, 3).await;
+    let file = files(&config).remove(0);
+    File::options()
+        .write(true)
+        .open(&file)
+        .unwrap()
+        .set_len(10)
+        .unwrap();
+    written(&log, 1).await;
+    assert!(log.status().damage.unwrap().contains("cut short"));
+    let file = files(&config).pop().unwrap();
+    let copy = place.path().join("copy");
+    std::fs::copy(&file, &copy).unwrap();
+    std::fs::rename(&copy, &file).unwrap();
+    written(&log, 1).await;
+    assert_eq!(files(&config).len(), 3, "each time a new file was begun");
+}
+
+#[tokio::test]
+async fn what_is_missing_at_a_start_is_told_and_stays_visible() {
+    let remove_all: fn(&Config) = |config| std::fs::remove_dir_all(&config.directory).unwrap();
+    let cut: fn(&Config) = |config| {
+        let file = files(config).pop().unwrap();
+        let text = std::fs::read_to_string(&file).unwrap();
+        let first = text.split_inclusive('\n').next().unwrap();
+        std::fs::write(&file, first).unwrap();
+    };
+    let rewrite: fn(&Config) = |config| {
+        let mut head = Head::default();
+        let line = |_| head.append(&entry("me", "topic.read", "/"), "", Timestamp::from_secs(1));
+        let text: String = (0..3).map(line).collect();
+        std::fs::write(files(config).pop().unwrap(), text).unwrap();
+    };
+    for (how, lines) in [(remove_all, 0), (cut, 1), (rewrite, 2)] {
+        let place = TempDir::new().unwrap();
+        let config = config(place.path());
+        let log = AuditLog::open(config.clone(), clock()).unwrap();
+        written(&log, 3).await;
+        drop(log);
+        how(&config);
+        let found = verify(&config.directory).unwrap();
+        assert!(!found.intact && found.broken.is_some());
+        assert_eq!(found.lines, lines);
+        let log = AuditLog::open(config.clone(), clock()).unwrap();
+        assert!(log.status().damage.is_some());
+        assert_eq!(log.append(entry("ci", "topic.write", "/t")).await, Ok(4));
+        assert!(!log.verify().unwrap().intact, "a line more hides nothing");
+        drop(log);
+        assert!(!verify(&config.directory).unwrap().intact);
+    }
+}
+
+#[tokio::test]
+async fn an_edited_line_is_told_at_the_start() {
+    let place = TempDir::new().unwrap();
+    let config = config(place.path());
+    let log = AuditLog::open(config.clone(), clock()).unwrap();
+    written(&log, 3).await;
+    drop(log);
+    let file = files(&config).pop().unwrap();
+    let text = std::fs::read_to_string(&file).unwrap();
+    std::fs::write(&file, text.replacen("/topics/t1", "/topics/t7", 1)).unwrap();
+    let log = AuditLog::open(config, clock()).unwrap();
+    let damage = log.status().damage.unwrap();
+    assert!(damage.contains("line 2: the line was edited"), "{damage}");
+}

@@ -182,8 +182,8 @@ pub fn check_attribute_name(name: &str) -> Result<(), String> {
     Ok(())
 }
 
-/// Headers that belong to the connection or to the body, which are not the subscriber's to set.
-const HEADERS_RESERVED: [&str; 14] = [
+/// Headers of the connection, of the body, and of the delivery's own: not the subscriber's to set.
+const HEADERS_RESERVED: [&str; 15] = [
     "connection",
     "content-encoding",
     "content-length",
@@ -191,6 +191,7 @@ const HEADERS_RESERVED: [&str; 14] = [
     "expect",
     "host",
     "keep-alive",
+    "postrider-hops",
     "proxy-authenticate",
     "proxy-authorization",
     "proxy-connection",
@@ -430,6 +431,7 @@ mod tests {
         check("aeg-x", false);
         check("AEG-SUBSCRIPTION-NAME", false);
         check("Host", false);
+        check("Postrider-Hops", false);
         check("Content-Type", false);
         check("transfer-encoding", false);
         check(&"x".repeat(257), false);
