@@ -2,7 +2,7 @@
 
 use crate::block_file::{self, Backend, BlockFile, MAGIC, PLAIN_MAGIC};
 use crate::disk::{erase, overwrite};
-use crate::generations::{FileKind, GENERATIONS, Generations};
+use crate::generations::{FileKind, GENERATIONS, Generations, LOG_IDENTITY};
 use crate::pages::{Commit, Pages, TableRows, u64_at};
 use postrider_store::Error;
 use redb::{
@@ -571,6 +571,8 @@ pub fn damaged_blocks(path: &Path) -> io::Result<u64> {
 #[derive(Clone, Copy, Debug)]
 pub struct KnownGenerations {
     pub known: [u64; 3],
+    /// Of the log that the file belongs to, if it says so.
+    pub identity: Option<u64>,
     /// See [`Generations::note_rolled_back`].
     pub rolled_back: bool,
 }
@@ -582,10 +584,14 @@ pub fn read_generations(path: &Path) -> Result<Option<KnownGenerations>, Error> 
     }
     let failed = |e: String| Error::Corrupt(damaged(path, &e));
     let opened = open_blocks(path, 1 << 20).map_err(failed)?;
-    let read = || Generations::read(&opened.database.begin_read()?);
+    let read = || {
+        let txn = opened.database.begin_read()?;
+        Ok::<_, redb::Error>((Generations::read(&txn)?, Generations::read_identity(&txn)?))
+    };
     match catch_unwind(AssertUnwindSafe(read)) {
-        Ok(Ok(known)) => Ok(Some(KnownGenerations {
+        Ok(Ok((known, identity))) => Ok(Some(KnownGenerations {
             known,
+            identity,
             rolled_back: opened.rolled_back,
         })),
         Ok(Err(e)) => Err(failed(e.to_string())),
@@ -599,7 +605,13 @@ pub fn raise_generation(path: &Path, kind: FileKind, to: u64) -> Result<(), Erro
     let opened = open_blocks(path, 1 << 20).map_err(failed)?;
     let write = || {
         let txn = opened.database.begin_write()?;
-        txn.open_table(GENERATIONS)?.insert(kind.file(), to)?;
+        let mut table = txn.open_table(GENERATIONS)?;
+        table.insert(kind.file(), to)?;
+        if kind == FileKind::State && to == 0 {
+            // The log begins anew, with another identity.
+            table.remove(LOG_IDENTITY)?;
+        }
+        drop(table);
         txn.commit()?;
         Ok::<_, redb::Error>(())
     };

@@ -16,6 +16,10 @@ use std::sync::{Arc, OnceLock};
 /// File → its generation: the file's own, and what it knows of the others.
 pub const GENERATIONS: TableDefinition<&str, u64> = TableDefinition::new("generations");
 
+/// In the same table: the identity of the log that the file belongs to. Missing until a program that knows of it has
+/// committed.
+pub const LOG_IDENTITY: &str = "log";
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FileKind {
     State,
@@ -40,6 +44,8 @@ impl FileKind {
 pub struct Generations {
     durable: [AtomicU64; 3],
     rolled_back: [AtomicBool; 3],
+    /// The log's identity; 0 while it is not known.
+    identity: AtomicU64,
     /// Called after a commit of a file other than the state database, which is to record it soon.
     commit_listener: OnceLock<CommitListener>,
 }
@@ -56,6 +62,7 @@ impl Generations {
     /// Looks whether the files of a data directory belong together, before they are opened.
     pub fn check(data_dir: &Path) -> Result<Arc<Generations>, Error> {
         let read = read_all(data_dir)?;
+        refuse_foreign(&read)?;
         let known = read.map(|read| read.map(|read| read.known));
         let generations = Generations::default();
         for kind in FileKind::ALL {
@@ -95,6 +102,11 @@ impl Generations {
         self.durable[kind as usize].fetch_max(generation, Relaxed);
     }
 
+    /// Sets the identity of the log, which every commit from now on records.
+    pub fn set_identity(&self, identity: u64) {
+        self.identity.store(identity, Relaxed);
+    }
+
     /// A commit is durable. The state database's next checkpoint records the other files' generations: an older copy of
     /// one of them is found out even if nothing is published or delivered after its last change.
     pub fn committed(&self, kind: FileKind, generation: u64) {
@@ -127,6 +139,14 @@ impl Generations {
         kinds
     }
 
+    /// The identity of the log that a file belongs to, if it says so.
+    pub fn read_identity(txn: &ReadTransaction) -> Result<Option<u64>, redb::Error> {
+        match txn.open_table(GENERATIONS) {
+            Err(redb::TableError::TableDoesNotExist(_)) => Ok(None),
+            table => Ok(table?.get(LOG_IDENTITY)?.map(|identity| identity.value())),
+        }
+    }
+
     /// Generations of all files, as one file records them.
     pub fn read(txn: &ReadTransaction) -> Result<[u64; 3], redb::Error> {
         let table = match txn.open_table(GENERATIONS) {
@@ -145,6 +165,10 @@ impl Generations {
         let mut table = txn.open_table(GENERATIONS)?;
         let generation = table.get(own.file())?.map_or(0, |generation| generation.value()) + 1;
         table.insert(own.file(), generation)?;
+        let identity = self.identity.load(Relaxed);
+        if identity > 0 {
+            table.insert(LOG_IDENTITY, identity)?;
+        }
         for other in FileKind::ALL.into_iter().filter(|kind| *kind != own) {
             let durable = self.get(other);
             if durable > 0 {
@@ -191,6 +215,38 @@ fn read_all(data_dir: &Path) -> Result<[Option<KnownGenerations>; 3], Error> {
     Ok(known)
 }
 
+/// The file that belongs to another log than the others; with no majority, than the state database.
+fn foreign(identities: [Option<u64>; 3]) -> Option<FileKind> {
+    let known = FileKind::ALL
+        .into_iter()
+        .filter_map(|kind| Some((kind, identities[kind as usize]?)));
+    let known: Vec<(FileKind, u64)> = known.collect();
+    let alike = |identity: u64| known.iter().filter(|(_, other)| *other == identity).count();
+    // The last one of equals.
+    let ours = known.iter().rev().max_by_key(|(_, identity)| alike(*identity))?.1;
+    known
+        .iter()
+        .find(|(_, identity)| *identity != ours)
+        .map(|(kind, _)| *kind)
+}
+
+fn refuse_foreign(read: &[Option<KnownGenerations>; 3]) -> Result<(), Error> {
+    let Some(kind) = foreign(read.map(|read| read?.identity)) else {
+        return Ok(());
+    };
+    let next = match kind {
+        FileKind::Archive => {
+            "put back this installation's own, or move it away and run \"postrider restore --accept-mixed-files\": the \
+             dead letters stay in their blobs and are not listed"
+        }
+        FileKind::State | FileKind::Catalog => "put back this installation's own, or all files of one backup",
+    };
+    Err(Error::Corrupt(format!(
+        "{} belongs to another installation than the other files beside it: {next}",
+        kind.file()
+    )))
+}
+
 fn older(known: &[Option<[u64; 3]>; 3]) -> Vec<Older> {
     let mut found = Vec::new();
     for file in FileKind::ALL {
@@ -214,7 +270,9 @@ fn older(known: &[Option<[u64; 3]>; 3]) -> Vec<Older> {
 /// Takes the files of a stopped server for what there is: each gets a generation that no other file finds old. Returns
 /// what was older, in words.
 pub fn accept_mixed(data_dir: &Path) -> Result<Vec<String>, Error> {
-    let known = read_all(data_dir)?.map(|read| read.map(|read| read.known));
+    let read = read_all(data_dir)?;
+    refuse_foreign(&read)?;
+    let known = read.map(|read| read.map(|read| read.known));
     let mut told = Vec::new();
     for one in older(&known) {
         match one.own {
@@ -276,6 +334,20 @@ fn forget_file(witness: &Path, kind: FileKind) -> Result<(), Error> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_file_of_another_installation_is_named() {
+        let foreign =
+            |identities: [u64; 3]| foreign(identities.map(|identity| (identity > 0).then_some(identity)));
+        assert_eq!(foreign([0, 0, 0]), None);
+        assert_eq!(foreign([7, 7, 7]), None);
+        assert_eq!(foreign([7, 0, 7]), None);
+        assert_eq!(foreign([7, 7, 8]), Some(FileKind::Archive));
+        assert_eq!(foreign([7, 8, 7]), Some(FileKind::Catalog));
+        assert_eq!(foreign([8, 7, 7]), Some(FileKind::State));
+        assert_eq!(foreign([7, 0, 8]), Some(FileKind::Archive));
+        assert_eq!(foreign([7, 8, 0]), Some(FileKind::Catalog));
+    }
 
     #[test]
     fn a_file_below_what_another_has_seen_is_older() {

@@ -42,6 +42,7 @@ pub fn recover(
     let directory = state.parent().unwrap_or(state);
     let state = State::open_with(state, fresh_identity, generations.clone())?;
     let known = state.recover()?;
+    generations.set_identity(known.identity);
     let unreadable = |e: io::Error| Error::Unavailable(format!("reading the log: {e}"));
     let mut progress: FxHashMap<SubscriptionId, Progress> = known.cursors.iter().cloned().collect();
     let mut found = Found::default();

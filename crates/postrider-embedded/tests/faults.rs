@@ -1467,6 +1467,40 @@ async fn a_damaged_beginning_does_not_keep_the_rest_from_being_salvaged() {
     }
 }
 
+// Its blobs would be listed under subscriptions whose ids are the same by chance.
+#[tokio::test]
+async fn an_archive_of_another_installation_is_refused() {
+    let directories = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
+    for (directory, identity) in directories.iter().zip([7, 8]) {
+        let path = directory.path();
+        let generations = Generations::check(path).unwrap();
+        let log = EmbeddedLog::open_with(path, identity, generations.clone())
+            .await
+            .unwrap();
+        let catalog = path.join("catalog.redb");
+        let catalog = EmbeddedCatalog::open_with(&catalog, keys(), generations.clone()).unwrap();
+        let archive = EmbeddedArchive::open_with(&path.join("archive.redb"), generations).unwrap();
+        archive.skip_numbers(BlobId(1), 1).await.unwrap();
+        log.open_subscription(sub(1)).await.unwrap();
+        log.flush().await.unwrap();
+        log.close().await.unwrap();
+        drop((log, catalog, archive));
+        Generations::check(path).unwrap();
+    }
+    let [ours, other] = directories;
+    let path = ours.path().join("archive.redb");
+    std::fs::copy(other.path().join("archive.redb"), &path).unwrap();
+    let refused = Generations::check(ours.path()).unwrap_err().to_string();
+    assert!(
+        refused.contains("archive.redb belongs to another installation"),
+        "{refused}"
+    );
+    assert!(restore::accept_mixed_files(ours.path()).is_err());
+    std::fs::remove_file(&path).unwrap();
+    restore::accept_mixed_files(ours.path()).unwrap();
+    Generations::check(ours.path()).unwrap();
+}
+
 // The log alone says which one it is, and how far it went.
 #[tokio::test]
 async fn a_missing_state_database_is_made_anew_where_that_is_accepted() {

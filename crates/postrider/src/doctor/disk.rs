@@ -593,10 +593,14 @@ fn check_copies(data_dir: &Path, deep: bool) -> Result<(), String> {
         }
     }
     match Generations::check(directory.path()) {
-        Err(Error::Corrupt(e)) if e.contains("not of the same time") => Err(e.replace(
-            &directory.path().display().to_string(),
-            &data_dir.display().to_string(),
-        )),
+        Err(Error::Corrupt(e))
+            if e.contains("not of the same time") || e.contains("another installation") =>
+        {
+            Err(e.replace(
+                &directory.path().display().to_string(),
+                &data_dir.display().to_string(),
+            ))
+        }
         _ => Ok(()),
     }
 }
