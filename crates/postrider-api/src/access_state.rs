@@ -22,6 +22,7 @@ use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::sync::{Arc, RwLock};
 use std::time::Duration;
+use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 /// Revoked clients and revoked ids that are remembered at once; each until nothing of theirs would hold anyway.
@@ -49,21 +50,29 @@ pub trait AccessStore: Send + Sync {
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
+#[serde(rename_all = "camelCase")]
 struct Document {
+    /// Every document that was stored has it: text without it is not one.
     epoch: u64,
     /// Tokens and sessions of earlier epochs are revoked.
+    #[serde(default)]
     all_before: u64,
     /// The same for single clients, by their ids in lower case.
+    #[serde(default)]
     clients: BTreeMap<String, RevokedClient>,
     /// Single tokens and sessions, with the second after which they would not hold anyway.
+    #[serde(default)]
     ids: BTreeMap<String, i64>,
     /// PKCS #8 in base64; none: the key of `token-key.pem` signs.
+    #[serde(default)]
     signing_key: Option<String>,
     /// The epoch in which the key was last replaced: sessions of earlier epochs are sealed with a key that is gone.
+    #[serde(default)]
     key_epoch: u64,
+    #[serde(default)]
     previous_keys: Vec<PreviousKey>,
     /// No two texts that were ever stored are the same.
+    #[serde(default)]
     nonce: String,
 }
 
@@ -217,6 +226,8 @@ pub(crate) struct AccessState {
     in_force: RwLock<Arc<InForce>>,
     store: Option<Arc<dyn AccessStore>>,
     changing: tokio::sync::Mutex<()>,
+    /// The epoch in force: wakes what a revocation must end.
+    epochs: watch::Sender<u64>,
 }
 
 impl AccessState {
@@ -227,6 +238,7 @@ impl AccessState {
             in_force: RwLock::new(Arc::new(in_force)),
             store: None,
             changing: tokio::sync::Mutex::default(),
+            epochs: watch::Sender::default(),
         }
     }
 
@@ -239,9 +251,17 @@ impl AccessState {
         let new = InForce::new(document, &self.initial)?;
         let mut in_force = self.in_force.write().expect("no panic holds it");
         if new.document.epoch >= in_force.document.epoch {
+            let epoch = new.document.epoch;
             *in_force = Arc::new(new);
+            self.epochs
+                .send_if_modified(|told| std::mem::replace(told, epoch) != epoch);
         }
         Ok(())
+    }
+
+    /// Told of every change. The change is in force for whoever asks after being told.
+    pub fn changes(&self) -> watch::Receiver<u64> {
+        self.epochs.subscribe()
     }
 
     /// Given to tokens and sessions.
@@ -454,6 +474,13 @@ mod tests {
             !document.holds("me", "1", u64::MAX),
             "it would outlive every revocation"
         );
+    }
+
+    #[test]
+    fn text_without_an_epoch_is_no_document() {
+        for text in ["{}", "[]", r#"{"v":3}"#] {
+            assert!(serde_json::from_str::<Document>(text).is_err(), "{text}");
+        }
     }
 
     #[test]

@@ -172,6 +172,10 @@ impl Stream {
         let clock = self.server.wall.clone();
         let stop = self.server.streams.stop.clone();
         let begun = clock.now();
+        let mut revocations = self.server.access.changes();
+        if !self.server.still_holds(&self.credential) {
+            return;
+        }
         let mut next = Bytes::from_static(b": begin\n\n");
         loop {
             let sent = tokio::select! {
@@ -188,6 +192,7 @@ impl Stream {
                     biased;
                     () = stop.cancelled() => return,
                     () = self.pieces.closed() => return,
+                    _ = revocations.changed() => None,
                     received = self.lines.recv() => Some(received),
                     () = quiet => None,
                 };

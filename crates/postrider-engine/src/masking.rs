@@ -31,7 +31,7 @@ pub enum ConfiguredSecret {
 /// The values, in every form in which they may come back.
 #[derive(Debug, Default)]
 pub struct SentSecrets {
-    /// By their first byte; the longest first.
+    /// By their first byte in lower case; the longest first.
     forms: BTreeMap<u8, Vec<Form>>,
     /// Requests carry signatures, which are others each time.
     signed: bool,
@@ -163,7 +163,17 @@ impl SentSecrets {
             let quoted = String::from_utf8_lossy(&quoted).trim_matches('"').to_owned();
             let slashed = quoted.replace('/', "\\/");
             let html = plain.replace('&', "&amp;");
-            // `+` and `/` become `\u002B` and `%2b` in some writers' JSON and URLs.
+            let angled = html.replace('<', "&lt;").replace('>', "&gt;");
+            let html_forms = [
+                ("&quot;", "&#39;"),
+                ("&#34;", "&#39;"),
+                ("&quot;", "&#x27;"),
+                ("&quot;", "'"),
+            ];
+            for (double, single) in html_forms {
+                self.put(angled.replace('"', double).replace('\'', single));
+            }
+            // `+` and `/` become `\u002b` and `%2b` in some writers' JSON and URLs.
             let unicode: String = plain
                 .chars()
                 .map(|c| match c {
@@ -171,9 +181,12 @@ impl SentSecrets {
                     other => other.to_string(),
                 })
                 .collect();
-            let unicode_upper: String = unicode
-                .replace("\\u002b", "\\u002B")
-                .replace("\\u003d", "\\u003D");
+            self.put(
+                plain
+                    .encode_utf16()
+                    .map(|unit| format!("\\u{unit:04x}"))
+                    .collect(),
+            );
             let loosely: String = plain
                 .bytes()
                 .map(|byte| match byte {
@@ -182,18 +195,7 @@ impl SentSecrets {
                     byte => format!("%{byte:02X}"),
                 })
                 .collect();
-            let forms = [
-                plain.to_owned(),
-                encoded.to_lowercase_escapes(),
-                encoded,
-                loosely.to_lowercase_escapes(),
-                loosely,
-                quoted,
-                slashed,
-                html,
-                unicode,
-                unicode_upper,
-            ];
+            let forms = [plain.to_owned(), encoded, loosely, quoted, slashed, html, unicode];
             forms.into_iter().for_each(|form| self.put(form));
             // Of a few bytes it would be found by chance.
             if plain.len() >= ANYWHERE_MIN {
@@ -209,7 +211,7 @@ impl SentSecrets {
             bytes: form.into_bytes(),
         };
         let Some(first) = form.bytes.first() else { return };
-        let forms = self.forms.entry(*first).or_default();
+        let forms = self.forms.entry(first.to_ascii_lowercase()).or_default();
         if !forms.contains(&form) {
             let at = forms.partition_point(|known| known.bytes.len() >= form.bytes.len());
             forms.insert(at, form);
@@ -225,7 +227,8 @@ impl SentSecrets {
         let mut at = 0;
         while at < answer.len() {
             let rest = &answer[at..];
-            let forms = self.forms.get(&answer[at]).map_or(&[][..], Vec::as_slice);
+            let first = answer[at].to_ascii_lowercase();
+            let forms = self.forms.get(&first).map_or(&[][..], Vec::as_slice);
             let found = forms.iter().find(|form| form.is_at(answer, at));
             if let Some(form) = found {
                 out.extend_from_slice(mask.as_bytes());
@@ -234,7 +237,8 @@ impl SentSecrets {
                 out.extend_from_slice(&rest[..name]);
                 out.extend_from_slice(mask.as_bytes());
                 at += name + value;
-            } else if cut && rest.len() >= CUT_MIN && forms.iter().any(|form| form.bytes.starts_with(rest)) {
+            } else if cut && rest.len() >= CUT_MIN && forms.iter().any(|form| begins_with(&form.bytes, rest))
+            {
                 out.extend_from_slice(mask.as_bytes());
                 break;
             } else {
@@ -272,39 +276,21 @@ fn signature_at(text: &[u8]) -> Option<(usize, usize)> {
     (value > 0).then_some((name.len(), value))
 }
 
+/// Some receivers answer in upper or lower case, and escapes have either.
+fn begins_with(text: &[u8], beginning: &[u8]) -> bool {
+    let begin = text.get(..beginning.len());
+    begin.is_some_and(|begin| begin.eq_ignore_ascii_case(beginning))
+}
+
 impl Form {
     fn is_at(&self, answer: &[u8], at: usize) -> bool {
-        if !answer[at..].starts_with(&self.bytes) {
+        if !begins_with(&answer[at..], &self.bytes) {
             return false;
         }
         let is_word =
             |byte: Option<&u8>| byte.is_some_and(|byte| byte.is_ascii_alphanumeric() || *byte >= 0x80);
         let before = at.checked_sub(1).and_then(|before| answer.get(before));
         !self.alone || !(is_word(before) || is_word(answer.get(at + self.bytes.len())))
-    }
-}
-
-trait LowercaseEscapes {
-    fn to_lowercase_escapes(&self) -> String;
-}
-
-impl LowercaseEscapes for String {
-    /// `%2F` as `%2f`; nothing else changes.
-    fn to_lowercase_escapes(&self) -> String {
-        let mut left = 0;
-        self.chars()
-            .map(|c| {
-                left = match c {
-                    '%' => 2,
-                    _ if left > 0 => {
-                        left -= 1;
-                        return c.to_ascii_lowercase();
-                    }
-                    _ => 0,
-                };
-                c
-            })
-            .collect()
     }
 }
 
@@ -328,6 +314,10 @@ mod tests {
             "p%2fss%2bw%22rd%3d1",
             "p/ss+w\\\"rd=1",
             "p\\/ss+w\\\"rd=1",
+            "P/SS+W\"RD=1",
+            "p/ss+w&quot;rd=1",
+            "p/ss+w&#34;rd=1",
+            "\\u0070\\u002F\\u0073\\u0073\\u002B\\u0077\\u0022\\u0072\\u0064\\u003D\\u0031",
             &BASE64_STANDARD_NO_PAD.encode("p/ss+w\"rd=1"),
         ] {
             let answer = format!("you said {form}, did you?");

@@ -24,7 +24,7 @@ pub fn store(config: &Config, keys: Arc<Keyring>, cluster: Option<&Arc<Cluster>>
     match cluster {
         Some(cluster) => Arc::new(Shared(cluster.clone())),
         None => Arc::new(AccessFile {
-            path: material::access_path(&config.data_dir),
+            data_dir: config.data_dir.clone(),
             keys,
         }),
     }
@@ -32,20 +32,20 @@ pub fn store(config: &Config, keys: Arc<Keyring>, cluster: Option<&Arc<Cluster>>
 
 /// The file of a server that is alone, sealed. Only this process writes it: the data directory is locked.
 struct AccessFile {
-    path: PathBuf,
+    data_dir: PathBuf,
     keys: Arc<Keyring>,
 }
 
 #[async_trait]
 impl AccessStore for AccessFile {
     async fn read(&self) -> Result<Option<(Bytes, u64)>, String> {
-        let text = material::read_sealed(&self.path, &self.keys).map_err(|e| format!("{e:#}"))?;
+        let text = material::read_access(&self.data_dir, &self.keys).map_err(|e| format!("{e:#}"))?;
         Ok(text.map(|text| (Bytes::from(text), 1)))
     }
 
     async fn swap(&self, text: Bytes, _: u64) -> Result<bool, String> {
         let text = std::str::from_utf8(&text).map_err(|e| e.to_string())?;
-        postrider_api::http::off_worker(|| material::write_sealed(&self.path, text, &self.keys))
+        postrider_api::http::off_worker(|| material::write_access(&self.data_dir, text, &self.keys))
             .map_err(|e| format!("{e:#}"))?;
         Ok(true)
     }

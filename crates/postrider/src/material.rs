@@ -21,6 +21,7 @@ use rustls::{CertificateError, RootCertStore};
 use std::fs;
 use std::io::{ErrorKind, Write};
 use std::net::IpAddr;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -112,6 +113,10 @@ fn token_key(data_dir: &Path, keys: &Keyring, created: &mut Vec<PathBuf>) -> Res
     };
     let reading = || format!("reading the key for tokens in {}", path.display());
     let key = read_key_text(&text).with_context(reading)?;
+    if access_path(data_dir).exists() {
+        // Sealed by `reseal_files`, at the latest.
+        mark_access_sealed(data_dir, keys)?;
+    }
     let der = key.secret_der();
     let mut naming = ring::digest::Context::new(&ring::digest::SHA256);
     naming.update(b"names");
@@ -131,6 +136,51 @@ pub fn access_path(data_dir: &Path) -> PathBuf {
     data_dir.join("access.json")
 }
 
+/// Begins the text of the key for tokens once `access.json` was sealed in this directory. Readers of PEM skip it.
+const ACCESS_MARK: &str = "access.json is sealed\n";
+const ACCESS_WAY_OUT: &str = "put access.json back from a backup; without one, remove access.json and token-key.pem: a \
+     new key is then made, and every token and session given until now ends";
+
+fn access_was_sealed(data_dir: &Path, keys: &Keyring) -> Result<bool> {
+    let text = read_sealed(&token_key_path(data_dir), keys)?;
+    Ok(text.is_some_and(|text| text.starts_with(ACCESS_MARK)))
+}
+
+/// From now on a missing or unsealed `access.json` is refused. To be called when it is there and sealed.
+fn mark_access_sealed(data_dir: &Path, keys: &Keyring) -> Result<()> {
+    let path = token_key_path(data_dir);
+    match read_sealed(&path, keys)? {
+        Some(text) if !text.starts_with(ACCESS_MARK) => {
+            write_sealed(&path, &format!("{ACCESS_MARK}{text}"), keys)
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Revocations and keys as they were stored; none if none ever were. Fails where they were and are gone or changed:
+/// what was revoked would be valid again.
+pub fn read_access(data_dir: &Path, keys: &Keyring) -> Result<Option<String>> {
+    let path = access_path(data_dir);
+    let stored = read_if_there(&path)?;
+    let is_sealed = stored
+        .as_deref()
+        .is_some_and(|text| key_of(text.trim_end().as_bytes()).is_some());
+    if !is_sealed && access_was_sealed(data_dir, keys)? {
+        let what = if stored.is_some() {
+            "not sealed any more: it was changed or damaged"
+        } else {
+            "missing"
+        };
+        bail!("{} is {what}; {ACCESS_WAY_OUT}", path.display());
+    }
+    read_sealed(&path, keys).context(ACCESS_WAY_OUT)
+}
+
+pub fn write_access(data_dir: &Path, text: &str, keys: &Keyring) -> Result<()> {
+    write_sealed(&access_path(data_dir), text, keys)?;
+    mark_access_sealed(data_dir, keys)
+}
+
 /// Seals the files that hold keys of tokens under the first key, those that are there and are not.
 pub fn reseal_files(data_dir: &Path, keys: &Keyring) -> Result<()> {
     for path in [token_key_path(data_dir), access_path(data_dir)] {
@@ -140,7 +190,11 @@ pub fn reseal_files(data_dir: &Path, keys: &Keyring) -> Result<()> {
         if key_of(stored.trim_end().as_bytes()) == Some(keys.current()) {
             continue;
         }
-        let text = read_sealed(&path, keys)?.unwrap_or_default();
+        let text = match path == access_path(data_dir) {
+            true => read_access(data_dir, keys)?,
+            false => read_sealed(&path, keys)?,
+        };
+        let text = text.unwrap_or_default();
         if path == token_key_path(data_dir) {
             read_key_text(&text)
                 .with_context(|| format!("reading the key for tokens in {}", path.display()))?;
@@ -618,12 +672,33 @@ pub fn write_private(path: &Path, text: &str) -> Result<()> {
 /// Whole or not at all, also after a power loss.
 fn write(path: &Path, text: &str) -> Result<()> {
     let directory = path.parent().context("a file has a directory")?;
-    let mut file = tempfile::NamedTempFile::new_in(directory)?;
+    // The name is always the same: what a kill leaves there may be a secret, and is removed by `remove_unfinished`.
+    remove_unfinished(path)?;
+    let unfinished = unfinished_path(path);
+    let mut file = fs::OpenOptions::new()
+        .write(true)
+        .create_new(true)
+        .mode(0o600)
+        .open(&unfinished)?;
     file.write_all(text.as_bytes())?;
-    file.as_file().sync_all()?;
-    file.persist(path)?;
+    file.sync_all()?;
+    fs::rename(&unfinished, path)?;
     fs::File::open(directory)?.sync_all()?;
     Ok(())
+}
+
+fn unfinished_path(path: &Path) -> PathBuf {
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    path.with_file_name(format!(".{name}.unfinished"))
+}
+
+/// Overwrites and removes what a kill has left of [`write_private`].
+pub fn remove_unfinished(path: &Path) -> Result<()> {
+    let unfinished = unfinished_path(path);
+    if !unfinished.exists() {
+        return Ok(());
+    }
+    postrider_embedded::erase(&unfinished).with_context(|| format!("removing {}", unfinished.display()))
 }
 
 #[cfg(test)]
@@ -799,6 +874,71 @@ mod tests {
         let again = prepare(&config, &keys(), NOW).unwrap();
         assert_eq!(created_names(&again), ["ca.pem"]);
         assert_eq!(fs::read(config.data_dir.join("tls/ca-key.pem")).unwrap(), key);
+    }
+
+    #[test]
+    fn access_that_was_sealed_is_never_read_as_plain_text_nor_missed() {
+        let directory = tempfile::tempdir().unwrap();
+        let config = config_in(directory.path());
+        let (data_dir, keys) = (&config.data_dir, keys());
+        let path = access_path(data_dir);
+        prepare(&config, &keys, NOW).unwrap();
+        // Nothing was revoked yet; an earlier version may have written plain text.
+        assert_eq!(read_access(data_dir, &keys).unwrap(), None);
+        let plain = "{\"epoch\":1}";
+        fs::write(&path, plain).unwrap();
+        prepare(&config, &keys, NOW).unwrap();
+        assert!(!fs::read_to_string(&path).unwrap().contains("epoch"), "sealed");
+        assert_eq!(read_access(data_dir, &keys).unwrap().as_deref(), Some(plain));
+
+        let last = "{\"epoch\":2}";
+        write_access(data_dir, last, &keys).unwrap();
+        let sealed = fs::read_to_string(&path).unwrap();
+        let other = sealed.replacen("\"v\":2", "\"v\":3", 1);
+        let refused = |stored: Option<&str>| {
+            match stored {
+                Some(text) => fs::write(&path, text).unwrap(),
+                None => fs::remove_file(&path).unwrap(),
+            }
+            let _ = prepare(&config, &keys, NOW);
+            let error = format!("{:#}", read_access(data_dir, &keys).unwrap_err());
+            assert!(
+                error.contains("access.json") && error.contains("token-key.pem"),
+                "{error}"
+            );
+        };
+        for text in [
+            other.as_str(),
+            "{}",
+            "{\"v\":2}",
+            "[]",
+            "",
+            &sealed[..sealed.len() - 9],
+        ] {
+            refused(Some(text));
+        }
+        refused(None);
+        fs::write(&path, &sealed).unwrap();
+        prepare(&config, &keys, NOW).unwrap();
+        assert_eq!(read_access(data_dir, &keys).unwrap().as_deref(), Some(last));
+        // The way out: a new key, and nothing that was given before holds.
+        fs::remove_file(&path).unwrap();
+        fs::remove_file(token_key_path(data_dir)).unwrap();
+        prepare(&config, &keys, NOW).unwrap();
+        assert_eq!(read_access(data_dir, &keys).unwrap(), None);
+    }
+
+    #[test]
+    fn what_a_kill_leaves_of_a_secret_is_removed() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("secret-key");
+        fs::write(unfinished_path(&path), "hunter2 hunter2").unwrap();
+        write_private(&path, "new").unwrap();
+        assert_eq!(fs::read_to_string(&path).unwrap(), "new");
+        assert_eq!(mode(&path), 0o600);
+        fs::write(unfinished_path(&path), "hunter2").unwrap();
+        remove_unfinished(&path).unwrap();
+        assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 1);
     }
 
     #[test]

@@ -71,6 +71,7 @@ pub fn keys_of_directory(data_dir: &Path) -> Result<Option<Keyring>> {
 
 /// The keys of this installation. The first start makes one if none is configured.
 pub fn keyring(config: &Config) -> Result<Keyring> {
+    material::remove_unfinished(&default_file(config))?;
     if let Some(keys) = existing(config, &catalog(&config.data_dir))? {
         return Ok(keys);
     }

@@ -707,6 +707,21 @@ async fn a_stream_ends_when_the_token_that_opened_it_is_revoked() {
         let body = json!({"client": "reader"});
         let path = "/postrider/v1/sessions/revoke";
         lab.send("POST", path, Some(&body), &[]).await.expect(200);
+        for _ in 0..1000 {
+            tokio::task::yield_now().await;
+        }
+        // Nothing has happened to events meanwhile.
+        let read_by = |sender: &broadcast::Sender<_>| sender.receiver_count();
+        let readers: usize = told
+            .open
+            .as_ref()
+            .unwrap()
+            .lock()
+            .unwrap()
+            .iter()
+            .map(read_by)
+            .sum();
+        assert_eq!(readers, 1, "the stream ends with the revocation");
         tell(accepted());
         // The stream of the other client goes on until the server stops.
         for _ in 0..1000 {
