@@ -197,7 +197,9 @@ pub struct Health {
     pub lost: Vec<LostEvents>,
     /// Why what is settled cannot be recorded, if so: retries and dead letters wait.
     pub unrecorded: Option<String>,
-    /// Deliveries offered again after a restart because their settling was not yet on disk.
+    /// Deliveries below their subscription's progress that this start has found open and offers again. Deliveries at or
+    /// beyond the recorded progress are offered again as well and are not among these: after a kill the log does not
+    /// know which of them were handed out.
     pub redelivered: u64,
     pub segments: u64,
     pub bytes: u64,
