@@ -197,7 +197,8 @@ pub struct Health {
     pub lost: Vec<LostEvents>,
     /// Why what is settled cannot be recorded, if so: retries and dead letters wait.
     pub unrecorded: Option<String>,
-    /// Deliveries offered again after a restart because their settling was not yet on disk.
+    /// Deliveries offered again after a restart that were under way by the last progress on disk. What was claimed and
+    /// settled after that may be offered again too, uncounted: on disk it looks like what was never claimed.
     pub redelivered: u64,
     pub segments: u64,
     pub bytes: u64,
