@@ -282,7 +282,7 @@ impl Plan {
                 continue;
             }
             last = Some(&claim.entry);
-            match claim.entry.batch.body.len() {
+            match claim.entry.batch.memory_len() {
                 bytes if bytes < SHARED_ENTRY_MIN => need.own += bytes,
                 bytes if !need.shared.contains(&(claim.entry.first, bytes)) => {
                     need.shared.push((claim.entry.first, bytes));

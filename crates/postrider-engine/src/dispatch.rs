@@ -432,6 +432,11 @@ impl Dispatcher {
             .sum()
     }
 
+    /// Lanes under way, of all subscriptions; some of them may be parked.
+    pub fn lanes(&self) -> usize {
+        self.tasks.running(TaskKind::DeliveryLane)
+    }
+
     /// Announces that about `count` more deliveries can be claimed, and starts lanes for them.
     fn wake(self: &Arc<Self>, outlet: &Arc<Outlet>, count: usize) {
         outlet.lanes.announce(count);
@@ -489,7 +494,9 @@ impl Dispatcher {
     async fn lane(self: Arc<Self>, outlet: Arc<Outlet>, mut admitted: Option<(Arc<Endpoint>, Pass)>) {
         loop {
             let epoch = outlet.lanes.epoch();
-            match self.lane_step(&outlet, admitted.take()).await {
+            // Boxed, because a parked lane has none, and very many lanes are parked after very many retries.
+            let step = Box::pin(self.lane_step(&outlet, admitted.take()));
+            match step.await {
                 LaneStep::Settled => {}
                 LaneStep::NothingInTime(endpoint, pass) => admitted = Some((endpoint, pass)),
                 LaneStep::NothingToClaim => {
@@ -555,7 +562,8 @@ impl Dispatcher {
             };
         }
         self.wake_sibling(outlet, &plan, claims.len());
-        match self.deliver(&plan, outlet, pass, claims, charge).await {
+        // Boxed, because it is large and paid for by the charge: very many lanes may wait for their claims.
+        match Box::pin(self.deliver(&plan, outlet, pass, claims, charge)).await {
             Delivered::Settled => LaneStep::Settled,
             Delivered::NothingInTime(pass) => LaneStep::NothingInTime(plan.endpoint.clone(), pass),
             Delivered::TornDown => LaneStep::MayNotSend,
