@@ -273,7 +273,10 @@ pub async fn answer(server: &Server, call: &Call) -> Answer {
         body["store"]["lost"] = lost(server, &log.lost);
     }
     body["deadLetters"] = letters;
-    body["tasks"] = json!({"ofRemovedSubscriptions": server.engine.dispatcher.orphaned_tasks()});
+    body["tasks"] = json!({
+        "deliveryLanes": server.engine.dispatcher.lanes(),
+        "ofRemovedSubscriptions": server.engine.dispatcher.orphaned_tasks(),
+    });
     let mut clients = json!({
         "connections": server.connections.count(),
         "connectionsMax": server.connections.max(),

@@ -82,6 +82,12 @@ pub struct Lacks {
 }
 
 impl Batch {
+    /// Bytes that the batch takes in memory. An event for very many subscriptions takes most of it for their ids.
+    pub fn memory_len(&self) -> usize {
+        let matched = self.matched.iter().map(|set| size_of_val(&**set)).sum::<usize>();
+        self.body.len() + size_of_val(&*self.events) + matched
+    }
+
     /// The text of one event.
     pub fn object(&self, index: usize) -> &str {
         self.slice(self.events[index].object)

@@ -1,7 +1,8 @@
 //! Large entries that are in memory, so that no second copy of one is read from the log.
 //!
 //! An event that goes to many subscriptions is in memory once however many of them have it before them:
-//! without this, every subscription that lags or retries would read its own copy.
+//! without this, every subscription that lags or retries would read its own copy. Each copy of an entry names all
+//! subscriptions that it matched, so that even a tiny event for 10 000 of them took 10 000 times 100 KB.
 
 use postrider_core::ids::Position;
 use postrider_store::Entry;
@@ -9,7 +10,7 @@ use rustc_hash::FxHashMap;
 use std::sync::{Arc, Mutex, Weak};
 
 /// Smaller entries are not looked up: a copy costs less than the bookkeeping.
-const ENTRY_BYTES_MIN: usize = 32 << 10;
+const ENTRY_BYTES_MIN: usize = 4 << 10;
 /// Entries that are no longer in memory are forgotten when there are this many, and again whenever their
 /// number has doubled.
 const FORGET_AT_MIN: usize = 256;
@@ -34,7 +35,7 @@ impl EntryCache {
 
     /// Notes an entry that was read or written. Returns the one to use: the first that was noted.
     pub fn share(&self, entry: Arc<Entry>) -> Arc<Entry> {
-        if entry.batch.body.len() < ENTRY_BYTES_MIN {
+        if entry.batch.memory_len() < ENTRY_BYTES_MIN {
             return entry;
         }
         let mut inner = self.inner.lock().expect("no panic while it is locked");

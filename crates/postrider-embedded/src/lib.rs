@@ -42,7 +42,7 @@ use postrider_store::{
     Backlog, Claim, Entry, Error, EventLog, Health, Letter, LetterKey, LettersWaiting, Listener, Settled,
     Want,
 };
-use queue::{DueRetry, HOT_BYTES_MAX, Queue, Ready};
+use queue::{DueRetry, HOT_BYTES_MAX, LoadedBytes, Queue, Ready};
 use record::Kind;
 use rustc_hash::FxHashMap;
 use segment::Segment;
@@ -69,6 +69,9 @@ const LAG_BYTES: usize = 512 << 10;
 const LAG_RECORDS: usize = 1024;
 /// Retries that are due are brought into memory this many at a time.
 const DUE_MAX: usize = 256;
+/// Beyond this many bytes of retries that are read and not claimed, all subscriptions together, each reads one retry
+/// at a time.
+const DUE_BYTES_MAX: usize = 32 << 20;
 /// Subscriptions that read retries from the disk at the same time, and as many again that read first attempts: what
 /// is read is in memory before it is known whether it may be sent.
 const LOADING_MAX: usize = 16;
@@ -109,6 +112,8 @@ struct Shared {
     listed: Mutex<Vec<Arc<Sub>>>,
     listed_rows: Mutex<Vec<Arc<Sub>>>,
     hot_bytes: AtomicUsize,
+    /// Requests that were read for retries which are not claimed yet.
+    due_bytes: Arc<AtomicUsize>,
     appending_bytes: AtomicUsize,
     refusing: Mutex<Option<String>>,
     corrupt: Mutex<Vec<String>>,
@@ -735,7 +740,8 @@ impl Shared {
         };
         let mut bytes = 0;
         for retry in entries {
-            if bytes > LAG_BYTES {
+            let is_full = self.due_bytes.load(Relaxed) > DUE_BYTES_MAX && !loaded.retries.is_empty();
+            if bytes > LAG_BYTES || is_full {
                 loaded.head = Some(retry.due);
                 break;
             }
@@ -743,7 +749,6 @@ impl Shared {
             let known = loaded.retries.last().filter(|last| {
                 last.ready.entry.place == u64::from(retry.offset) && last.retry.segment == retry.segment
             });
-            let is_known = known.is_some();
             let entry = match known {
                 Some(last) => Some(last.ready.entry.clone()),
                 None => self
@@ -752,13 +757,25 @@ impl Shared {
             };
             match entry.filter(|entry| (retry.index as usize) < entry.batch.events.len()) {
                 Some(entry) => {
+                    // The request is kept whole, and once for all subscriptions that have it in memory.
+                    let counted = match known {
+                        Some(last) => last.loaded.clone(),
+                        None => {
+                            let size = entry.batch.memory_len();
+                            bytes += size;
+                            let is_new = Arc::strong_count(&entry) == 1;
+                            is_new.then(|| Arc::new(LoadedBytes::new(size, &self.due_bytes)))
+                        }
+                    };
                     let ready = Ready {
                         entry,
                         index: retry.index,
                     };
-                    // The request is kept whole.
-                    bytes += if is_known { 0 } else { ready.entry_size() };
-                    loaded.retries.push(DueRetry { ready, retry });
+                    loaded.retries.push(DueRetry {
+                        ready,
+                        retry,
+                        loaded: counted,
+                    });
                 }
                 None => {
                     let place = segment::log_name(retry.segment);
@@ -1157,7 +1174,11 @@ impl EventLog for EmbeddedLog {
                         index: ready.index,
                         received: ready.entry.batch.received,
                     };
-                    queue.release_due(DueRetry { ready, retry });
+                    queue.release_due(DueRetry {
+                        ready,
+                        retry,
+                        loaded: None,
+                    });
                 }
             }
         }
@@ -1383,6 +1404,58 @@ mod tests {
         assert_eq!(read(5, 5), (vec![5], 6));
         assert_eq!(log.claim(sub(1), at(0), WANT).await.unwrap().len(), 6);
         assert_eq!(read(0, 5), (vec![], 6), "all are claimed");
+        log.close().await.unwrap();
+    }
+
+    // 10 000 subscriptions that retried one tiny event each had a copy of the request in memory, which names all of
+    // them: 100 KB each.
+    #[tokio::test]
+    async fn retries_of_one_event_for_very_many_subscriptions_share_it() {
+        let directory = tempfile::tempdir().unwrap();
+        let log = EmbeddedLog::open(directory.path(), 7).await.unwrap();
+        let subs: Vec<u64> = (1..=600).collect();
+        for of in &subs[..2] {
+            log.open_subscription(sub(*of)).await.unwrap();
+        }
+        log.append(events(&[("a", &subs)])).await.unwrap();
+        for of in &subs[..2] {
+            let claims = claim_all(&log, sub(*of), at(0)).await;
+            let retry = settled(&claims[0], Next::RetryAt(at(5)));
+            log.settle(sub(*of), vec![retry]).await.unwrap();
+        }
+        log.flush().await.unwrap();
+        let first = claim_all(&log, sub(1), at(5)).await;
+        let second = claim_all(&log, sub(2), at(5)).await;
+        assert!(Arc::ptr_eq(&first[0].entry, &second[0].entry));
+        log.close().await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn retries_that_are_read_and_not_claimed_are_counted_and_bounded() {
+        let directory = tempfile::tempdir().unwrap();
+        let log = EmbeddedLog::open(directory.path(), 7).await.unwrap();
+        log.open_subscription(sub(1)).await.unwrap();
+        for _ in 0..3 {
+            log.append(events(&[("a", &[1])])).await.unwrap();
+        }
+        let claims = claim_all(&log, sub(1), at(0)).await;
+        let retries = claims.iter().map(|claim| settled(claim, Next::RetryAt(at(5))));
+        log.settle(sub(1), retries.collect()).await.unwrap();
+        log.flush().await.unwrap();
+        let one = Want {
+            events_max: 1,
+            ..WANT
+        };
+        let counted = || log.shared.due_bytes.load(Relaxed);
+        let first = log.claim(sub(1), at(5), one).await.unwrap();
+        assert_eq!(counted(), 2 * first[0].entry.batch.memory_len());
+        log.rest(sub(1));
+        assert_eq!(counted(), 0);
+        log.shared.due_bytes.store(DUE_BYTES_MAX + 1, Relaxed);
+        for _ in 0..2 {
+            assert_eq!(log.claim(sub(1), at(5), one).await.unwrap().len(), 1);
+            assert_eq!(counted(), DUE_BYTES_MAX + 1, "one was read, and is claimed");
+        }
         log.close().await.unwrap();
     }
 

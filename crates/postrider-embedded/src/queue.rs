@@ -8,6 +8,8 @@ use postrider_store::{Backlog, Entry, Want};
 use rustc_hash::FxHashSet;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::Ordering::Relaxed;
 
 /// One subscription keeps at most this many bytes of waiting events in memory; the rest stays in the log.
 pub const HOT_BYTES_PER_SUBSCRIPTION_MAX: usize = 4 << 20;
@@ -53,6 +55,32 @@ pub type RetryKey = (Timestamp, Position);
 pub struct DueRetry {
     pub ready: Ready,
     pub retry: RetryEntry,
+    /// Set for a retry whose request was read from the log for it.
+    pub loaded: Option<Arc<LoadedBytes>>,
+}
+
+/// Counts a request that was read from the log, for as long as a retry that it was read for waits to be claimed. What is
+/// claimed counts in the engine's budget.
+#[derive(Debug)]
+pub struct LoadedBytes {
+    bytes: usize,
+    total: Arc<AtomicUsize>,
+}
+
+impl LoadedBytes {
+    pub fn new(bytes: usize, total: &Arc<AtomicUsize>) -> LoadedBytes {
+        total.fetch_add(bytes, Relaxed);
+        LoadedBytes {
+            bytes,
+            total: total.clone(),
+        }
+    }
+}
+
+impl Drop for LoadedBytes {
+    fn drop(&mut self) {
+        self.total.fetch_sub(self.bytes, Relaxed);
+    }
 }
 
 impl DueRetry {
@@ -625,6 +653,7 @@ mod tests {
                 index: 0,
                 received: at(0),
             },
+            loaded: None,
         }
     }
 

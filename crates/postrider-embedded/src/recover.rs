@@ -115,6 +115,7 @@ pub fn recover(
         listed: Mutex::new(Vec::new()),
         listed_rows: Mutex::new(Vec::new()),
         hot_bytes: AtomicUsize::new(0),
+        due_bytes: Arc::default(),
         appending_bytes: AtomicUsize::new(0),
         refusing: Mutex::new(None),
         corrupt: Mutex::new(Vec::new()),

@@ -282,7 +282,7 @@ impl Plan {
                 continue;
             }
             last = Some(&claim.entry);
-            match claim.entry.batch.body.len() {
+            match claim.entry.batch.memory_len() {
                 bytes if bytes < SHARED_ENTRY_MIN => need.own += bytes,
                 bytes if !need.shared.contains(&(claim.entry.first, bytes)) => {
                     need.shared.push((claim.entry.first, bytes));
@@ -300,12 +300,12 @@ impl Plan {
         claims: &[Claim],
         charge: &Arc<InFlightCharge>,
         traced: &Traced,
-        guard: Option<SendGuard>,
+        guard: &SendGuard,
         wall: &dyn Clock,
     ) -> Sending {
         let charged = |mut request: Request| {
             request.body.charge = Some(charge.clone());
-            request.guard.clone_from(&guard);
+            request.guard = Some(guard.clone());
             request
         };
         match &self.way {
@@ -320,7 +320,7 @@ impl Plan {
             }
             Way::Queue(queue) => {
                 let event = self.body(claims, &self.rendering()).to_bytes();
-                queue.send(transport, &event, charge, wall.now())
+                queue.send(transport, &event, charge, guard, wall.now())
             }
             Way::Broker(broker) => transport.send(charged(self.message(broker, claims, traced, wall.now()))),
             Way::Nowhere(why) => Box::pin(std::future::ready(Reply::Failed(Failure {

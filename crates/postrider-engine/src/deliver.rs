@@ -9,6 +9,8 @@ use postrider_core::time::Timestamp;
 use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
+use std::sync::atomic::AtomicU8;
+use std::sync::atomic::Ordering::{AcqRel, Acquire, Release};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -32,18 +34,49 @@ pub struct Request {
     pub guard: Option<SendGuard>,
 }
 
-/// Whether a request may still be sent. Connecting takes time, in which a node of a cluster may lose its lease or
-/// hear that the subscription was changed.
-#[derive(Clone)]
-pub struct SendGuard(Arc<dyn Fn() -> bool + Send + Sync>);
+/// Shared by the sender of a request and the transport until the request is sent.
+///
+/// The transport asks it whether the request may still be sent: connecting takes time, in which a node of a cluster may
+/// lose its lease or hear that the subscription was changed. The sender asks it, when the time is over, whether the
+/// transport still waits for a proxy.
+#[derive(Clone, Default)]
+pub struct SendGuard {
+    /// None: the request is always sent.
+    may_send: Option<Arc<dyn Fn() -> bool + Send + Sync>>,
+    tunnel: Arc<AtomicU8>,
+}
+
+const TUNNEL_NOT_AWAITED: u8 = 0;
+const TUNNEL_AWAITED: u8 = 1;
+const TUNNEL_GIVEN_UP: u8 = 2;
 
 impl SendGuard {
     pub fn new(may_send: impl Fn() -> bool + Send + Sync + 'static) -> SendGuard {
-        SendGuard(Arc::new(may_send))
+        SendGuard {
+            may_send: Some(Arc::new(may_send)),
+            ..SendGuard::default()
+        }
     }
 
     pub fn may_send(&self) -> bool {
-        (self.0)()
+        self.may_send.as_ref().is_none_or(|may_send| may_send())
+    }
+
+    /// The transport begins to wait for a tunnel through the proxy.
+    pub fn await_tunnel(&self) {
+        self.tunnel.store(TUNNEL_AWAITED, Release);
+    }
+
+    /// The transport waits no longer. Whether that is because the sender has given the tunnel up.
+    pub fn end_tunnel_wait(&self) -> bool {
+        self.tunnel.swap(TUNNEL_NOT_AWAITED, AcqRel) == TUNNEL_GIVEN_UP
+    }
+
+    /// The sender waits no longer. Whether the transport was waiting for the proxy: the request has not been sent then.
+    pub fn give_up_tunnel(&self) -> bool {
+        self.tunnel
+            .compare_exchange(TUNNEL_AWAITED, TUNNEL_GIVEN_UP, AcqRel, Acquire)
+            .is_ok()
     }
 }
 

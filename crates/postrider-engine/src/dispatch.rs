@@ -28,7 +28,7 @@ use time::Alarm;
 use crate::attempt::{Attempted, Plan};
 use crate::counters::{Counters, Published, add, by_reason};
 use crate::delays::Delays;
-use crate::deliver::{FailureKind, Reply, SendGuard, Sending, Transport};
+use crate::deliver::{Failure, FailureKind, Reply, SendGuard, Sending, Transport};
 use crate::destinations::Destinations;
 use crate::directory::TopicEntry;
 use crate::endpoint::{Admission, EXPIRY_PROBE_LEAD, Ended, Endpoint, ExpiryProbe, Left, Pass, Sender};
@@ -432,6 +432,11 @@ impl Dispatcher {
             .sum()
     }
 
+    /// Lanes under way, of all subscriptions; some of them may be parked.
+    pub fn lanes(&self) -> usize {
+        self.tasks.running(TaskKind::DeliveryLane)
+    }
+
     /// Announces that about `count` more deliveries can be claimed, and starts lanes for them.
     fn wake(self: &Arc<Self>, outlet: &Arc<Outlet>, count: usize) {
         outlet.lanes.announce(count);
@@ -489,7 +494,9 @@ impl Dispatcher {
     async fn lane(self: Arc<Self>, outlet: Arc<Outlet>, mut admitted: Option<(Arc<Endpoint>, Pass)>) {
         loop {
             let epoch = outlet.lanes.epoch();
-            match self.lane_step(&outlet, admitted.take()).await {
+            // Boxed, because a parked lane has none, and very many lanes are parked after very many retries.
+            let step = Box::pin(self.lane_step(&outlet, admitted.take()));
+            match step.await {
                 LaneStep::Settled => {}
                 LaneStep::NothingInTime(endpoint, pass) => admitted = Some((endpoint, pass)),
                 LaneStep::NothingToClaim => {
@@ -555,7 +562,8 @@ impl Dispatcher {
             };
         }
         self.wake_sibling(outlet, &plan, claims.len());
-        match self.deliver(&plan, outlet, pass, claims, charge).await {
+        // Boxed, because it is large and paid for by the charge: very many lanes may wait for their claims.
+        match Box::pin(self.deliver(&plan, outlet, pass, claims, charge)).await {
             Delivered::Settled => LaneStep::Settled,
             Delivered::NothingInTime(pass) => LaneStep::NothingInTime(plan.endpoint.clone(), pass),
             Delivered::TornDown => LaneStep::MayNotSend,
@@ -773,8 +781,8 @@ impl Dispatcher {
         let traced = plan.traced(&claims, self.config.spans);
         let transport = self.transport.clone();
         let guard = self.guard(plan, outlet);
-        let mut sending: Sending = plan.send(transport, &claims, &charge, &traced, guard, &*self.wall);
-        let (attempted, heard) = match self.wait(plan, outlet, &mut sending, now).await {
+        let mut sending: Sending = plan.send(transport, &claims, &charge, &traced, &guard, &*self.wall);
+        let (attempted, heard) = match self.wait(plan, outlet, &mut sending, &guard, now).await {
             Waited::Answered(attempted, heard) => (attempted, heard),
             Waited::TimedOut => (Attempted::TIMED_OUT, Heard::default()),
             Waited::Withdrawn => {
@@ -844,33 +852,48 @@ impl Dispatcher {
 
     /// Keeps an attempt from being sent if this node has lost its lease meanwhile, or the subscription is another. Where
     /// there is no other node, nothing can change without the lanes knowing.
-    fn guard(&self, plan: &Arc<Plan>, outlet: &Arc<Outlet>) -> Option<SendGuard> {
-        let catalog = self.shared_catalog.clone()?;
+    fn guard(&self, plan: &Arc<Plan>, outlet: &Arc<Outlet>) -> SendGuard {
+        let Some(catalog) = self.shared_catalog.clone() else {
+            return SendGuard::default();
+        };
         let (plan, outlet) = (plan.clone(), outlet.clone());
-        Some(SendGuard::new(move || {
-            catalog.is_current() && outlet.has_plan(&plan)
-        }))
+        SendGuard::new(move || catalog.is_current() && outlet.has_plan(&plan))
     }
 
     /// Waits for the answer as long as the profile allows.
-    async fn wait(&self, plan: &Plan, outlet: &Outlet, sending: &mut Sending, sent: Timestamp) -> Waited {
+    async fn wait(
+        &self,
+        plan: &Plan,
+        outlet: &Outlet,
+        sending: &mut Sending,
+        guard: &SendGuard,
+        sent: Timestamp,
+    ) -> Waited {
+        let answered = |reply: Reply| {
+            let attempted = plan.outcome(&reply, self.clock.now());
+            let heard = match self.recorder.on() {
+                true => Heard::of(reply),
+                false => Heard::unrecorded(reply),
+            };
+            Waited::Answered(attempted, heard)
+        };
         let mut deadline = self.clock.sleep_until(sent + plan.response_wait);
         let resting = Resting::begin(&outlet.sending);
         let waited = tokio::select! {
             biased;
             reply = sending => match reply {
                 Reply::Failed(failure) if failure.kind == FailureKind::Withdrawn => Waited::Withdrawn,
-                reply => {
-                    let attempted = plan.outcome(&reply, self.clock.now());
-                    let heard = match self.recorder.on() {
-                        true => Heard::of(reply),
-                        false => Heard::unrecorded(reply),
-                    };
-                    Waited::Answered(attempted, heard)
-                }
+                reply => answered(reply),
             },
             () = self.abort.cancelled() => Waited::TornDown,
-            () = &mut deadline => Waited::TimedOut,
+            // Nothing has reached the endpoint: the silence is the proxy's.
+            () = &mut deadline => match guard.give_up_tunnel() {
+                true => answered(Reply::Failed(Failure {
+                    kind: FailureKind::Proxy,
+                    detail: "the proxy opened no tunnel in time".to_owned(),
+                })),
+                false => Waited::TimedOut,
+            },
         };
         drop(resting);
         // Not before: whoever moves a test's clock must see this lane as either asleep or at work.

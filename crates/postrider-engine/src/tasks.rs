@@ -78,12 +78,16 @@ impl TaskRegistry {
         self.tracker.wait().await;
     }
 
+    /// How many tasks of a kind run.
+    pub fn running(&self, kind: TaskKind) -> usize {
+        self.running[kind as usize].load(Acquire)
+    }
+
     /// The kinds of tasks that run, with their numbers, for people: `3 × delivery lane, 1 × replay`.
     pub fn describe_running(&self) -> String {
-        let counts = TaskKind::ALL.iter().map(|(kind, name)| {
-            let count = self.running[*kind as usize].load(Acquire);
-            (count, *name)
-        });
+        let counts = TaskKind::ALL
+            .iter()
+            .map(|(kind, name)| (self.running(*kind), *name));
         let named: Vec<String> = counts
             .filter(|(count, _)| *count > 0)
             .map(|(count, name)| format!("{count} × {name}"))

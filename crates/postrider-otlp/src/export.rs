@@ -7,8 +7,8 @@ use postrider_core::time::{Clock, Timestamp};
 use postrider_engine::deliver::{Reply, Transport};
 use postrider_engine::recorder::SpanCounts;
 use prost::Message;
-use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
@@ -79,8 +79,8 @@ pub struct Export {
     pub form: Form,
     pub counts: Arc<SpanCounts>,
     pub stop: CancellationToken,
-    /// Known once it is being stopped: when to give up.
-    pub deadline: Option<Timestamp>,
+    /// When to give up; set before `stop`.
+    pub end: Arc<OnceLock<Timestamp>>,
     /// The last spans were not taken. What is said in the log is said when that changes.
     pub failing: bool,
 }
@@ -141,7 +141,7 @@ impl Export {
         let mut waits = WAITS.into_iter().chain(std::iter::repeat(WAITS[WAITS.len() - 1]));
         let why = loop {
             let now = self.wall.now();
-            let stopping = self.stopping(now);
+            let stopping = self.stopping();
             if stopping.is_some_and(|deadline| deadline <= now) {
                 break "the server is being stopped".to_owned();
             }
@@ -176,16 +176,18 @@ impl Export {
     }
 
     /// When to give up, if it is being stopped.
-    fn stopping(&mut self, now: Timestamp) -> Option<Timestamp> {
+    fn stopping(&self) -> Option<Timestamp> {
         let stopped = self.stop.is_cancelled();
-        stopped.then(|| *self.deadline.get_or_insert(now + FLUSH_MAX))
+        stopped.then(|| *self.end.get().expect("set before it is stopped"))
     }
 
     /// Until then, or for as long as an end can be put off.
     async fn patience(&self, timeout: Timestamp) {
         let end = async {
             self.stop.cancelled().await;
-            self.wall.sleep_until(self.wall.now() + FLUSH_MAX).await;
+            if let Some(end) = self.stopping() {
+                self.wall.sleep_until(end).await;
+            }
         };
         tokio::select! {
             () = self.wall.sleep_until(timeout) => {}

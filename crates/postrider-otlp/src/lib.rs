@@ -12,7 +12,7 @@ use http::header::{CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, USER_AGENT}
 use http::{Method, Uri};
 use message::{KeyValue, Resource, Span};
 use postrider_core::ids::{Position, Secret};
-use postrider_core::time::Clock;
+use postrider_core::time::{Clock, Timestamp};
 use postrider_core::trace::{Carried, Gathered, Ids, Share, Standing};
 use postrider_engine::attempt::trace::{IDS_MAX, event_id};
 use postrider_engine::deliver::{Request, Transport};
@@ -21,8 +21,9 @@ use postrider_engine::recorder::{
 };
 use prost::Message;
 use span::Published;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -90,8 +91,10 @@ pub struct Exporter {
     share: Share,
     clock: Arc<dyn Clock>,
     pub counts: Arc<SpanCounts>,
+    wall: Arc<dyn Clock>,
     tasks: TaskTracker,
     stop: CancellationToken,
+    end: Arc<OnceLock<Timestamp>>,
 }
 
 impl Exporter {
@@ -105,13 +108,14 @@ impl Exporter {
         let (queue, waiting) = mpsc::channel(WAITING_MAX);
         let counts = Arc::new(SpanCounts::default());
         let (tasks, stop) = (TaskTracker::new(), CancellationToken::new());
+        let end = Arc::new(OnceLock::new());
         let export = Export {
             transport,
-            wall,
+            wall: wall.clone(),
             form: Form::new(&config)?,
             counts: counts.clone(),
             stop: stop.clone(),
-            deadline: None,
+            end: end.clone(),
             failing: false,
         };
         tasks.spawn(export.run(waiting));
@@ -124,13 +128,18 @@ impl Exporter {
             share: config.share,
             clock,
             counts,
+            wall,
             tasks,
             stop,
+            end,
         }))
     }
 
-    /// Sends what waits, within a bound, and ends.
-    pub async fn stop(&self) {
+    /// Sends what waits, for as long as this at most and never longer than [`export::FLUSH_MAX`], and ends.
+    pub async fn stop(&self, patience: Duration) {
+        let end = self.wall.now() + patience.min(export::FLUSH_MAX);
+        // Stopped twice, the first end holds.
+        let _ = self.end.set(end);
         self.stop.cancel();
         self.tasks.wait().await;
     }

@@ -10,10 +10,11 @@ use postrider_core::json::Raw;
 use postrider_core::profile::{CLOUD_2021, Profile, Profiles, TimeToLiveRule};
 use postrider_core::retry::Reason;
 use postrider_core::subscription::{Destination, DomainTopic, Subscription, Topic, TopicKind, WebHook};
-use postrider_core::time::Clock;
+use postrider_core::time::{Clock, Timestamp};
 use postrider_engine::counters::by_reason;
 use postrider_engine::dead_letters::DeadLetters;
-use postrider_engine::deliver::{Answer, Reply, Request, Transport};
+use postrider_engine::deliver::{Answer, Failure, FailureKind, Reply, Request, Transport};
+use postrider_engine::in_flight::ATTEMPT_OVERHEAD;
 use postrider_engine::{Engine, Error, Parts, dispatch, handshake};
 use postrider_sim::blobs::MemoryBlobs;
 use postrider_sim::clock::SimClock;
@@ -123,24 +124,7 @@ impl World {
     async fn with(catalog: Arc<SlowCatalog>, log: MemoryLog) -> World {
         let clock = Arc::new(SimClock::start());
         let receiver = Arc::new(Receiver::default());
-        let parts = Parts {
-            log: Arc::new(log),
-            catalog: catalog.clone(),
-            transport: receiver.clone(),
-            clock: clock.clone(),
-            wall: clock.clone(),
-            profiles: profiles(),
-            id_prefix: "/subscriptions/x".into(),
-            dispatch: dispatch::Config::default(),
-            dead_letters: DeadLetters::new(
-                Arc::new(MemoryBlobs::default()),
-                Arc::new(MemoryArchive::default()),
-                None,
-            ),
-            handshake: handshake::Rules::default(),
-            recorder: Arc::new(postrider_engine::recorder::Nothing),
-            node: postrider_engine::node::Node::alone(),
-        };
+        let parts = parts(catalog.clone(), log, receiver.clone(), clock.clone());
         let engine = Engine::start(parts).await.unwrap();
         World {
             clock,
@@ -169,37 +153,70 @@ impl World {
         self.catalog.load().await.unwrap()
     }
 
-    /// Publishes one event and says to whom it goes.
     async fn publish(&self, topic: TopicId, inside: Option<&str>) -> Vec<SubscriptionId> {
-        let entry = self.engine.directory.topic_by_id(topic).expect("it is there");
-        let text = r#"{"id":"1","subject":"s","eventType":"t","eventTime":"2026-01-01T00:00:00Z","dataVersion":"1","data":{}}"#;
-        let mut router = self
-            .engine
-            .router(&entry, self.clock.now(), FilterBudget::UNLIMITED);
-        let event = Envelope::read(Schema::EventGrid, Raw::parse(text).unwrap(), None);
-        let matched = router.route(&event, inside);
-        let (sets, routed) = router.finish().expect("the budget has no limit");
-        let found = sets[matched as usize].to_vec();
-        let events = vec![EventRef {
-            object: Span::new(0, text.len()),
-            matched,
-            ..EventRef::default()
-        }];
-        let batch = Batch {
-            topic,
-            schema: Schema::EventGrid,
-            received: self.clock.now(),
-            publisher: "test".into(),
-            trace: None,
-            replay: 0,
-            hops: 0,
-            body: Bytes::from_static(text.as_bytes()),
-            events,
-            matched: sets,
-        };
-        self.engine.accept(&entry, batch, routed).await.unwrap();
-        found
+        publish(&self.engine, self.clock.now(), topic, inside).await
     }
+}
+
+fn parts(
+    catalog: Arc<SlowCatalog>,
+    log: MemoryLog,
+    transport: Arc<dyn Transport>,
+    clock: Arc<SimClock>,
+) -> Parts {
+    Parts {
+        log: Arc::new(log),
+        catalog,
+        transport,
+        clock: clock.clone(),
+        wall: clock,
+        profiles: profiles(),
+        id_prefix: "/subscriptions/x".into(),
+        dispatch: dispatch::Config::default(),
+        dead_letters: DeadLetters::new(
+            Arc::new(MemoryBlobs::default()),
+            Arc::new(MemoryArchive::default()),
+            None,
+        ),
+        handshake: handshake::Rules::default(),
+        recorder: Arc::new(postrider_engine::recorder::Nothing),
+        node: postrider_engine::node::Node::alone(),
+    }
+}
+
+/// Publishes one event and says to whom it goes.
+async fn publish(
+    engine: &Arc<Engine>,
+    now: Timestamp,
+    topic: TopicId,
+    inside: Option<&str>,
+) -> Vec<SubscriptionId> {
+    let entry = engine.directory.topic_by_id(topic).expect("it is there");
+    let text = r#"{"id":"1","subject":"s","eventType":"t","eventTime":"2026-01-01T00:00:00Z","dataVersion":"1","data":{}}"#;
+    let mut router = engine.router(&entry, now, FilterBudget::UNLIMITED);
+    let event = Envelope::read(Schema::EventGrid, Raw::parse(text).unwrap(), None);
+    let matched = router.route(&event, inside);
+    let (sets, routed) = router.finish().expect("the budget has no limit");
+    let found = sets[matched as usize].to_vec();
+    let events = vec![EventRef {
+        object: Span::new(0, text.len()),
+        matched,
+        ..EventRef::default()
+    }];
+    let batch = Batch {
+        topic,
+        schema: Schema::EventGrid,
+        received: now,
+        publisher: "test".into(),
+        trace: None,
+        replay: 0,
+        hops: 0,
+        body: Bytes::from_static(text.as_bytes()),
+        events,
+        matched: sets,
+    };
+    engine.accept(&entry, batch, routed).await.unwrap();
+    found
 }
 
 /// The documents' profiles, and `hasty`, which gives up at once what would come too late.
@@ -707,4 +724,91 @@ async fn pauses_that_matter_to_nobody_are_forgotten() {
     engine.pause_subscription(ELEVEN).await.unwrap();
     let kept = world.stored().await.subscriptions.remove(0).pauses;
     assert_eq!(kept.iter().count(), 1);
+}
+
+/// Hosts that refuse connections at first and then say nothing for a while, and one that answers.
+struct DeadHosts {
+    clock: Arc<SimClock>,
+    silent: std::sync::atomic::AtomicBool,
+    under_way: Arc<AtomicUsize>,
+    most: AtomicUsize,
+    served: AtomicUsize,
+}
+
+struct UnderWay(Arc<AtomicUsize>);
+
+impl Drop for UnderWay {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, SeqCst);
+    }
+}
+
+#[async_trait]
+impl Transport for DeadHosts {
+    async fn send(self: Arc<Self>, request: Request) -> Reply {
+        if request.url.host() == Some("well.example") {
+            self.served.fetch_add(1, SeqCst);
+            return Reply::Answered(Answer {
+                status: 200,
+                ..Answer::default()
+            });
+        }
+        if self.silent.load(SeqCst) {
+            let count = self.under_way.fetch_add(1, SeqCst) + 1;
+            let _under_way = UnderWay(self.under_way.clone());
+            self.most.fetch_max(count, SeqCst);
+            self.clock
+                .sleep_until(self.clock.now() + Duration::from_secs(5))
+                .await;
+        }
+        Reply::Failed(Failure {
+            kind: FailureKind::Socket,
+            detail: "connection refused".into(),
+        })
+    }
+}
+
+// 10 000 retries that came due together took 2 GB.
+#[tokio::test(start_paused = true)]
+async fn very_many_retries_are_worked_off_in_portions_beside_an_endpoint_that_is_well() {
+    const DEAD: u64 = 2_000;
+    const BUDGET: usize = 24 << 20;
+    let clock = Arc::new(SimClock::start());
+    let hosts = Arc::new(DeadHosts {
+        clock: clock.clone(),
+        silent: false.into(),
+        under_way: Arc::default(),
+        most: AtomicUsize::new(0),
+        served: AtomicUsize::new(0),
+    });
+    let mut parts = parts(Arc::default(), MemoryLog::new(7), hosts.clone(), clock.clone());
+    parts.dispatch.in_flight_bytes_max = BUDGET;
+    let engine = Engine::start(parts).await.unwrap();
+    let topic = engine.put_topic(topic(1, "t", TopicKind::Custom)).await.unwrap();
+    let topic = topic.topic.id;
+    for id in 0..=DEAD {
+        let url = match id {
+            DEAD => "https://well.example/".to_owned(),
+            id => format!("https://dead{id}.example/"),
+        };
+        let destination = Destination::WebHook(WebHook::new(url));
+        let made = Subscription::new(SubscriptionId(10 + id), topic, format!("s{id}"), destination);
+        engine.put_subscription(made).await.unwrap();
+    }
+    let attempts = || engine.dispatcher.counters.attempts.load(SeqCst);
+    publish(&engine, clock.now(), topic, None).await;
+    clock.sleep_until(clock.now() + Duration::from_secs(5)).await;
+    assert_eq!(attempts(), DEAD + 1, "all but one wait to be retried");
+    hosts.silent.store(true, SeqCst);
+    clock.sleep_until(clock.now() + Duration::from_secs(8)).await;
+    let most = BUDGET / 2 / ATTEMPT_OVERHEAD;
+    let held = hosts.under_way.load(SeqCst);
+    assert!(held > most / 2, "{held} retries are under way");
+    publish(&engine, clock.now(), topic, None).await;
+    clock.sleep_until(clock.now() + Duration::from_secs(1)).await;
+    assert_eq!(hosts.served.load(SeqCst), 2, "served beside them within a second");
+    clock.sleep_until(clock.now() + Duration::from_secs(60)).await;
+    assert!(hosts.most.load(SeqCst) <= most, "{:?} at once", hosts.most);
+    assert!(attempts() >= 3 * DEAD, "{} attempts", attempts());
+    engine.stop(async {}).await.unwrap();
 }

@@ -197,9 +197,8 @@ pub struct Health {
     pub lost: Vec<LostEvents>,
     /// Why what is settled cannot be recorded, if so: retries and dead letters wait.
     pub unrecorded: Option<String>,
-    /// Deliveries below their subscription's progress that this start has found open and offers again. Deliveries at or
-    /// beyond the recorded progress are offered again as well and are not among these: after a kill the log does not
-    /// know which of them were handed out.
+    /// Deliveries offered again after a restart that were under way by the last progress on disk. What was claimed and
+    /// settled after that may be offered again too, uncounted: on disk it looks like what was never claimed.
     pub redelivered: u64,
     pub segments: u64,
     pub bytes: u64,

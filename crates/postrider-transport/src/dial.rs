@@ -7,7 +7,7 @@ use crate::target::Target;
 use crate::tls::Tls;
 use crate::wire::Socket;
 use postrider_core::time::{Clock, Timestamp};
-use postrider_engine::deliver::{Failure, FailureKind};
+use postrider_engine::deliver::{Failure, FailureKind, SendGuard};
 use rustls::InvalidMessage;
 use std::fmt;
 use std::io;
@@ -35,6 +35,8 @@ fn speaks_no_tls(error: &io::Error) -> bool {
     )
 }
 
+const NO_TUNNEL_IN_TIME: &str = "did not answer in time";
+
 pub(crate) struct Dialler {
     pub egress: EgressPolicy,
     pub proxy: Option<Proxy>,
@@ -46,13 +48,14 @@ pub(crate) struct Dialler {
 }
 
 impl Dialler {
-    /// Opens a connection to the first permitted address that accepts one, or through the proxy.
-    pub async fn dial(&self, target: &Target<'_>) -> Result<Socket, Failure> {
+    /// Opens a connection to the first permitted address that accepts one, or through the proxy. The guard is told
+    /// while the proxy is waited for.
+    pub async fn dial(&self, target: &Target<'_>, guard: Option<&SendGuard>) -> Result<Socket, Failure> {
         let deadline = self.clock.now() + self.timeout;
         let failed = |reason: &dyn fmt::Display| target.failed(FailureKind::Socket, reason);
         let proxy = self.proxy.as_ref();
         let tcp = match proxy.filter(|proxy| proxy.serves(target.host, target.port)) {
-            Some(proxy) => self.tunnel(proxy, target, deadline).await?,
+            Some(proxy) => self.tunnel(proxy, target, guard, deadline).await?,
             None => {
                 let addresses = self.addresses(target, deadline).await?;
                 self.connect(&addresses, target.port, deadline)
@@ -80,6 +83,7 @@ impl Dialler {
         &self,
         proxy: &Proxy,
         target: &Target<'_>,
+        guard: Option<&SendGuard>,
         deadline: Timestamp,
     ) -> Result<TcpStream, Failure> {
         self.check_behind_proxy(target)
@@ -89,8 +93,10 @@ impl Dialler {
             let tcp = self.connect_to(proxy, deadline).await?;
             open_tunnel(tcp, &proxy.connect_request(target.host, target.port)).await
         };
+        let waiting = TunnelWait::begin(self, proxy, guard);
         let opened = within(&*self.clock, deadline, opening).await;
-        match opened.unwrap_or_else(|| Err("did not answer in time".to_owned())) {
+        drop(waiting);
+        match opened.unwrap_or_else(|| Err(NO_TUNNEL_IN_TIME.to_owned())) {
             Ok(tcp) => {
                 if proxy.health.works() {
                     tracing::info!(proxy = %proxy.health.address, "the proxy works again");
@@ -98,13 +104,17 @@ impl Dialler {
                 Ok(tcp)
             }
             Err(reason) => {
-                if proxy.health.failed(&reason, self.clock.now()) {
-                    let proxy = &proxy.health.address;
-                    tracing::warn!(%proxy, %reason, "the proxy fails: look at it and at egress.proxy");
-                }
+                self.note_fault(proxy, &reason);
                 let reason = format_args!("the proxy {} {reason}", proxy.health.address);
                 Err(target.failed(FailureKind::Proxy, reason))
             }
+        }
+    }
+
+    fn note_fault(&self, proxy: &Proxy, reason: &str) {
+        if proxy.health.failed(reason, self.clock.now()) {
+            let proxy = &proxy.health.address;
+            tracing::warn!(%proxy, %reason, "the proxy fails: look at it and at egress.proxy");
         }
     }
 
@@ -199,6 +209,34 @@ impl Dialler {
             }
         }
         Err(last)
+    }
+}
+
+/// Tells the request's guard that a tunnel is waited for. A wait that the sender gives up is a fault of the proxy.
+struct TunnelWait<'a> {
+    dialler: &'a Dialler,
+    proxy: &'a Proxy,
+    guard: Option<&'a SendGuard>,
+}
+
+impl<'a> TunnelWait<'a> {
+    fn begin(dialler: &'a Dialler, proxy: &'a Proxy, guard: Option<&'a SendGuard>) -> TunnelWait<'a> {
+        if let Some(guard) = guard {
+            guard.await_tunnel();
+        }
+        TunnelWait {
+            dialler,
+            proxy,
+            guard,
+        }
+    }
+}
+
+impl Drop for TunnelWait<'_> {
+    fn drop(&mut self) {
+        if self.guard.is_some_and(SendGuard::end_tunnel_wait) {
+            self.dialler.note_fault(self.proxy, NO_TUNNEL_IN_TIME);
+        }
     }
 }
 

@@ -94,7 +94,7 @@ impl Connector {
 
     /// A connection to the URL's origin, over TLS if that is https.
     pub async fn connect(&self, url: &http::Uri) -> Result<Connection, Failure> {
-        self.0.dial(&Target::of(url)?).await
+        self.0.dial(&Target::of(url)?, None).await
     }
 
     /// Whether a connection to the proxy can be made, if there is one. The error completes a sentence that
@@ -187,7 +187,7 @@ impl HttpTransport {
             }
         }
         // Boxed, because it is large and most requests never come here.
-        let wire = Wire::new(Box::pin(self.connector.0.dial(&target)).await?);
+        let wire = Wire::new(Box::pin(self.connector.0.dial(&target, request.guard.as_ref())).await?);
         let connected = Instant::now();
         if request.guard.is_some_and(|guard| !guard.may_send()) {
             let reason = "the request was withdrawn while the connection was made";

@@ -1232,6 +1232,25 @@ async fn faults_of_the_proxy_are_told_from_those_of_the_endpoint() {
         let state = health.state();
         assert!(state.faults == 1 && state.failing_since.is_some(), "{state:?}");
     }
+    // A proxy that takes the connection and says nothing, while the sender waits for less than the transport does.
+    let (silent, _) = listener().await;
+    let config = through(silent.local_addr().unwrap(), &[]);
+    let health = config.proxy.as_ref().unwrap().health();
+    let guard = SendGuard::default();
+    let request = Request {
+        guard: Some(guard.clone()),
+        ..post(&peer.url("/"), "[]")
+    };
+    let mut sending = transport(config).send(request);
+    tokio::select! {
+        biased;
+        reply = &mut sending => panic!("{reply:?}"),
+        _ = silent.accept() => {}
+    }
+    assert!(guard.give_up_tunnel());
+    drop(sending);
+    assert_eq!(health.state().faults, 1);
+    assert!(!guard.give_up_tunnel(), "nobody waits any more");
     // The proxy itself is away.
     let (gone, _) = listener().await;
     let address = gone.local_addr().unwrap();

@@ -609,7 +609,7 @@ impl Running {
         }
         if let Some(spans) = self.spans {
             progress.enter("span exporter");
-            spans.stop().await;
+            spans.stop(end.since(SystemClock.now())).await;
         }
         // Connections end with the process; requests that were accepted have been answered.
         Ok(())

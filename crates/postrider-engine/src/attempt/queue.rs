@@ -1,7 +1,7 @@
 //! Messages for the queues of storage accounts: one event each, base64 in XML.
 
 use super::sign::{AccountKey, Signed};
-use crate::deliver::{Reply, Request, Sending, Transport};
+use crate::deliver::{Reply, Request, SendGuard, Sending, Transport};
 use crate::in_flight::InFlightCharge;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD as BASE64;
@@ -84,9 +84,11 @@ impl Queue {
         transport: Arc<dyn Transport>,
         event: &[u8],
         charge: &Arc<InFlightCharge>,
+        guard: &SendGuard,
         now: Timestamp,
     ) -> Sending {
         let mut put = self.put(event, now);
+        put.guard = Some(guard.clone());
         put.body.charge = Some(charge.clone());
         if !self.create {
             return transport.send(put);
@@ -249,7 +251,13 @@ mod tests {
             asked: Mutex::default(),
         });
         let reply = queue(create)
-            .send(transport.clone(), b"{}", &Arc::default(), NOW)
+            .send(
+                transport.clone(),
+                b"{}",
+                &Arc::default(),
+                &SendGuard::default(),
+                NOW,
+            )
             .await;
         let Reply::Answered(answer) = reply else {
             panic!("{reply:?}");
