@@ -1,6 +1,8 @@
 //! `cargo xtask test`: installs what the tests need and runs everything that must hold before a commit lands.
 //! `cargo xtask nightly`: the same with the long runs, and whether anything is known against a dependency.
 
+mod words;
+
 use anyhow::{Context, Result, bail};
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader};
@@ -69,8 +71,9 @@ fn main() -> ExitCode {
         "test" => test(Runs::Usual),
         "nightly" => test(Runs::Long).and_then(|()| step("advisories", || deny(&["advisories"]))),
         "edges" => edges(),
+        "words" => words::check(&root()),
         _ => {
-            eprintln!("usage: cargo xtask test|nightly|edges");
+            eprintln!("usage: cargo xtask test|nightly|edges|words");
             return ExitCode::FAILURE;
         }
     };
@@ -101,6 +104,7 @@ enum Runs {
 /// Everything, in the order in which it fails soonest. The last line counts the tests.
 fn test(runs: Runs) -> Result<()> {
     step("imports go one way", edges)?;
+    step("words", || words::check(&root()))?;
     step("formatting", || {
         cargo(&["fmt", "--all", "--check"])?;
         cargo(&["fmt", "--manifest-path", "fuzz/Cargo.toml", "--check"])
