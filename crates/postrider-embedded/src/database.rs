@@ -1,4 +1,5 @@
-//! A redb database that goes on after an input or output error, once the disk does; verified when it is opened.
+//! A redb database that is verified when it is opened and recovers from I/O errors by reopening the
+//! file.
 
 use crate::block_file::{self, Backend, BlockFile, MAGIC, PLAIN_MAGIC};
 use crate::disk::{erase, overwrite};
@@ -16,28 +17,30 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, RwLock};
 
-/// Progress of a repair that redb tells of when it goes back to the commit before the last, and at no other time.
+/// The progress that redb reports for a repair only when it rolls back to the commit before the
+/// last.
 const REPAIR_ROLLED_BACK: std::ops::Range<f64> = 0.2..0.5;
 
-/// Names what cannot be read in a database, table by table.
+/// Lists the unreadable parts of a database, table by table.
 pub type Walk = fn(&ReadTransaction) -> Vec<String>;
 
 pub struct Reopening {
-    /// For messages.
+    /// Name for messages.
     name: &'static str,
     path: PathBuf,
     cache_bytes: usize,
     kind: FileKind,
     generations: Arc<Generations>,
-    /// Behind a lock because it is opened anew after an error; none while that fails.
+    /// Locked because the database is reopened after an error; `None` while reopening fails.
     database: RwLock<Option<OpenDatabase>>,
 }
 
-/// A database, and the blocks that it lies on.
+/// An open database and its block file.
 struct OpenDatabase {
     database: Database,
     blocks: Arc<BlockFile>,
-    /// The last commit could not be read after a crash, and redb has gone back to the one before.
+    /// Whether the last commit was unreadable after a crash and redb has rolled back to the one
+    /// before.
     rolled_back: bool,
 }
 
@@ -77,7 +80,7 @@ impl Reopening {
         Ok(())
     }
 
-    /// How many commits this file has seen.
+    /// Number of commits that this file has seen.
     pub fn generation(&self) -> u64 {
         self.generations.get(self.kind)
     }
@@ -86,7 +89,7 @@ impl Reopening {
         Error::Unavailable(format!("{}: {e}", self.name))
     }
 
-    /// Does the work. Where redb panics over what it reads, that is an error.
+    /// Runs `work`; a panic of redb about what it reads becomes an error.
     fn guarded<T>(&self, work: impl FnOnce() -> Result<T, redb::Error>) -> Result<T, Error> {
         match catch_unwind(AssertUnwindSafe(work)) {
             Ok(result) => result.map_err(|e| self.failed(e)),
@@ -99,7 +102,7 @@ impl Reopening {
         self.guarded(|| work(&opened(&database)?.begin_read()?))
     }
 
-    /// Does the work and commits it, or does nothing.
+    /// Runs `work` and commits its changes, all or none.
     pub fn write<T>(
         &self,
         work: impl FnOnce(&WriteTransaction) -> Result<T, redb::Error>,
@@ -107,12 +110,14 @@ impl Reopening {
         self.write_before(|| false, work)
     }
 
-    /// The same. With another commit directly after it, a commit takes one flush instead of two.
+    /// Like `write`, but a commit that another one follows immediately takes one flush instead of
+    /// two.
     ///
-    /// A commit in two phases, with the allocator's state, is taken as it is after a crash: a damaged page of it is
-    /// found and named, and all others can be read. After a commit in one phase redb has to tell for itself whether
-    /// it was complete, and goes back to the commit before if one of its pages is damaged; that is reported. A commit
-    /// of the state database that goes missing is noticed by the log, which has seen its generation.
+    /// After a crash redb accepts a two-phase commit with the allocator's state as it is: a damaged
+    /// page of it is found and named, and all others can be read. After a one-phase commit redb has
+    /// to determine itself whether the commit is complete, and rolls back to the one before if a
+    /// page is damaged; the rollback is reported. A lost commit of the state database is noticed by
+    /// means of the log, which has recorded its generation.
     pub fn write_before<T>(
         &self,
         another_waits: impl FnOnce() -> bool,
@@ -127,15 +132,15 @@ impl Reopening {
             txn.commit()?;
             Ok((result, generation))
         })?;
-        // Other files are told of it only now that it is durable.
+        // Announced only now: other files may record a generation only once it is durable.
         self.generations.committed(self.kind, generation);
         Ok(result)
     }
 
-    /// Opens the database anew: after an error redb answers nothing but errors.
+    /// Reopens the database: after an I/O error redb returns nothing but errors.
     pub fn reopen(&self) -> Result<(), Error> {
         let mut database = self.database.write().expect("no panic holds it");
-        // The old one must be closed first: it holds the file's lock.
+        // The old instance must be closed first because it holds the lock on the file.
         *database = None;
         let named = |why| Error::Unavailable(opening(&self.path, why));
         let opened = open_blocks(&self.path, self.cache_bytes).map_err(named)?;
@@ -146,8 +151,9 @@ impl Reopening {
         Ok(())
     }
 
-    /// Verifies some blocks from `first` on, while the database is in use: the places of damaged ones, and the next
-    /// block to verify. A database that waits to be opened anew is left out: opening it verifies it.
+    /// Verifies some blocks from `first` on while the database is in use. Returns the damaged
+    /// places and the next block to verify. A database that waits to be reopened is skipped, since
+    /// opening verifies it.
     pub fn verify_blocks(&self, first: u64) -> io::Result<VerifiedBlocks> {
         let database = self.database.read().expect("no panic holds it");
         let Some(open) = database.as_ref() else {
@@ -173,7 +179,7 @@ impl Reopening {
 pub struct VerifiedBlocks {
     pub damaged: Vec<String>,
     pub bytes: u64,
-    /// None after the last.
+    /// `None` after the last block.
     pub next: Option<u64>,
 }
 
@@ -190,9 +196,9 @@ fn damaged(path: &Path, why: &str) -> String {
     )
 }
 
-/// Opens a redb database that only its owner can read, with a checksum for every block. A plain redb file of an older
-/// program is taken over; a new one comes into being whole or not at all. A damaged file makes redb panic: that is
-/// said with the file's name instead.
+/// Opens a redb database with a checksum for every block, readable by its owner only. A plain redb
+/// file of an older program is converted; a new file is created completely or not at all. A panic
+/// of redb over a damaged file becomes an error with the file's name.
 pub fn open_database(path: &Path, cache_bytes: usize) -> Result<Database, String> {
     open_blocks(path, cache_bytes)
         .map(|opened| opened.database)
@@ -215,9 +221,9 @@ fn open_blocks(path: &Path, cache_bytes: usize) -> Result<OpenDatabase, String> 
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Opening {
-    /// A damaged beginning is an error.
+    /// A damaged beginning of the file is an error.
     Whole,
-    /// Salvage: reads all that is readable, whatever the beginning of the file looks like.
+    /// Reads everything readable, whatever the beginning of the file looks like.
     Salvage,
 }
 
@@ -257,7 +263,7 @@ fn open_blocks_with(path: &Path, cache_bytes: usize, opening: Opening) -> Result
                         .and_then(|new| new.take_over(&old))
                         .map_err(told)
                 })?;
-                // The old file may hold secrets that are not sealed.
+                // The old file may contain secrets that are not sealed.
                 overwrite(&old).map_err(told)?;
             }
             Some(true) => {
@@ -273,7 +279,7 @@ fn open_blocks_with(path: &Path, cache_bytes: usize, opening: Opening) -> Result
     }
 }
 
-/// Fills a new file, and puts it in the place of the one with this name once it is durable.
+/// Fills a new file and, once it is durable, replaces the file of this name with it.
 fn replace(path: &Path, fill: impl FnOnce(File) -> Result<(), String>) -> Result<(), String> {
     let told = |e: io::Error| e.to_string();
     let mut new = path.as_os_str().to_owned();
@@ -286,7 +292,7 @@ fn replace(path: &Path, fill: impl FnOnce(File) -> Result<(), String>) -> Result
     fill(open_file(&new, true).map_err(told)?)?;
     File::open(&new).and_then(|file| file.sync_all()).map_err(told)?;
     std::fs::rename(&new, path).map_err(told)?;
-    // The directory itself may be new, too.
+    // The directory itself may be new, so its parent is synced as well.
     let directory = path.parent().filter(|path| !path.as_os_str().is_empty());
     for directory in directory.into_iter().flat_map(|path| path.ancestors().take(2)) {
         let directory = if directory.as_os_str().is_empty() {
@@ -294,7 +300,7 @@ fn replace(path: &Path, fill: impl FnOnce(File) -> Result<(), String>) -> Result
         } else {
             directory
         };
-        // Above the data directory there may be nothing that we can open.
+        // The parent of the data directory may be inaccessible to this process.
         let synced = File::open(directory).and_then(|directory| directory.sync_all());
         if Some(directory) == path.parent() {
             synced.map_err(told)?;
@@ -330,7 +336,8 @@ fn build(file: File, cache_bytes: usize, opening: Opening) -> Result<OpenDatabas
     })
 }
 
-/// Opens a database and verifies all of it. Damage of what is in use is an error that says what it hit.
+/// Opens a database and verifies all of it. Damage in a part that is in use is an error that names
+/// the part.
 fn open_verified(path: &Path, cache_bytes: usize, walk: Walk) -> Result<OpenDatabase, Error> {
     let failed = |why: String| match why.contains("damaged") || why.contains("orrupt") {
         true => Error::Corrupt(damaged(path, &why)),
@@ -343,7 +350,7 @@ fn open_verified(path: &Path, cache_bytes: usize, walk: Walk) -> Result<OpenData
         return Ok(opened);
     }
     let mut hit = walk_all(&opened.database, walk);
-    // It meets every page that is in use, the database's own included.
+    // The integrity check reads every page in use, including redb's own administration.
     let whole = catch_unwind(AssertUnwindSafe(|| opened.database.check_integrity()));
     if hit.is_empty() && !matches!(whole, Ok(Ok(_))) {
         hit.push("its own administration cannot be read".into());
@@ -377,7 +384,7 @@ fn walk_all(database: &Database, walk: Walk) -> Vec<String> {
     hit.unwrap_or_else(|_| vec!["its pages make no sense".into()])
 }
 
-/// Says how much of a table can be read, if not all of it.
+/// Describes how much of a table can be read, unless all of it can.
 pub fn walk_table<K: Key + 'static, V: Value + 'static>(
     txn: &ReadTransaction,
     definition: TableDefinition<K, V>,
@@ -407,7 +414,7 @@ pub fn walk_table<K: Key + 'static, V: Value + 'static>(
     }
 }
 
-/// What [`salvage`] made of a table.
+/// Result of [`salvage`] for one table.
 pub struct Salvaged {
     pub copied: u64,
     pub all: u64,
@@ -419,7 +426,7 @@ impl Salvaged {
     }
 }
 
-/// Copies what can be read of a table, from both its ends.
+/// Copies what can be read of a table, from both ends.
 pub fn salvage<K: Key + 'static, V: Value + 'static>(
     from: &ReadTransaction,
     to: &WriteTransaction,
@@ -455,24 +462,25 @@ pub fn salvage<K: Key + 'static, V: Value + 'static>(
     Ok(result)
 }
 
-/// Opens a database for a salvage, damaged as it is; none if not even its roots can be found.
+/// Opens a damaged database for a salvage; `None` if not even its roots can be found.
 pub fn open_damaged(path: &Path) -> Option<Database> {
     let opened = open_blocks_with(path, 1 << 20, Opening::Salvage).ok();
     opened.map(|opened| opened.database)
 }
 
-/// Whether a database file has damaged blocks, by its checksums alone. Also while it is in use.
+/// Number of damaged blocks in a database file according to its checksums. Also works while it is
+/// in use.
 pub fn damaged_blocks(path: &Path) -> io::Result<u64> {
     let mut file = File::open(path)?;
     let mut magic = [0; MAGIC.len()];
     if file.read(&mut magic)? < MAGIC.len() {
-        // None at all: whoever opens it sees.
+        // A file this short has no blocks; opening it reports what is wrong.
         return Ok(0);
     }
     let mut beginning = 0;
     if &magic != MAGIC {
         if magic.starts_with(PLAIN_MAGIC) || !block_file::looks_like_blocks(&file) {
-            // Of an older program, or none.
+            // A plain redb file, or not a database.
             return Ok(0);
         }
         beginning = 1;
@@ -480,7 +488,7 @@ pub fn damaged_blocks(path: &Path) -> io::Result<u64> {
     Ok(BlockFile::new(file)?.verify_all()?.len() as u64 + beginning)
 }
 
-/// The generations that a database file knows of.
+/// The generations recorded in a database file.
 #[derive(Clone, Copy, Debug)]
 pub struct KnownGenerations {
     pub known: [u64; 3],
@@ -488,7 +496,7 @@ pub struct KnownGenerations {
     pub rolled_back: bool,
 }
 
-/// The generations that a database file knows of. None if there is no file.
+/// Reads the generations recorded in a database file; `None` if the file does not exist.
 pub fn read_generations(path: &Path) -> Result<Option<KnownGenerations>, Error> {
     if !std::fs::metadata(path).is_ok_and(|file| file.len() > 0) {
         return Ok(None);
@@ -506,7 +514,7 @@ pub fn read_generations(path: &Path) -> Result<Option<KnownGenerations>, Error> 
     }
 }
 
-/// Raises a file's own generation, so that nobody takes it for an older one.
+/// Raises a file's own generation, so that it does not count as an older copy.
 pub fn raise_generation(path: &Path, kind: FileKind, to: u64) -> Result<(), Error> {
     let failed = |e: String| Error::Unavailable(format!("{}: {e}", path.display()));
     let opened = open_blocks(path, 1 << 20).map_err(failed)?;
@@ -536,7 +544,7 @@ mod tests {
         Reopening::open("test", path, 1 << 20, kind, generations.clone(), walk)
     }
 
-    // A commit in one phase, as when another one was to follow: what redb goes back to is reported.
+    // A one-phase commit, as if another one were to follow: the rollback by redb is reported.
     #[test]
     fn a_commit_that_is_undone_after_a_crash_is_reported() {
         let directory = tempfile::tempdir().unwrap();

@@ -1,17 +1,17 @@
-//! Large entries that are in memory, so that no second copy of one is read from the log.
+//! Registry of large entries in memory, so that no entry is read from the log twice.
 //!
-//! An event that goes to many subscriptions is in memory once however many of them have it before them:
-//! without this, every subscription that lags or retries would read its own copy.
+//! An event for many subscriptions is in memory only once. Without this registry every subscription
+//! that lags or retries would read its own copy.
 
 use postrider_core::ids::Position;
 use postrider_store::Entry;
 use rustc_hash::FxHashMap;
 use std::sync::{Arc, Mutex, Weak};
 
-/// Smaller entries are not looked up: a copy costs less than the bookkeeping.
+/// Smaller entries are not registered: a copy costs less than the bookkeeping.
 const ENTRY_BYTES_MIN: usize = 32 << 10;
-/// Entries that are no longer in memory are forgotten when there are this many, and again whenever their
-/// number has doubled.
+/// Entries that were dropped from memory are removed once there are this many, and again whenever
+/// the number has doubled.
 const FORGET_AT_MIN: usize = 256;
 
 #[derive(Default)]
@@ -26,13 +26,14 @@ struct CachedEntries {
 }
 
 impl EntryCache {
-    /// The entry whose first event has this position, if it is large and somewhere in memory.
+    /// The entry whose first event has this position, if it is large and in memory.
     pub fn find(&self, first: Position) -> Option<Arc<Entry>> {
         let inner = self.inner.lock().expect("no panic while it is locked");
         inner.by_first.get(&first)?.upgrade()
     }
 
-    /// Notes an entry that was read or written. Returns the one to use: the first that was noted.
+    /// Registers an entry that was read or written. Returns the entry to use: the first one
+    /// registered.
     pub fn share(&self, entry: Arc<Entry>) -> Arc<Entry> {
         if entry.batch.body.len() < ENTRY_BYTES_MIN {
             return entry;

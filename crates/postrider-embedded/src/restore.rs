@@ -1,4 +1,5 @@
-//! What an operator accepts explicitly of a stopped server's directory: files of different times, or damaged ones.
+//! Recovery of a stopped server's directory with files of different times or damage, at the
+//! operator's explicit request.
 
 use crate::database::{damaged_blocks, open_damaged, read_generations};
 use crate::disk::{Directory, Disk};
@@ -12,7 +13,7 @@ use postrider_store::Error;
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// The latest generation of the state database that the log has seen.
+/// The latest generation of the state database that the log has recorded.
 fn seen_by_log(log: &dyn Disk) -> io::Result<u64> {
     let mut seen = 0;
     for base in log.names()?.iter().filter_map(|name| base_of(name)) {
@@ -32,7 +33,8 @@ fn seen_by_log(log: &dyn Disk) -> io::Result<u64> {
     Ok(seen)
 }
 
-/// Makes a state database of what the log knows, where there is none beside a log: a new one would be another log's.
+/// Builds a missing state database from the log: a new one would have another identity than the
+/// log.
 fn replace_missing_state(data_dir: &Path, log: &dyn Disk) -> Result<Vec<String>, Error> {
     let path = data_dir.join(FileKind::State.file());
     let failed = |e: io::Error| Error::Unavailable(format!("{}: {e}", path.display()));
@@ -69,7 +71,7 @@ fn put_in_place(data_dir: &Path, new: &Path, path: &Path) -> io::Result<()> {
     std::fs::File::open(data_dir)?.sync_all()
 }
 
-/// Ends the report of losses that earlier starts have found. Returns them, in words.
+/// Deletes the losses that earlier starts have recorded. Returns their descriptions.
 pub fn forget_losses(data_dir: &Path) -> Result<Vec<String>, Error> {
     let path = data_dir.join(FileKind::State.file());
     if !std::fs::metadata(&path).is_ok_and(|file| file.len() > 0) {
@@ -83,7 +85,7 @@ pub fn forget_losses(data_dir: &Path) -> Result<Vec<String>, Error> {
     Ok(told.collect())
 }
 
-/// Takes the files for what there is, whichever of them is older. Returns what that means, in words.
+/// Accepts the files as they are, even if some are older. Returns descriptions of the consequences.
 pub fn accept_mixed_files(data_dir: &Path) -> Result<Vec<String>, Error> {
     let log = Directory::look_at(data_dir.join("log"));
     let mut told = replace_missing_state(data_dir, &log)?;
@@ -101,8 +103,8 @@ pub fn accept_mixed_files(data_dir: &Path) -> Result<Vec<String>, Error> {
     Ok(told)
 }
 
-/// Replaces damaged databases by what can be read of them, and keeps the damaged files beside. Returns what is lost,
-/// in words.
+/// Replaces damaged databases by their readable content and keeps the damaged files next to them.
+/// Returns descriptions of what is lost.
 pub fn accept_damage(data_dir: &Path) -> Result<Vec<String>, Error> {
     let mut told = Vec::new();
     let log = Directory::look_at(data_dir.join("log"));
@@ -110,10 +112,10 @@ pub fn accept_damage(data_dir: &Path) -> Result<Vec<String>, Error> {
         let path = data_dir.join(kind.file());
         let failed = |e: io::Error| Error::Unavailable(format!("{}: {e}", path.display()));
         if !path.exists() {
-            // A missing state database is made anew below.
+            // A missing state database is created below.
             continue;
         }
-        // Before it is opened for a salvage, which mends the header.
+        // Checked before the salvage, which repairs the header.
         let damaged = damaged_blocks(&path).map_err(failed)?;
         let opened = open_damaged(&path);
         if damaged == 0 && opened.is_some() {
@@ -136,7 +138,7 @@ pub fn accept_damage(data_dir: &Path) -> Result<Vec<String>, Error> {
         told.extend(lost);
         told.push(format!("the damaged file is kept as {}", aside.display()));
     }
-    // What was salvaged may be older than what the others have seen of it.
+    // The salvaged content may be older than what other files have recorded of it.
     told.extend(accept_mixed_files(data_dir)?);
     Ok(told)
 }

@@ -1,9 +1,10 @@
-//! How commands print: for people, or as JSON for programs. Lists are arrays in JSON, whichever command lists them.
+//! Output of commands: for people, or as JSON for programs. Every command prints lists as JSON
+//! arrays.
 
-/// The same flag everywhere.
+/// The output flag that all commands share.
 #[derive(Clone, Copy, Debug, Default, clap::Args)]
 pub struct OutputFlags {
-    /// How to print: for people, or as JSON
+    /// Output format: for people, or JSON
     #[arg(
         long,
         short = 'o',
@@ -13,7 +14,7 @@ pub struct OutputFlags {
         global = true
     )]
     output: Output,
-    /// The earlier name of "--output json" at some commands.
+    /// Earlier name of "--output json" in some commands.
     #[arg(long, global = true, hide = true, conflicts_with = "output")]
     json: bool,
 }

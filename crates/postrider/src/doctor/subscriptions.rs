@@ -5,7 +5,7 @@ use super::network;
 use crate::config::Config;
 use serde_json::Value;
 
-/// Warns of every subscription that needs attention, with the server's own reasons.
+/// Warns of every subscription that needs attention, with the server's reasons.
 pub async fn examine(config: &Config, url: &str) -> Vec<Finding> {
     match network::ask(config, url, "/postrider/v1/stats?top=0").await {
         Ok(stats) => findings(&stats["verdict"]),
@@ -73,7 +73,7 @@ mod tests {
         );
         assert_eq!(one.todo.as_deref(), Some("set a dead-letter destination"));
 
-        // More than are named, or nodes that did not answer.
+        // More subscriptions than the server names, or nodes that did not answer.
         let text = "60 subscriptions need attention";
         let found =
             findings(&json!({"status": "attention", "text": text, "count": 60, "subscriptions": [shop]}));
