@@ -19,8 +19,8 @@ use std::time::Duration;
 /// Number of closed subscriptions that are remembered: events that were routed to them before the
 /// closing may reach the log after it.
 const CLOSED_REMEMBERED_MAX: usize = 4_096;
-/// Assumption on an owner's unrecorded last moments: its first attempts since the last journal
-/// record are at most this multiple of those between the last two records, …
+/// Assumption on an owner's unrecorded last moments: its first attempts after the last journal record
+/// are at most this multiple of `Sub::pace`, …
 const UNSAID_PERIODS: usize = 4;
 /// … and its last retries were due at most this much later: the journal is written every 20 ms, and
 /// stored later.
